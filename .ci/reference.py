@@ -188,7 +188,8 @@ def facts(card: Json) -> Iterator[tuple[str, str]]:
             for key, name in (("alone", "alone"), ("together", "in addition to all others"))
             if key in figure
         ]
-        circumstances = ", ".join(filter(None, (figure["case"], figure["machine"])))
+        facts = ("case", "machine", "method", "date")
+        circumstances = ", ".join(figure[name] for name in facts if figure[name])
         folder = figure["experiment"]
         yield "measured", f"{', '.join(gains)}; {circumstances} ([{folder}](../{folder}/README.md))"
 

@@ -1,9 +1,10 @@
-"""Writes what the ablations here measured of every stage to where its card looks: ``plugins/stages/measured.json``.
+"""Writes the speed-ups of stages in these ablations to ``plugins/stages/measured.json``, for their cards.
 
 python experiments/cards.py
 """
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ MEASURED = HERE.parent / "plugins" / "stages" / "measured.json"
 
 
 def measured() -> dict[str, list[dict[str, Any]]]:
-    """What every stage was worth, by stage: in which experiment and case, on what, alone and beside all others."""
+    """Returns the speed-ups by stage: alone and with all others, with case, machine, method and date."""
+    before = json.loads(MEASURED.read_text())
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(HERE.glob("*/result.json")):
         result = json.loads(path.read_text())
@@ -24,10 +26,27 @@ def measured() -> dict[str, list[dict[str, Any]]]:
                 "machine": f"{case['device']}, {machine}, {case['threads']} threads, torch {torch}",
             }
             for worth in case["worth"]:
-                each = {name: _rounded(worth[name]) for name in ("alone", "together") if worth[name]}
-                if each:
-                    found.setdefault(worth["stage"], []).append(where | each)
+                ratios = {name: worth[name] for name in ("alone", "together") if worth[name]}
+                if ratios:
+                    figures = {name: _rounded(ratio) for name, ratio in ratios.items()}
+                    entry = where | {"method": _method(next(iter(ratios.values())))} | figures
+                    dates = [old["date"] for old in before.get(worth["stage"], ()) if entry.items() <= old.items()]
+                    # An old result keeps its date also in a copy without history.
+                    date = dates[0] if dates else _date(path)
+                    found.setdefault(worth["stage"], []).append(entry | {"date": date})
     return found
+
+
+def _method(ratio: dict[str, float]) -> str:
+    """Returns what the interval is about: several processes, or the rounds of one."""
+    processes = ratio.get("processes", 1)
+    return f"{processes} processes" if processes > 1 else f"{ratio['rounds']} rounds of one process"
+
+
+def _date(path: Path) -> str:
+    """Returns when a result was committed."""
+    command = ["git", "log", "-1", "--format=%as", "--", path.name]
+    return subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _rounded(ratio: dict[str, float]) -> list[float]:

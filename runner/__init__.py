@@ -15,7 +15,7 @@ _PLACES = {"RunnerError": "runner.system.errors", "load_model": "runner.train.ev
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for: ``import runner`` alone imports nothing."""
+    """Imports a module when its name is first used: ``import runner`` alone imports nothing."""
     if name == "train":
         return import_module("runner.train")
     if name not in _PLACES:

@@ -1,9 +1,10 @@
-"""All that a plugin may import from the runner.
+"""Names that plugins may import from the runner.
 
-A plugin has settings and works. The settings (a ``LearnerConfig``, a ``SourceConfig`` or a ``StageConfig``) are what
-validation and editors need: they import nothing slower than pydantic. The works (a ``Learner``, a ``Source``, a
-``Stage``) import torch and are loaded when a pipeline is assembled; those of this module that need torch are imported
-when they are first asked for.
+A plugin consists of settings and an implementation. The settings (a ``LearnerConfig``, a
+``SourceConfig`` or a ``StageConfig``) are sufficient for validation and for editors, and import
+nothing slower than pydantic. The implementation (a ``Learner``, a ``Source`` or a ``Stage``)
+imports torch and is loaded when a pipeline is assembled. Names of this module that need torch are
+imported at their first use.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_what_would_share_the_generators_of_a_training_in_another_thread_is_refu
     with generators.exclusive("a training"):
         with ThreadPoolExecutor(1) as other:
             for begin in (small, partial(runner.load_model, result), partial(evaluated_again, result)):
-                with pytest.raises(runner.RunnerError, match=r"cannot begin while a training runs in this process: "):
+                with pytest.raises(runner.RunnerError, match=r"cannot start while a training runs in this process: "):
                     other.submit(begin).result()
         with pytest.raises(runner.RunnerError, match="share its random generators; use a process for each"):
             small()

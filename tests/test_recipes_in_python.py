@@ -127,7 +127,7 @@ def test_what_is_no_recipe_is_one_message(recipe, message):
         ([7], "plugins: 7 is of type int; should be a file, or a class of settings"),
         (7, "plugins should be a list of files and classes, got 7"),
         ([LineConfig, LineConfig], "model.line is registered twice"),
-        ([LineConfig], "unknown kind 'points'.*; one of your own comes with --plugin FILE"),
+        ([LineConfig], "unknown kind 'points'.*; --plugin FILE adds the plugins of a file"),
     ],
 )
 def test_what_is_no_plugin_is_one_message(plugins, message):

@@ -136,20 +136,20 @@ def page(results: dict[str, Any]) -> str:
     stopped = {"luck": "luck", "variants": "variants", "precision": "precision, %", "rounds": "rounds"}
     return "\n".join([
         "# How often an ablation is wrong", "",
-        "Made by `ablation.py` from `ablation.json`: simulated times, to which the runner's own rules are applied.",
+        "Made by `ablation.py` from `ablation.json`: simulated times, to which the rules of the runner are applied.",
         "**wrong** is how often a variant that does nothing is called faster or slower, **seen** how often one is",
-        "called faster that is. **luck** is the standard deviation of what a process is slower by for as long as it",
-        f"lives; from round to round times vary by {NOISE:.0%}.", "",
+        "called faster that is. **luck** is the standard deviation of the slowdown of a process, which is constant",
+        f"while it lives; from round to round times vary by {NOISE:.0%}.", "",
         "## After a fixed number of rounds", "",
         *table(results["restarted"], fixed | {"half_width": "half an interval, %"}),
         "## If it stops as soon as every interval is precise enough", "",
         "After five processes at least, and 60 rounds at most.", "",
         *table(results["until_precise"], stopped | wrong | {"said_of_5%": "5% seen, %"}),
         "## One process for each, as `clock` has it", "",
-        "What holds for two objects is wrong for what they stand for as soon as there is luck.", "",
+        "With luck, a conclusion about two objects is wrong for the code that they represent.", "",
         *table(results["one_process"], {"luck": "luck", "rounds": "rounds"} | wrong),
         "## Load that comes back once a round", "",
-        "It makes one of five turns longer, always in the same place of the round. There is no luck.", "",
+        "It makes one of five turns longer, always in the same place of the round. Luck is zero here.", "",
         *table(results["periodic"], {"load": "longer by", "order": "order of turns", "rounds": "rounds"} | wrong),
     ])  # fmt: skip
 

@@ -38,7 +38,7 @@ CONTRACTS = {"Close": Close(), "Exact": Exact()}
 REASONS = {
     "draws random numbers inside the step": "true: in float64 the same seeds give other random numbers",
     "in float64 the baseline itself rounds": "true: the baseline rounds its float64 numbers",
-    "overflows in its own precision": "true: its float32 overflows earlier than the baseline's",
+    "overflows in its original precision": "true: its float32 overflows earlier than the baseline's",
 }
 """Of what does not pass, by a part of what the verdict says."""
 
@@ -210,7 +210,7 @@ def page(found):
         "    python experiments/instrument/honest.py", "",
         f"{found['models']} training steps, each against itself with {SEEDS} seeds (A/A), and in {found['rewrites']} "
         "honest rewrites, alone and together. A rewrite is judged as Exact where it has the same bits in a plain "
-        "comparison of two trainings that knows nothing of the gate, else as Close. "
+        "comparison of two trainings that does not use the gate, else as Close. "
         f"torch {machine['torch']}, {machine['processor']}, one thread, {found['updates']} updates, "
         f"{found['seconds'] / 60:.0f} min. Made by the script from `honest.json`.", "",
         "| | PASS | FAIL | INCONCLUSIVE |", "|---|---|---|---|",
@@ -229,7 +229,7 @@ def page(found):
         lines.append(f"| {model}: {what} | {' | '.join(cells)} |")
     lines += [
         "",
-        "What did not pass:",
+        "Comparisons that did not pass:",
         "",
         "| model | rewrite | contract | seed | verdict | reason |",
         "|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """Changes the code of the stages in one place at a time, and asks the gate whether it notices.
 
     python experiments/instrument/mutate.py --list               # how many changes there are, by file
-    python experiments/instrument/mutate.py                      # those that ``mutants.json`` does not have yet
+    python experiments/instrument/mutate.py                      # those that ``mutants.json.gz`` does not have yet
     python experiments/instrument/mutate.py --only forward_cache --shard 1/2 --every 3
     python experiments/instrument/mutate.py --again PASS --updates 20   # those that passed, at the gate's own length
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gzip
 import importlib
 import json
 import sys
@@ -36,7 +37,7 @@ from mutations import changes
 from running import SMALL
 
 HERE = Path(__file__).parent
-RESULTS, TABLE, EXPLAINED = HERE / "mutants.json", HERE / "mutants.md", HERE / "survivors.yaml"
+RESULTS, TABLE, EXPLAINED = HERE / "mutants.json.gz", HERE / "mutants.md", HERE / "survivors.yaml"
 SLOT_PLUGIN, MODULE_PLUGIN = HERE / "slot_mutant.py", HERE / "module_mutant.py"
 FEWEST = 4
 """Updates by which a change is tried at first; most are noticed in one."""
@@ -159,7 +160,7 @@ ELSEWHERE = {
     f"{STAGES}/cuda_graph.py": "needs a GPU",
     f"{STAGES}/empty_cache.py": "needs a GPU",
     f"{STAGES}/batch_autotune.py": "chooses a batch size by timing child processes, which only trainings can judge",
-    f"{MARL}/uav/flights.py": "draws pictures of what was learnt",
+    f"{MARL}/uav/flights.py": "draws plots of trained policies",
     f"{MARL}/uav/parallel.py": "hands the environment to others' programs; no training has it",
     f"{MARL}/work.py": "counts the least work of an update, for a limit in reports",
 } | {
@@ -286,7 +287,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     rows, why = list(results.values()), explained()
     lines = ["# Small changes in the code of stages: how many the gate detects", ""]
     lines += [
-        "Written by `mutate.py` from `mutants.json`. `survivors.yaml` explains each change that is not detected.",
+        "Written by `mutate.py` from `mutants.json.gz`. `survivors.yaml` explains each change that is not detected.",
         "",
     ]
     lengths = " or ".join(map(str, sorted({row["updates"] for row in rows})))
@@ -295,7 +296,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         f"Tried: {len(rows)} of the {there} changes that are possible in these files, each with {lengths} updates.",
         "",
     ]
-    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected, of those that run |"]
+    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected among those that run |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -326,7 +327,7 @@ def main() -> None:
     parser.add_argument("--again", default="", help="ask anew about those with this verdict")
     arguments = parser.parse_args()
     part, parts = map(int, arguments.shard.split("/"))
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = _read_results()
     if arguments.list:
         for _, target in every(arguments.only):
             found = enumerated(target)
@@ -336,7 +337,17 @@ def main() -> None:
         for position, target in every(arguments.only):
             chosen = slice((part - 1) * arguments.every, None, parts * arguments.every)
             _judge(position, target, results, enumerated(target)[chosen], arguments.again, arguments.updates)
-    TABLE.write_text(table(json.loads(RESULTS.read_text())))
+    TABLE.write_text(table(_read_results()))
+
+
+def _read_results() -> dict[str, Any]:
+    return json.loads(gzip.decompress(RESULTS.read_bytes())) if RESULTS.exists() else {}
+
+
+def _write_results(results: dict[str, Any]) -> None:
+    """Writes equal results as equal bytes."""
+    text = json.dumps(dict(sorted(results.items())), indent=1) + "\n"
+    RESULTS.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _judge(
@@ -359,9 +370,9 @@ def _judge(
         else:
             said = {"verdict": NOT_RUN, "summary": "this line is not run here", "seconds": 0.0}
         with FileLock(f"{RESULTS}.lock"):  # another shard may have written meanwhile
-            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            results = _read_results()
             results[change["key"]] = {"key": change["key"], "target": target.name, "updates": updates} | said
-            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+            _write_results(results)
         print(f"{said['verdict']:13} {said['seconds']:5} s {change['key'].rpartition('/')[2][:110]}  "
               f"{said['summary'][:70]}", flush=True)  # fmt: skip
 

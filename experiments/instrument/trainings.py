@@ -93,7 +93,7 @@ def drawn(gains: list[float], lost: float, most: int) -> dict[str, float]:
 def table(results: dict[str, Any]) -> str:
     """What ``trainings.md`` says."""
     lines = [
-        "# What `runner verify` says when it trains",
+        "# Verdicts of `runner verify` with trainings",
         "",
         "Made by `trainings.py` from `trainings.json`.",
         "",

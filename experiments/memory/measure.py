@@ -18,7 +18,7 @@ MIB = 2**20
 HEAD = """\
 # Memory of an update, stage by stage
 
-What an update holds at its peak beyond parameters and optimizer (*update*), and what the process
+The memory of an update at its peak beyond parameters and optimizer (*update*), and what the process
 that trains holds at most (*process*, with Python, torch and data). Made by
 `python experiments/memory/measure.py`; each folder has the record of one experiment.
 

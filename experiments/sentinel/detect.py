@@ -1,4 +1,4 @@
-"""Does a sentinel detect faults that begin late, and is it silent in correct trainings?
+"""Does a sentinel detect faults that start late, and is it silent in correct trainings?
 
     python experiments/sentinel/detect.py late      # stages that go wrong between update 100 and 10,000
     python experiments/sentinel/detect.py correct   # correct stages of all families

@@ -1,6 +1,6 @@
 """Requests per second of ``runner serve``, of a bare FastAPI handler and of LitServe, and whether answers are mixed up.
 
-Every server is a process of its own with one thread of torch; the clients are threads of this one.
+Every server is a separate process with one thread of torch; the clients are threads of this one.
 """
 
 import argparse

@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """What every node gathers from the real ones.
+        """Returns what every node collects from the real nodes.
 
         Args:
             x: nodes [B, N, width].
@@ -65,7 +65,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
     Args and what it returns are those of ``softmax_attention``; it returns float32, or float64 for float64.
     """
-    with torch.autocast(q.device.type, enabled=False):  # sums over nodes lose what the small ones say in 16 bits
+    # Sums over nodes lose small summands in 16 bits.
+    with torch.autocast(q.device.type, enabled=False):
         q, k, v = (each if each.dtype == torch.float64 else each.float() for each in (q, k, v))
         q, k = F.elu(q) + 1, (F.elu(k) + 1) * mask[:, None, :, None]
         denominator = q @ k.sum(2).unsqueeze(-1)

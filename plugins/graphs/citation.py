@@ -1,4 +1,4 @@
-"""Graphs of papers that cite each other, read and checked; as a whole, they are one batch."""
+"""Graphs of papers that cite each other, read and checked; the entire graph is one batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARRAYS = (
     "feature_indptr", "feature_indices", "num_features",
     "edge_index", "label", "train_index", "val_index", "test_index",
 )  # fmt: skip
-"""Of a file: features are ones, in rows as SciPy's CSR has them; every edge stands once."""
+"""Arrays of a file: features are ones, in rows as SciPy's CSR has them; every edge occurs once."""
 NEAREST = 10
 """Neighbours of a digit in the synthetic graph."""
 TRAINED, VALIDATED, TESTED = 20, 500, 1000
@@ -37,7 +37,7 @@ class Graph(NamedTuple):
 
     features: Tensor  # [N, F]; the sum of a row is one
     edges: Tensor  # [E, 2], every edge once, the smaller number first
-    labels: Tensor  # [N]; -1 where nobody knows
+    labels: Tensor  # -1 where it is unknown
     train: Tensor  # numbers of nodes
     held_out: Tensor
     digest: str
@@ -51,7 +51,7 @@ def read(config: CitationConfig) -> Graph:
     """Reads the configured graph, or generates the synthetic one.
 
     Raises:
-        UsageError: there is no such file, it is no such graph, or scikit-learn is missing.
+        UsageError: There is no such file, it contains no such graph, or scikit-learn is missing.
     """
     if config.synthetic:
         return _digits(config)
@@ -152,7 +152,7 @@ def partition(graph: Graph, parts: int, order: str) -> Tensor:
 
 
 def borders(graph: Graph, part: Tensor) -> dict[str, Tensor]:
-    """What each part has to tell the others.
+    """Returns which nodes each part has to send to others.
 
     Args:
         graph: the nodes and edges.
@@ -174,21 +174,22 @@ class WholeGraph(TensorRows):
     """One graph, which is never copied."""
 
     def take(self, index: Tensor) -> Batch:
-        """The graph, if it is asked for."""
+        """Returns the graph, which is the only sample."""
         return dict(self.tensors)
 
     def to(self, device: torch.device) -> WholeGraph:
-        """The same graph on a device."""
+        """Returns the same graph on a device."""
         return WholeGraph({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 class CitationGraph(DatasetSource):
-    """The same graph to train on and to evaluate; other nodes are looked at."""
+    """A source with the same graph for training and evaluation, and different masks of nodes."""
 
     def datasets(self, config: CitationGraphConfig) -> tuple[Any, Any]:
-        """Nodes x [1, N, F], edge [1, E, 2] with weight [1, E], label [1, N], and of which nodes it counts, [1, N].
+        """Returns nodes x [1, N, F], edge [1, E, 2] with weight [1, E], label [1, N], and the mask
+        of nodes that count, [1, N].
 
-        Where the graph is in parts, also what ``borders`` says.
+        For a graph in parts, it also returns the result of ``borders``.
         """
         graph = read(config)
         edge, weight = smoothing(graph)

@@ -61,7 +61,7 @@ PUBLISHED = {CORA.name: GraphSize(2708, 1433, 5278, 7), CITESEER.name: GraphSize
 
 
 class CitationConfig(PublishedDatasetConfig):
-    """A graph whose nodes have features and a class, of which few are known in training.
+    """A graph whose nodes have features and a class; few classes are used in training.
 
     The default file is Cora (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's
     1,797 digits, each connected with its ten nearest.
@@ -96,11 +96,11 @@ class CitationConfig(PublishedDatasetConfig):
 
 
 class CitationGraphConfig(CitationConfig):
-    """A graph as a whole: one batch, and one sample, which is an epoch.
+    """A graph that is one batch, one sample and one epoch.
 
-    Its nodes have features and a class, of which few are known in training. The default file is Cora
-    (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's 1,797 digits, each
-    connected with its ten nearest.
+    Its nodes have features and a class; few classes are used in training. The default file is Cora
+    (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's 1,797
+    digits, each connected with its ten nearest.
     """
 
     kind: ClassVar[str] = "citation_graph"
@@ -117,7 +117,7 @@ class CitationGraphConfig(CitationConfig):
         return 1
 
     def outline(self, batch_size: int) -> SourceOutline | None:
-        """Returns the shapes of the whole graph."""
+        """Returns the shapes of the graph."""
         size = self.size()
         if size is None:
             return None
@@ -142,12 +142,13 @@ class CitationGraphConfig(CitationConfig):
 
 
 class GcnConfig(GradientLearnerConfig):
-    """A graph convolutional network that says the class of every node (Kipf and Welling 2017, GCN).
+    """A graph convolutional network that predicts the class of every node (Kipf and
+    Welling 2017, GCN).
 
     Every layer mixes the features of a node and averages them over the node and those it is connected with.
 
-    When it helps: neighbours are mostly of one class, and few classes are known.
-    When it hurts: neighbours differ, or what matters is further away than there are layers.
+    When it helps: most neighbours are of one class, and few classes are known.
+    When it hurts: neighbours differ, or relevant nodes are further away than there are layers.
     """
 
     kind: ClassVar[str] = "gcn"
@@ -160,11 +161,11 @@ class GcnConfig(GradientLearnerConfig):
     layers: Annotated[int, Field(ge=1)] = 2
     """Each reaches one edge further."""
     width: Count = 16
-    """Numbers that stand for a node between the layers."""
+    """Size of the vector of a node between the layers."""
     dropout: Share = 0.5
     """Share of the numbers between the layers that is dropped in training."""
     input_dropout: Share | None = None
-    """The same of the features; as ``dropout`` unless told."""
+    """The dropout of the features; equal to ``dropout`` by default."""
 
     def draws(self) -> bool:
         """Dropout does."""
@@ -178,11 +179,13 @@ class GcnConfig(GradientLearnerConfig):
 
 
 class PartitionedGcnConfig(GcnConfig):
-    """The same network on a graph in parts, each of which could be on a machine of its own; one process computes all.
+    """The same network on a graph in parts, each of which could be on a separate machine; one
+    process computes all.
 
-    What nodes at a border hold is needed on the other side. ``full_halo`` sends all of it in every update;
-    ``historical`` sends all of it in every so many updates; ``emma`` sends one of so many chunks in every update (after
-    Huang et al. 2025). Receivers go on with what they were sent last. Evaluation knows everything.
+    The values of nodes at a border are needed on the other side. ``full_halo`` sends all of them in
+    every update; ``historical`` sends all of them every few updates; ``emma`` sends one of several
+    chunks in every update (after Huang et al. 2025). Receivers use the values that they received
+    last. Evaluation uses all values.
 
     When it helps: what is sent takes longer than what is computed. This simulation counts bytes, and saves none.
     When it hurts: gradients do not go through what was sent in earlier updates, and that is out of date.
@@ -193,7 +196,7 @@ class PartitionedGcnConfig(GcnConfig):
     slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots
 
     exchange: Literal["full_halo", "historical", "emma"] = "full_halo"
-    """Who sends when."""
+    """Which nodes send in which updates."""
     chunks: Count = 4
     """In how many updates everything is sent once, unless all is sent in every one."""
 
@@ -205,13 +208,14 @@ class PartitionedGcnConfig(GcnConfig):
 
 
 class GpsConfig(GradientLearnerConfig):
-    """A graph transformer that says one number of every graph (Rampášek et al. 2022, GPS).
+    """A graph transformer that predicts one number of every graph (Rampášek et al. 2022, GPS).
 
     In every layer a node hears from those that it is bonded to (GINE, Hu et al. 2020) and, by attention, from all
     others; both are put together and go through a feed-forward layer.
 
-    When it helps: what matters is not only in the neighbourhood, and graphs are small: attention takes all pairs.
-    When it hurts: a thousand molecules are few for it; where counts of atoms say it all, ridge regression is as good.
+    When it helps: distant nodes matter, and graphs are small: attention uses all pairs.
+    When it hurts: a thousand molecules are few for it; where counts of atoms are sufficient, ridge
+    regression is as good.
     """
 
     kind: ClassVar[str] = "gps"
@@ -223,11 +227,13 @@ class GpsConfig(GradientLearnerConfig):
     layers: Count = 4
     """Each reaches one bond further, and everywhere."""
     width: Count = 64
-    """Numbers that stand for an atom between the layers."""
+    """Size of the vector of an atom between the layers."""
     heads: Heads = 4
     """Attention heads of every layer; they share the width among them."""
     fusion: Literal["sum", "scalar", "channel", "node"] = "sum"
-    """How the two are put together: added, or weighted by a learnt share for all, for each number, for each node."""
+    """How the two are combined: added, or weighted by a trained share for all, for each
+    number, for each node.
+    """
     dropout: Share = 0.0
     """Share of the activations that is dropped in training."""
 
@@ -245,9 +251,10 @@ class GpsConfig(GradientLearnerConfig):
 class MoleculeGraphsConfig(MoleculesConfig):
     """Molecules as graphs of their atoms, with one measured number each, from a table of SMILES.
 
-    An atom is told by element, number of bonds, aromaticity, charge, whether it is in a ring, and how likely a random
-    walk is to come back to it. Batches are padded to 16, 24, 32, 56 or more atoms. The default file is ESOL
-    (``runner data get esol.csv``). With ``synthetic: true`` molecules and measurements are generated.
+    An atom is described by element, number of bonds, aromaticity, charge, whether it is in a ring,
+    and the probability that a random walk returns to it. Batches are padded to 16, 24, 32, 56 or
+    more atoms. The default file is ESOL (``runner data get esol.csv``). With ``synthetic: true``
+    molecules and measurements are generated.
     """
 
     kind: ClassVar[str] = "molecules"

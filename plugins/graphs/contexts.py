@@ -1,4 +1,6 @@
-"""Nodes with those that a walk from them visits most, and the linear probe of what is learnt from them."""
+"""Nodes with those that a walk from them visits most, and the linear probe of the
+trained embeddings.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,23 @@ if TYPE_CHECKING:
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)
 """Of the probe's L2 regularisation, to choose from."""
 USUAL = 0.1
-"""Where there are no nodes by which to choose."""
+"""The regularisation without validation nodes."""
 STEPS = 200
 
 
 def personalised_pagerank(edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int) -> Tensor:
-    """Where a walk is that began at a node and returns to it now and then, by power iteration.
+    """Returns the distribution of a walk that started at a node and returns to it at
+    random, by power iteration.
 
     What every node gets is added in the order of the edges, so that a row does not depend on the others.
 
     Args:
-        edges: from which node to which, [E, 2]; the walk leaves a node by each of its edges alike.
-        nodes: where walks begin, [B].
-        total: number of nodes N.
-        restart: probability of a return at every step.
-        steps: how many steps; what the walk gets wrong falls as (1 - restart) ** steps.
+        edges: From which node to which, [E, 2]; the walk leaves a node by each of its edges with
+            the same probability.
+        nodes: Starts of walks, [B].
+        total: Number of nodes N.
+        restart: Probability of a return at every step.
+        steps: Number of steps; the error of the distribution falls as (1 - restart) ** steps.
 
     Returns:
         Probabilities [B, N]; of a walk that cannot leave its node, less than one in all.
@@ -56,9 +60,9 @@ def best(rank: Tensor, nodes: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Every node, and then those that its walk visits most.
 
     Args:
-        rank: where the walks are, [B, N].
-        nodes: where they began, [B].
-        size: nodes of a context K.
+        rank: Distributions of the walks, [B, N].
+        nodes: Their starts, [B].
+        size: Nodes of a context K.
 
     Returns:
         Numbers of nodes [B, K], and the share of the walk that is there, [B, K]: zero for padding.
@@ -86,7 +90,7 @@ def reduced(features: Tensor, components: int) -> Tensor:
 
 
 class Contexts(Dataset[dict[str, Tensor]]):
-    """The context of a node, computed when it is asked for."""
+    """The context of a node, computed at each access."""
 
     def __init__(self, edges: Tensor, total: int, config: NodeContextsConfig) -> None:
         self.edges, self.total, self.config = edges, total, config
@@ -95,7 +99,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
         return self.total
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """The same as among others."""
+        """Returns the same context as in a batch."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
@@ -107,12 +111,14 @@ class Contexts(Dataset[dict[str, Tensor]]):
 
 
 class NodeContexts(DatasetSource):
-    """All nodes of a graph to train on; how well they are told apart by a linear probe is evaluated."""
+    """A source with all nodes of a graph for training; the evaluation measures the
+    accuracy of a linear probe.
+    """
 
     config: NodeContextsConfig
 
     def datasets(self, config: NodeContextsConfig) -> tuple[Any, Any]:
-        """The same contexts twice: labels alone are held out."""
+        """Returns the same contexts twice: only labels are held out."""
         graph = read(config)
         testing = config.held_out == "test"
         self._graph, self._digest = graph, graph.digest
@@ -123,7 +129,9 @@ class NodeContexts(DatasetSource):
         return contexts, contexts
 
     def __getstate__(self) -> State:
-        """With the contexts, because ``collate`` looks up those of neighbours in a worker, too."""
+        """Returns the state with the contexts, because ``collate`` looks up those of neighbours in
+        a worker, too.
+        """
         return super().__getstate__() | {"train": self.train}
 
     def collate(self, samples: Sequence[dict[str, Tensor]]) -> Batch:
@@ -142,7 +150,9 @@ class NodeContexts(DatasetSource):
         return {"x": self._features[context] * mask[..., None], "mask": mask, "weight": weight}
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """The learner's own metrics, and the accuracy of a linear probe of the embeddings of all nodes."""
+        """Returns the learner's metrics, and the accuracy of a linear probe of the
+        embeddings of all nodes.
+        """
         graph = self._graph
         embedding = self._embedded(learner, len(graph.features))
         strength = chosen_strength(embedding, graph.labels, graph.train, self._validated)
@@ -150,7 +160,7 @@ class NodeContexts(DatasetSource):
         return self.with_own_metrics(learner, super().evaluate(learner), {"accuracy": accuracy})
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """The same names, of a few nodes."""
+        """Returns the same metrics for a few nodes."""
         embedding = self._embedded(learner, self.context.batch_size)
         nodes = torch.arange(len(embedding))
         known = nodes[self._graph.labels[nodes] >= 0]
@@ -168,12 +178,13 @@ class NodeContexts(DatasetSource):
         return torch.cat(parts)
 
     def fingerprint(self) -> str:
-        """The file's SHA-256, or that of the edges of the graph that stands in for it."""
+        """Returns the SHA-256 of the file, or of the edges of the synthetic graph."""
         return self._digest
 
 
 def neighbours(weight: Tensor, which: str) -> Tensor:
-    """Where in a context a neighbour is, [B, 1]; the node itself where it has none.
+    """Returns the position of a neighbour in a context, [B, 1]; that of the node itself
+    if it has none.
 
     Args:
         weight: share of the walk, [B, K], first of the node itself.
@@ -192,7 +203,8 @@ def _stacked(samples: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None) -> float:
-    """The regularisation with which most of the validation nodes are told; of equals, the stronger one.
+    """Returns the regularisation with the highest accuracy on the validation nodes; of
+    equals, the stronger one.
 
     Args:
         embedding: of all nodes, [N, D].
@@ -212,14 +224,14 @@ def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, str
     """Accuracy of a logistic regression on the standardised embeddings.
 
     Args:
-        embedding: of all nodes, [N, D].
-        labels: classes, [N].
-        train: numbers of the nodes to learn from.
-        tested: numbers of the nodes to tell.
-        strength: of the L2 regularisation.
+        embedding: Of all nodes, [N, D].
+        labels: Classes, [N].
+        train: Numbers of the training nodes.
+        tested: Numbers of the nodes to predict.
+        strength: Of the L2 regularisation.
 
     Returns:
-        The share of the tested nodes whose class is told.
+        The share of the tested nodes whose class is predicted correctly.
     """
     with torch.enable_grad():
         x = embedding.detach().double()

@@ -26,7 +26,9 @@ Aggregate = Callable[[int, Tensor, Batch], Tensor]
 
 
 class GcnNetwork(nn.Module):
-    """From features of nodes [B, N, F] to logits [B, N, classes]: each layer mixes, then averages over neighbours."""
+    """A network from features of nodes [B, N, F] to logits [B, N, classes]: each layer mixes, then
+    averages over neighbours.
+    """
 
     def __init__(self, inputs: int, config: GcnConfig, classes: int, features: Features, aggregate: Aggregate) -> None:
         super().__init__()
@@ -70,18 +72,20 @@ class Gcn(GradientLearner):
     module: GcnNetwork
 
     def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
-        """The network, with features and average where stages can take hold of them."""
+        """Returns the network, with features and average as slots for stages."""
         slots = self.slots
         held = (lambda graph: slots.features(graph), lambda *inputs: slots.aggregate(*inputs))
         return GcnNetwork(shapes["x"][-1], config, context.sizes["classes"], *held)
 
     def features(self, graph: Batch) -> Tensor:
-        """Those of the nodes, [B, N, F]."""
+        """Returns the features of the nodes, [B, N, F]."""
         x: Tensor = graph["x"]
         return x
 
     def aggregate(self, layer: int, x: Tensor, graph: Batch) -> Tensor:
-        """Of every node and those that it is connected with, weighted; the same after every layer."""
+        """Returns the weighted sum over every node and its neighbours; the same after every
+        layer.
+        """
         return propagate(x, graph["edge"], graph["weight"])
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
@@ -94,9 +98,9 @@ class Gcn(GradientLearner):
         )
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:
-        """What the network reads in an update."""
+        """Returns the input of the network in an update."""
         return self.inputs(batch)
 
     def inputs(self, batch: Batch) -> Batch:
-        """The graph without what is to be learnt about it."""
+        """Returns the graph without its labels."""
         return {name: batch[name] for name in INPUTS}

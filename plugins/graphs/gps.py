@@ -27,7 +27,7 @@ INPUTS = ("x", "edge", "bond", "mask")
 
 
 class Gine(nn.Module):
-    """What a node hears along its edges: nn((1 + eps) x_i + sum over j of relu(x_j + e_ij))."""
+    """Messages along edges: nn((1 + eps) x_i + sum over j of relu(x_j + e_ij))."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class Gine(nn.Module):
 
         Args:
             x: [B, N, width].
-            edge: from which node to which, [B, E, 2].
-            real: which edges are no padding, [B, E].
-            kind: what an edge is, [B, E, width].
+            edge: From which node to which, [B, E, 2].
+            real: Which edges are not padding, [B, E].
+            kind: Type of an edge, [B, E, width].
 
         Returns:
             [B, N, width].
@@ -85,7 +85,9 @@ class GpsLayer(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
 
     def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor) -> Tensor:
-        """As ``Gine``, with ``mask`` of the nodes that are no padding, [B, N]."""
+        """Computes the layer like ``Gine``, with ``mask`` of the nodes that are not
+        padding, [B, N].
+        """
         local = self.norm1(x + self._drop(self.local(x, edge, real, kind)))
         everywhere = self.norm2(x + self._drop(self.attention(x, mask)))
         both = self.fusion(local, everywhere)
@@ -97,7 +99,7 @@ class GpsLayer(nn.Module):
 
 
 class GpsNetwork(nn.Module):
-    """From graphs to one number each, [B]."""
+    """A network from graphs to one number each, [B]."""
 
     def __init__(self, inputs: int, config: GpsConfig) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class Gps(GradientLearner):
         return GpsNetwork(shapes["x"][-1], config)
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Its sum over graphs."""
+        """Returns the sum of squared errors over graphs."""
         target = batch["target"]
         error = F.mse_loss(self.slots.forward(self.inputs(batch)), target, reduction="sum")
         return Loss(error, len(target), {"squared_error": Mean(error.detach(), len(target))})

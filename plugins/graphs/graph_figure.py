@@ -21,7 +21,7 @@ LAYOUT_SEED = 0
 
 
 class LabelledGraph(NamedTuple):
-    """Nodes with classes, of which some are trained on and some are held out."""
+    """Nodes with classes, some for training and some held out."""
 
     edges: Tensor
     """[E, 2], each edge once."""

@@ -1,4 +1,6 @@
-"""What layers on graphs share: from nodes to edges and back, for batches of graphs that are padded to one size."""
+"""Operations of layers on graphs: from nodes to edges and back, for batches of graphs that are
+padded to one size.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
-    """What arrives at every node.
+    """Returns the sum of the messages at every node.
 
     Args:
         messages: of every edge, [B, E, D]; those of padding are zero.

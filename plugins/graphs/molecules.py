@@ -1,4 +1,6 @@
-"""Molecules as graphs of their atoms; an item is parsed, and its features are computed, when it is asked for."""
+"""Molecules as graphs of their atoms; an item is parsed, and its features are computed,
+at each access.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,17 @@ if TYPE_CHECKING:
     from .config import MoleculeGraphsConfig
 
 ELEMENTS = ("C", "O", "N", "Cl", "S", "F", "Br", "P", "I")
-"""Told apart; any other is one more."""
+"""Distinguished elements; all others share one more index."""
 DEGREES = 5
-"""Numbers of bonds told apart, from none or one; more count as the last."""
+"""Distinguished numbers of bonds, from at most one; more count as the last."""
 WALKS = 16
 """Lengths of random walks."""
 
 
 class MolecularGraph(NamedTuple):
-    """One molecule: x [N, 34], edge [E, 2] from atom to atom, bond [E] by kind, target [] standardised."""
+    """A molecule: x [N, 34], edge [E, 2] from atom to atom, bond [E] by kind, target []
+    standardised.
+    """
 
     x: Tensor
     edge: Tensor
@@ -57,10 +61,11 @@ class MolecularGraphs(Dataset[MolecularGraph]):
 
 
 def features(molecule: Molecule, edge: Tensor) -> Tensor:
-    """What is known of every atom, [N, 34].
+    """Returns the features of every atom, [N, 34].
 
-    Element, number of bonds, aromaticity, charge, whether it is in a ring; then for 1 to 16 steps how likely a random
-    walk that began there is there (Dwivedi et al. 2022, arXiv 2110.07875).
+    They are element, number of bonds, aromaticity, charge, and whether it is in a ring;
+    then for 1 to 16 steps the probability that a random walk is at its start (Dwivedi
+    et al. 2022, arXiv 2110.07875).
     """
     atoms, rings = molecule.atoms, molecule.rings()
     known = {element: place for place, element in enumerate(ELEMENTS)}
@@ -80,7 +85,7 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
 
 
 def _last(real: Tensor) -> Tensor:
-    """How many columns there are up to the last real one, of [B, N]."""
+    """Returns the number of columns up to the last real one, of [B, N]."""
     return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
 
 
@@ -134,7 +139,7 @@ class MoleculeGraphs(DatasetSource):
         return self.table.measured(super().evaluate(learner))
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """The same of one batch."""
+        """Returns the same metrics for one batch."""
         return self.table.measured(super().rehearse(learner, batch))
 
     def fingerprint(self) -> str:

@@ -7,12 +7,12 @@ import math
 FEATURES = 34
 """Numbers that describe an atom."""
 NODES = (16, 24, 32, 56)
-"""What graphs are padded to; larger ones to multiples of the last."""
+"""Sizes to which graphs are padded; larger ones are padded to multiples of the last."""
 EDGES = 2.5
-"""Directed edges for each of those nodes."""
+"""Directed edges for each of these nodes."""
 
 
 def padded_nodes(nodes: int, edges: int) -> int:
-    """To how many nodes a graph is padded: the first size with room for it."""
+    """Returns the number of nodes to which a graph is padded: the first size with room for it."""
     larger = max(nodes, math.ceil(edges / EDGES))
     return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])

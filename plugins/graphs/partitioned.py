@@ -32,7 +32,8 @@ class PartitionedNetwork(GcnNetwork):
             self.register_buffer(f"sent{layer}", torch.zeros(1, nodes, width))
 
     def exchanged(self, layer: int, x: Tensor, graph: Batch) -> Tensor:
-        """The average over what is known: everything, unless it is told what is ``fresh``.
+        """Returns the average over the known values: all values, unless ``fresh``
+        selects the nodes that send.
 
         Emma keeps, at a receiver, the sum over remote neighbours and corrects it by w (new - old) for those that send.
         That is the sum over what every one of them sent last, which is computed here.
@@ -50,7 +51,7 @@ class PartitionedNetwork(GcnNetwork):
 
 
 class PartitionedGcn(Gcn):
-    """Trains with the exchange that the recipe names; is evaluated on the whole graph."""
+    """Trains with the exchange of the recipe; evaluates on the entire graph."""
 
     module: PartitionedNetwork
 
@@ -74,14 +75,14 @@ class PartitionedGcn(Gcn):
         return loss._replace(also={**loss.also, "bytes_sent": Mean(copies * FLOAT * sum(self.module.widths), 1)})
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:
-        """In training, also the parts and whose turn it is to send."""
+        """Returns the graph; in training, with the parts and the mask of nodes that send."""
         graph = super().graph(batch, progress)
         if not self.module.training:
             return graph
         return {**graph, "part": batch["part"], "fresh": self.sends(batch["turn"], progress.updates)}
 
     def sends(self, turn: Tensor, update: int) -> Tensor:
-        """Which nodes send in an update, [B, N]; all do in the first one."""
+        """Returns which nodes send in an update, [B, N]; all do in the first one."""
         chunks: int = self.config.chunks
         if self.config.exchange == "full_halo" or update == 0:
             return torch.ones_like(turn, dtype=torch.bool)

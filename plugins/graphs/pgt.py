@@ -1,7 +1,7 @@
 """The pre-training of a graph transformer on contexts of nodes, in torch (PGT, arXiv:2407.03953).
 
-Hidden nodes are left out of the encoder, and a learnt token stands for them in the decoder, as He et al. 2022 do it
-(arXiv:2111.06377): the encoder reads only what is shown.
+Hidden nodes are excluded from the encoder, and a trained token represents them in the decoder, as
+in He et al. 2022 (arXiv:2111.06377): the encoder reads only the visible nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONTEXT = ("x", "mask", "weight")
 """Of a context, what the network reads."""
 STD = 0.02
-"""Of the learnt tokens at first."""
+"""Initial standard deviation of the trained tokens."""
 
 
 class AttentionBlock(nn.Module):
@@ -88,7 +88,9 @@ class ContextTransformer(nn.Module):
         return self.decoded(y[:half], kept[:half], hidden, mask[:half], weight[:half]), hidden, mean
 
     def decoded(self, y: Tensor, kept: Tensor, hidden: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
-        """Features of all nodes, [B, N, F], from embeddings of those that were kept, [B, S, width]."""
+        """Returns features of all nodes, [B, N, F], from embeddings of the visible
+        ones, [B, S, width].
+        """
         blank = self.mask_token.to(y.dtype).expand(*mask.shape, -1)
         full = blank.scatter(1, _each(kept, y), self.bridge(y).to(y.dtype))
         full = torch.where(hidden[..., None], blank, full) + self.decoder_rank(scaled(weight))
@@ -99,7 +101,8 @@ class ContextTransformer(nn.Module):
 
 
 def shown(chance: Tensor, mask: Tensor, masked: float) -> tuple[Tensor, Tensor]:
-    """Which nodes of every context the encoder sees: all but a share of the real ones, at least one.
+    """Returns which nodes of every context the encoder reads: all except a share of the real ones,
+    at least one.
 
     Args:
         chance: uniform numbers, [B, N].
@@ -125,7 +128,7 @@ def _each(index: Tensor, like: Tensor) -> Tensor:
 
 
 class Pgt(GradientLearner):
-    """Restores hidden features, and tells the neighbour of a node from those of others."""
+    """Restores hidden features, and distinguishes the neighbour of a node from those of others."""
 
     module: ContextTransformer
 
@@ -134,11 +137,11 @@ class Pgt(GradientLearner):
         return ContextTransformer(shapes["x"][-1], config)
 
     def blocks(self) -> Sequence[nn.Module]:
-        """Of the encoder, then of the decoder."""
+        """Returns the blocks of the encoder, then of the decoder."""
         return [*self.module.encoder, *self.module.decoder]
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """What hides the nodes of both contexts, [B, 2, N]."""
+        """Returns the random numbers that hide nodes of both contexts, [B, 2, N]."""
         rows, nodes = batch["mask"].shape
         return {"chance": torch.rand(rows, 2, nodes, generator=generator, device=generator.device)}
 
@@ -155,7 +158,7 @@ class Pgt(GradientLearner):
         return Loss((restoration + config.contrast * contrast) * rows, rows, means)
 
     def inputs(self, batch: Batch) -> Any:
-        """The nodes' own contexts."""
+        """Returns the contexts of the nodes."""
         return {name: batch[name] for name in CONTEXT}
 
     @torch.no_grad()

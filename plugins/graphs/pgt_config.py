@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class PgtConfig(GradientLearnerConfig):
     """A graph transformer that is pre-trained without labels on the contexts of nodes (PGT, arXiv:2407.03953).
 
-    A context is a node and those that a walk from it, which returns to it now and then, visits most. Some nodes are
-    left out of the encoder; a small decoder learns to restore them, and the encoder to tell the context of a node's
-    neighbour from those of other nodes (InfoNCE). What is wanted is the encoder: a node's embedding is its answer.
+    A context is a node and the nodes that a walk from it, which returns to it at random, visits
+    most. Some nodes are excluded from the encoder; a small decoder learns to restore them, and the
+    encoder to distinguish the context of a node's neighbour from those of other nodes (InfoNCE).
+    The result is the encoder: the prediction is a node's embedding.
 
     When it helps: many nodes and few labels; graphs too large for one batch, because a context is all that is needed.
     When it hurts: small graphs with labels on all nodes, which a graph convolution learns in seconds.
@@ -39,7 +40,7 @@ class PgtConfig(GradientLearnerConfig):
     decoder_layers: Count = 1
     """Blocks of the decoder, which only pre-training needs."""
     width: Count = 128
-    """Numbers that stand for one node between the blocks."""
+    """Size of the vector of a node between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     attention: Literal["softmax", "linear"] = "softmax"
@@ -47,7 +48,7 @@ class PgtConfig(GradientLearnerConfig):
     masked: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of a context's nodes whose features are hidden."""
     contrast: Annotated[float, Field(ge=0)] = 0.5
-    """Weight of the part of the loss that tells neighbours from others."""
+    """Weight of the part of the loss that distinguishes neighbours from others."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """By which the similarities of that part are divided."""
 
@@ -67,9 +68,10 @@ class PgtConfig(GradientLearnerConfig):
 class NodeContextsConfig(CitationConfig):
     """Nodes of a citation graph, each with those that a walk from it visits most (personalised PageRank).
 
-    All nodes are trained on, and no label; evaluation trains a linear classifier of the embeddings on the few labels
-    and tests it. Without a file of its own the graph is Cora; where that is not at hand, the graph of scikit-learn's
-    1,797 digits stands in for it, each connected with its ten nearest, with a warning.
+    Training uses all nodes, and no label; the evaluation trains a linear classifier of the
+    embeddings on the few labels and tests it. The default file is Cora (``runner data get
+    cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's 1,797 digits, each
+    connected with its ten nearest.
     """
 
     kind: ClassVar[str] = "node_contexts"
@@ -80,13 +82,17 @@ class NodeContextsConfig(CitationConfig):
     context: Annotated[int, Field(ge=2)] = 32
     """Nodes of a context, with the one that it is of; where fewer can be reached, the rest is padding."""
     components: Count = 64
-    """Numbers to which the features are reduced by singular value decomposition; more of them tell the probe less."""
+    """Number of components of the features after a singular value decomposition; with more of them,
+    the accuracy of the probe depends less on the training.
+    """
     restart: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Probability with which the walk returns to its node at every step."""
     steps: Count = 20
     """Steps of the walk, after which its distribution is taken as it is."""
     neighbour: Literal["walk", "best"] = "walk"
-    """Whose context stands beside that of a node: one drawn anew by where the walk is, or always the most visited."""
+    """The neighbour of a node: sampled for each batch from the distribution of the walk, or always
+    the most visited.
+    """
 
     def outline(self, batch_size: int) -> SourceOutline | None:
         """Returns the shapes of contexts of nodes and of their neighbours."""

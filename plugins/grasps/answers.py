@@ -1,4 +1,4 @@
-"""From the numbers of sampled grasps to the answers of a server."""
+"""Converts sampled grasps to the responses of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .served import GraspRequest, GraspResponse, PlacedGrasp
 
 
 def clouds(requests: Sequence[GraspRequest], device: torch.device) -> Tensor:
-    """Of requests with as many points each, [B, P, 3] in metres."""
+    """Returns the clouds of requests of equal size, [B, P, 3] in metres."""
     return torch.tensor([request.cloud for request in requests], device=device)
 
 
@@ -25,7 +25,7 @@ def drawn(requests: Sequence[GraspRequest], *shape: int) -> Tensor:
 
 
 def responses(requests: Sequence[GraspRequest], grasps: Tensor, hand: Hand) -> list[GraspResponse]:
-    """What to say of grasps [B, G, 25] in metres and radians."""
+    """Returns the responses for grasps [B, G, 25] in metres and radians."""
     return [_response(*each, hand) for each in zip(requests, grasps, strict=True)]
 
 
@@ -45,7 +45,7 @@ def _response(request: GraspRequest, grasps: Tensor, hand: Hand) -> GraspRespons
 
 
 def _measured(grasps: Tensor, edge: float, hand: Hand) -> list[dict[str, Any]]:
-    """Of grasps [G, 25] of a cube along the axes."""
+    """Returns the measures of grasps [G, 25] of a cube along the axes."""
     distance = 1e3 * hand.distances(grasps, grasps.new_full((len(grasps),), edge))
     depth, links = (-distance.amin(1)).clamp(min=0).tolist(), (distance <= CLOSE_MM).sum(1).tolist()
     found = []

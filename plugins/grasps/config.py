@@ -53,7 +53,9 @@ HAND_KEYPOINTS, HAND_BOXES = 7, 67
 
 
 class GraspLearnerConfig(GradientLearnerConfig):
-    """What learners of grasps share: an encoder of clouds, and a transformer that works on sets of grasps."""
+    """Common settings of learners of grasps: an encoder of clouds, and a transformer on
+    sets of grasps.
+    """
 
     learns_from: ClassVar[str] = "grasps"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}}
@@ -63,18 +65,19 @@ class GraspLearnerConfig(GradientLearnerConfig):
     page: ClassVar[str] = "page"
 
     straighten: bool = True
-    """Whether clouds and grasps are turned about z until a cloud stands straight, and answers back: what a quarter turn
-    cannot tell apart need not be learnt at every angle."""
+    """Whether clouds and grasps are rotated about z into a canonical orientation of the cloud, and
+    predictions back: the network then need not learn every angle.
+    """
     encoder: Literal["pointnet_lite", "pointnet2"] = "pointnet_lite"
     """Neighbourhoods of points, in one level or in two."""
     centres: Count = 32
-    """Neighbourhoods: tokens that stand for a cloud."""
+    """Number of neighbourhoods: tokens that represent a cloud."""
     neighbours: Count = 16
     """Points of each."""
     layers: Count = 4
     """Blocks of the transformer."""
     width: Annotated[int, Field(ge=2, multiple_of=2)] = 128
-    """Numbers that stand for one grasp, or one token, between the blocks."""
+    """Size of the vector of a grasp or a token between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
 
@@ -82,8 +85,9 @@ class GraspLearnerConfig(GradientLearnerConfig):
 class GraspDiffusionConfig(GraspLearnerConfig):
     """Grasps of a hand, made from noise by a transformer that has seen the object as a cloud of points.
 
-    It learns to say from a noisy grasp what it was (DDPM, arXiv:2006.11239; DiT, arXiv:2212.09748), for a set of grasps
-    at once, and is asked that again and again while the noise is taken out.
+    It learns to predict from a noisy grasp the clean one (DDPM, arXiv:2006.11239; DiT,
+    arXiv:2212.09748), for a set of grasps together, and repeats that prediction while
+    the noise is removed.
 
     When it helps: there are many good answers, and their mean is none.
     When it hurts: an answer takes as many evaluations of the network as there are steps.
@@ -97,20 +101,26 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     process: Literal["ddpm", "flow"] = "ddpm"
     """How noise is mixed in: so that the variance stays, or on a straight line (rectified flow)."""
     schedule: Literal["cosine", "linear_seed"] = "cosine"
-    """How fast, with ``ddpm``. ``linear_seed`` never reaches noise alone, from which sampling begins all the same."""
+    """The noise schedule of ``ddpm``. ``linear_seed`` never reaches pure noise, from
+    which sampling starts nevertheless.
+    """
     steps: Annotated[int, Field(ge=2, le=1000)] = 100
     """Levels of noise."""
     min_snr: Annotated[float, Field(gt=0)] | None = 1.0
-    """With how much more signal than noise a level of noise counts in full; with less of it, it counts less, as nothing
-    can be said there (Min-SNR, arXiv 2303.09556). null lets all count the same."""
+    """The signal-to-noise ratio from which a noise level has its full weight; levels with more
+    noise have less weight, because they contain little information (Min-SNR, arXiv 2303.09556).
+    null gives all levels the same weight.
+    """
     sampler: Annotated[Literal["ddpm", "ddim"], Field(validate_default=True)] = "ddpm"
     """Whether fresh noise is added while it is taken out."""
     sampling_steps: Count = 100
-    """At how many levels ``ddim`` asks the network."""
+    """Number of noise levels at which ``ddim`` evaluates the network."""
     eta: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How much fresh noise ``ddim`` adds in every step: none, up to as much as ``ddpm``."""
     guidance: Annotated[float, Field(ge=0)] = 0.0
-    """How far answers are pushed away from those without a cloud (classifier-free guidance); 0 asks once a step."""
+    """Strength of classifier-free guidance, which moves predictions away from those without a
+    cloud; 0 needs one evaluation per step.
+    """
     unconditional: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the training sets that are shown no cloud, as guidance needs it."""
 
@@ -145,8 +155,8 @@ class GraspDiffusionConfig(GraspLearnerConfig):
 class GraspCvaeConfig(GraspLearnerConfig):
     """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al. 2015).
 
-    When it helps: an answer has to come at once.
-    When it hurts: what lies between two good answers comes out, too.
+    When it helps: a prediction is needed immediately.
+    When it hurts: it also predicts the mean of two good grasps.
     """
 
     kind: ClassVar[str] = "grasp_cvae"
@@ -167,10 +177,10 @@ class GraspCvaeConfig(GraspLearnerConfig):
 
 
 class AugmentConfig(Config):
-    """By how much samples are changed that are trained on."""
+    """Augmentation of training samples."""
 
     jitter_mm: Annotated[float, Field(ge=0)] = 0.0
-    """Standard deviation of what is added to every coordinate of a point, in millimetres."""
+    """Standard deviation of the noise on every coordinate of a point, in millimetres."""
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     """How far cloud and grasps are turned together at most: about z, or with ``frame: random`` about any axis."""
 
@@ -178,10 +188,10 @@ class AugmentConfig(Config):
 class CubeGraspsConfig(PublishedDatasetConfig):
     """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of points on the cubes.
 
-    A sample is a cloud that is drawn anew and a few grasps of that cube. One size is never trained on; of the others a
-    tenth is held out. Evaluation samples grasps and measures them: **valid** ones go no deeper than 5 mm into the cube
-    and have two links within 5 mm, **strict** ones no deeper than 2 mm and three links. With ``synthetic: true`` a
-    hand and its grasps are generated.
+    A sample is a newly sampled cloud and a few grasps of that cube. One size is never used for
+    training; of the others a tenth is held out. The evaluation samples grasps and measures them:
+    **valid** ones penetrate at most 5 mm into the cube and have two links within 5 mm, **strict**
+    ones at most 2 mm and three links. With ``synthetic: true`` a hand and its grasps are generated.
     """
 
     kind: ClassVar[str] = "cube_grasps"
@@ -207,9 +217,11 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     """How cloud and grasps are turned together: about z by any angle, or by at most 45 degrees either way (a cube shows
     no more of it, and hands come from one side); not at all; or about any axis."""
     clouds: Count | None = None
-    """Clouds of every cube, drawn and turned once, of which samples take theirs; null draws one for every sample."""
+    """Number of clouds of every cube, sampled and rotated once, for all samples; null samples one
+    for every sample.
+    """
     augment: AugmentConfig = AugmentConfig()
-    """What else is changed in samples that are trained on; held-out ones stay as they are."""
+    """Augmentation of training samples; held-out ones are unchanged."""
     scenes: Count = 40
     """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of the other one."""
     scene_seed: Annotated[int, Field(ge=0)] = 0

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 UNSEEN = 0.07875
 """The edge of the cube that is never trained on, in metres; without it, the middle one."""
 HELD_OUT = 10
-"""One grasp of so many is held out."""
+"""One of this number of grasps is held out."""
 KEYPOINTS = ("palm_lower", "fingertip", "fingertip_2", "fingertip_3", "thumb_fingertip", "thumb_dip", "dip")
-"""Links whose origins say where a hand is."""
+"""Links whose origins are the keypoints of a hand."""
 DEPTH_MM, LINKS = {"valid": 5.0, "strict": 2.0}, {"valid": 2, "strict": 3}
 """How deep a grasp may go into the cube, and how many links it needs close to it."""
 CLOSE_MM = 5.0
 COVERED_MM = 20.0
 """How close to a held-out grasp a sampled one has to be in the mean of its keypoints."""
 CHUNK = 64
-"""Grasps that are measured at once."""
+"""Grasps that are measured together."""
 
 
 def read(config: CubeGraspsConfig) -> Grasps:
@@ -101,7 +101,7 @@ class CubeGrasps(DatasetSource):
         self.hand = Hand(self.tables).to(self.device)
 
     def datasets(self, config: CubeGraspsConfig) -> tuple[Any, Any]:
-        """Scenes of grasps that are trained on, and of those that are not."""
+        """Returns scenes of the grasps for training, and of held-out ones."""
         grasps = read(config)
         self._digest = grasps.digest
         sizes = torch.unique(grasps.edge)
@@ -123,8 +123,8 @@ class CubeGrasps(DatasetSource):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + 2 * config.scene_seed)
                 scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
-            # Every scene has a number of its own, from which the noise of the batch that it begins follows.
-            # A generator reads the lowest 32 bits of a seed, so both numbers are in these.
+            # Every scene has a number, which seeds the noise of a batch that starts with it. A
+            # generator reads the lowest 32 bits of a seed, so both numbers are in these.
             first = config.scene_seed * _SCENES_APART % 2**31
             return {**scenes, "draw": first + torch.arange(count)}
 
@@ -134,7 +134,7 @@ class CubeGrasps(DatasetSource):
         return learnt, fixed(held_out, config.scenes, 1)
 
     def collate(self, samples: Any) -> Batch:
-        """Scenes come as a batch already, but for single ones."""
+        """Returns scenes, which are a batch already, or collates single ones."""
         return samples if isinstance(samples, Mapping) else super().collate(samples)
 
     def fingerprint(self) -> str:
@@ -153,11 +153,13 @@ class CubeGrasps(DatasetSource):
         return self.with_own_metrics(learner, super().evaluate(learner), sampled)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """The same of two scenes each."""
+        """Returns the same metrics for two scenes each."""
         return self.with_own_metrics(learner, super().rehearse(learner, batch), self.sampled(learner, 2, 1))
 
     def sampled(self, learner: Learner, size: int, batches: int | None) -> dict[str, float]:
-        """Samples for held-out scenes in batches of that size, all or so many, and measures."""
+        """Samples for held-out scenes in batches of a size, at most ``batches`` of
+        them, and measures.
+        """
         held_out = self._sampled(learner, self.held_out.tensors, size, batches)
         unseen = self._sampled(learner, self.unseen, size, batches)
         metrics = {**self.worth(*held_out), **{f"unseen_{name}": value for name, value in self.worth(*unseen).items()}}
@@ -166,7 +168,7 @@ class CubeGrasps(DatasetSource):
         return {**metrics, "swapped_valid": float(swapped["valid"].float().mean())}
 
     def worth(self, grasp: Tensor, known: Tensor, edge: Tensor) -> dict[str, float]:
-        """What grasps are worth.
+        """Returns the metrics of grasps.
 
         Args:
             grasp: [B, G, 25] in the frames of their cubes, in metres and radians.
@@ -210,7 +212,9 @@ class CubeGrasps(DatasetSource):
         return torch.cat(grasp), torch.cat(known), torch.cat(edge)
 
     def _turned_back(self, grasp: Tensor, back: Tensor) -> Tensor:
-        """In the frame of the cube; of four ways to see a cube from above the one in which palms are where most are."""
+        """Rotates grasps back to the frame of the cube; of four equivalent views from above, it
+        selects the one with the usual position of the palm.
+        """
         grasp = turned(grasp, back)
         if self.config.frame == "object":
             return grasp
@@ -218,7 +222,9 @@ class CubeGrasps(DatasetSource):
         return turned(grasp, yaw(-torch.round(azimuth / (math.pi / 2)) * (math.pi / 2)))
 
     def _close(self, grasp: Tensor, edge: Tensor) -> dict[str, Tensor]:
-        """How deep grasps go into their cubes, in mm, and which of them are valid and strict: [B * G] each."""
+        """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
+        strict: [B * G] each.
+        """
         flat, edges = grasp.flatten(0, 1), edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
         parts = [
             self.hand.distances(*part) for part in zip(torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CvaeNetwork(GraspNetwork):
-    """With a network that says from which chance a grasp might have come."""
+    """A network with an encoder that predicts the latent distribution of a grasp."""
 
     def __init__(self, config: GraspCvaeConfig, tables: Mapping[str, Tensor]) -> None:
         super().__init__(config, config.latent, tables)
@@ -58,7 +58,9 @@ class GraspCvae(GraspLearner):
         return {"chance": torch.randn(shape, generator=generator, device=generator.device)}
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """What is lost on the way, and the divergence from a normal distribution, which counts more and more."""
+        """Returns the reconstruction error, and the divergence from a normal
+        distribution with increasing weight.
+        """
         grasp, tokens = self.straightened(batch), self.slots.encode(batch["cloud"], batch.get("number"))
         answer, mean, log_variance = self.slots.forward(noise["chance"], tokens, grasp)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1).mean(1)

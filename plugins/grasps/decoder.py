@@ -14,7 +14,7 @@ from runner.api import Prunable
 
 
 class CrossAttention(nn.Module):
-    """What every member of a set gathers from another set, or from its own."""
+    """Attention of every member of a set to another set, or to the same one."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CrossAttention(nn.Module):
 class DitBlock(nn.Module):
     """Attention to the set, to the tokens of the cloud, and a feed-forward layer; time shifts, scales and gates each.
 
-    The gates are zero at first, so that a block begins as the identity.
+    The gates are zero at first, so that a block starts as the identity.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -72,7 +72,9 @@ class DitBlock(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """From a set of vectors, tokens and a time to a set of vectors; no member has a place in an order."""
+    """A network from a set of vectors, tokens and a time to a set of vectors,
+    independent of the order.
+    """
 
     def __init__(self, inputs: int, outputs: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -83,7 +85,8 @@ class SetTransformer(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
         """[B, G, inputs] to [B, G, outputs], with tokens [B, M, width] and time in [0, 1], [B]."""
-        with torch.autocast(x.device.type, enabled=False):  # bf16 cannot tell neighbouring steps from each other
+        # Bf16 cannot distinguish neighbouring steps.
+        with torch.autocast(x.device.type, enabled=False):
             wider = time.to(torch.promote_types(time.dtype, torch.float32))
             embedded = self.time(waves(wider, self.enter.out_features))
         y = self.enter(x)

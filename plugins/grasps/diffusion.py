@@ -1,4 +1,4 @@
-"""How noise is mixed in, and taken out again."""
+"""Diffusion: noise schedules and samplers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Schedule = Literal["cosine", "linear_seed"]
 
 
 def kept_signal(schedule: Schedule, steps: int) -> Tensor:
-    """How much of the variance is signal after every step, alpha-bar, [steps] in float64.
+    """Returns the share of the signal in the variance after every step, alpha-bar,
+    [steps] in float64.
 
-    ``cosine`` is Nichol and Dhariwal's (arXiv 2102.09672, equation 17; s = 0.008, beta at most 0.999). ``linear_seed``
-    has betas from 1e-4 to 0.01: with a hundred steps 0.60 of the variance is still signal when sampling begins with
-    noise alone.
+    ``cosine`` is Nichol and Dhariwal's (arXiv 2102.09672, equation 17; s = 0.008, beta at most
+    0.999). ``linear_seed`` has betas from 1e-4 to 0.01: with a hundred steps 0.60 of the variance
+    is still signal when sampling starts with pure noise.
     """
     if schedule == "linear_seed":
         beta = torch.linspace(1e-4, 0.01, steps, dtype=torch.float64)
@@ -40,20 +41,20 @@ def trailing(steps: int, of: int) -> list[int]:
 
 
 Denoise = Callable[[Tensor, int], Tensor]
-"""What the signal is taken to be, from a noisy sample and the step that it is at."""
+"""Predicts the signal from a noisy sample and its step."""
 
 
 def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int, eta: float = 0.0) -> Tensor:
     """Samples in fewer steps (Song et al., arXiv 2010.02502, equations 12 and 16).
 
     Args:
-        denoise: the network.
-        noise: where it begins, the last of [T, ...]; with an ``eta`` also what every step adds.
-        signal: the share of the signal at every step, [T].
-        sigma: that of the noise, [T].
-        steps: at how many of them the network is asked.
-        eta: how much of the noise is fresh at every step, 0 to 1; with 1 as much as ``ddpm`` takes. Only where the
-            squares of signal and sigma add up to one.
+        denoise: The network.
+        noise: The last of [T, ...] is the start; with an ``eta``, others are added at every step.
+        signal: The share of the signal at every step, [T].
+        sigma: The share of the noise, [T].
+        steps: Number of evaluations of the network.
+        eta: The share of fresh noise at every step, 0 to 1; with 1 as much as ``ddpm`` uses. Only
+            if the squares of signal and sigma add up to one.
 
     Returns:
         Samples like one of ``noise``.
@@ -76,9 +77,9 @@ def ddpm(denoise: Denoise, noise: Tensor, kept: Tensor) -> Tensor:
     """Samples with fresh noise in every step (Ho et al., arXiv 2006.11239, equations 6 and 7).
 
     Args:
-        denoise: the network.
-        noise: where it begins, and what is added in every step, [T, ...].
-        kept: alpha-bar, [T].
+        denoise: The network.
+        noise: The start, and the noise of every step, [T, ...].
+        kept: Alpha-bar, [T].
 
     Returns:
         Samples [...].

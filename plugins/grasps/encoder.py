@@ -1,4 +1,6 @@
-"""What a cloud of points is to the networks: a few tokens, each of a neighbourhood (PointNet++, arXiv 1706.02413)."""
+"""Encodes a cloud of points as a few tokens, each of a neighbourhood (PointNet++, arXiv
+1706.02413).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def grouped(cloud: Tensor, centres: int, neighbours: int) -> tuple[Tensor, Tenso
 
 
 def picked(values: Tensor, index: Tensor) -> Tensor:
-    """What points have, [B, P, D], at numbers [B, ...]: [B, ..., D]."""
+    """Returns the values of points, [B, P, D], at numbers [B, ...]: [B, ..., D]."""
     flat = index.flatten(1)[..., None].expand(-1, -1, values.shape[-1])
     return values.gather(1, flat).view(*index.shape, values.shape[-1])
 
@@ -57,7 +59,7 @@ class PointNetLite(nn.Module):
 
 
 class PointNet2(nn.Module):
-    """The same in two levels: neighbourhoods of the tokens of neighbourhoods."""
+    """The same encoder in two levels: neighbourhoods of the tokens of neighbourhoods."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class PointNet2(nn.Module):
         self.second = nn.Sequential(nn.Linear(width + 3, width), nn.ReLU(), nn.Linear(width, width))
 
     def forward(self, cloud: Tensor, centre: Tensor, neighbour: Tensor) -> Tensor:
-        """As ``PointNetLite``."""
+        """Returns tokens like ``PointNetLite``."""
         tokens: Tensor = self.first(cloud, centre, neighbour)
         middle = picked(cloud, centre)
         around = torch.cdist(middle, middle).topk(min(8, middle.shape[1]), largest=False).indices

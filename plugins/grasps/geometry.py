@@ -37,10 +37,11 @@ def yaw(angle: Tensor) -> Tensor:
 
 
 def straightening(cloud: Tensor) -> Tensor:
-    """Rotations about z [B, 3, 3] after which clouds [B, P, 3] stand straight.
+    """Returns rotations about z [B, 3, 3] that bring clouds [B, P, 3] into a canonical orientation.
 
-    They follow from the mean of r^2 (x + iy)^4, to which far points, so corners, contribute most: it turns with
-    a cloud, by four times the angle. Of the four ways to see a cloud that this cannot tell apart, one is taken.
+    They are computed from the mean of r^2 (x + iy)^4, to which far points, so corners,
+    contribute most: its angle is four times that of the cloud. One of the four
+    equivalent orientations is selected.
     """
     flat = cloud[..., :2].double()  # of points in any order, the sum is the same
     x, y = (flat - flat.mean(1, keepdim=True)).unbind(-1)
@@ -84,7 +85,9 @@ class Hand(nn.Module):
         self.parents: list[int] = tables["parent"].tolist()
 
     def links(self, grasp: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the links are: rotations [..., L, 3, 3] and positions [..., L, 3] in metres, for grasps [..., 25]."""
+        """Returns rotations [..., L, 3, 3] and positions [..., L, 3] in metres of the links, for
+        grasps [..., 25].
+        """
         angle = grasp[..., JOINTS, None, None]
         cross = self._cross()
         local = self.turn @ (
@@ -103,7 +106,9 @@ class Hand(nn.Module):
         return self.links(grasp)[1].index_select(-2, self.keypoints)
 
     def boxes(self, grasp: Tensor) -> Tensor:
-        """Where the boxes are, [..., N, 4, 4]: from their own frames to that of the grasps [..., 25], in metres."""
+        """Returns transformations [..., N, 4, 4] from the frames of the boxes to that of the grasps
+        [..., 25], in metres.
+        """
         rotation, position = self.links(grasp)
         turn, place = rotation[..., self.box_link, :, :], position[..., self.box_link, :]
         centre = (turn @ self.box_centre[:, :, None]).squeeze(-1) + place
@@ -112,7 +117,8 @@ class Hand(nn.Module):
         return torch.cat([top, bottom], -2)
 
     def distances(self, grasp: Tensor, edge: Tensor) -> Tensor:
-        """How far every link is from a cube around the origin: [B, L] in metres, negative inside.
+        """Returns the distance of every link from a cube around the origin: [B, L] in
+        metres, negative inside.
 
         Each is that of the nearest of 98 points on the surface of each of its boxes; a link without a box is infinitely
         far away.

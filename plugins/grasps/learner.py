@@ -29,17 +29,17 @@ KEYPOINT_SCALE = 10.0
 
 
 class GraspLearner(GradientLearner):
-    """What learners of grasps share."""
+    """Base class of learners of grasps."""
 
     module: GraspNetwork
     sensitive: ClassVar[tuple[str, ...]] = ("encoder", "*.enter", "*.leave", "*.time")
 
     def blocks(self) -> list[nn.Module]:
-        """Of the transformer."""
+        """Returns the blocks of the transformer."""
         return list(self.module.transformer.blocks)
 
     def prunable(self) -> Iterator[Prunable]:
-        """What its blocks have."""
+        """Yields the removable parts of the blocks."""
         for block in self.module.transformer.blocks:
             yield from cast(DitBlock, block).prunable()
 
@@ -48,7 +48,9 @@ class GraspLearner(GradientLearner):
         return grouped(cloud, self.config.centres, self.config.neighbours)
 
     def encode(self, cloud: Tensor, number: Tensor | None = None) -> Tensor:
-        """Tokens [B, M, width] of clouds [B, P, 3]; of those that are kept by the source with their numbers [B]."""
+        """Returns tokens [B, M, width] of clouds [B, P, 3]; ``number`` [B] identifies clouds that
+        the source has stored.
+        """
         with torch.no_grad():
             groups = self.slots.group(cloud, number)
             turn = self.straightening(cloud)[:, None]
@@ -60,7 +62,7 @@ class GraspLearner(GradientLearner):
         return tokens.to(cloud.dtype)
 
     def straightening(self, cloud: Tensor) -> Tensor:
-        """How clouds are turned before the network sees them, and grasps with them, [B, 3, 3]."""
+        """Returns the rotations of clouds and grasps for the network, [B, 3, 3]."""
         if self.config.straighten:
             return straightening(cloud)
         return torch.eye(3, dtype=cloud.dtype, device=cloud.device).expand(len(cloud), 3, 3)
@@ -76,7 +78,7 @@ class GraspLearner(GradientLearner):
         return proper(turned(self.module.metric(scaled), back))
 
     def restoration(self, answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
-        """How far grasps are from what they should be, both scaled: every part's mean over each set, [B]."""
+        """Returns the errors of scaled grasps: every part's mean over each set, [B]."""
 
         def error(one: Tensor, other: Tensor) -> Tensor:
             return F.mse_loss(one, other, reduction="none").flatten(1).mean(1)
@@ -90,7 +92,9 @@ class GraspLearner(GradientLearner):
         return {**parts, "keypoints": error(*keypoints)}
 
     def chance(self, batch: Batch) -> torch.Generator:
-        """From which the noise of ``inputs`` comes; other scenes that are held out have other noise."""
+        """Returns the generator for the noise of ``inputs``; other held-out scenes have
+        other noise.
+        """
         return torch.Generator().manual_seed(int(batch["draw"][0]) if "draw" in batch else 0)
 
     def example_request(self) -> Mapping[str, Any]:
@@ -109,12 +113,12 @@ class GraspLearner(GradientLearner):
         return f"cloud: {points} points, and this model needs at least {least}" if points < least else None
 
     def answered(self, requests: Sequence[GraspRequest], outputs: Tensor) -> Sequence[GraspResponse]:
-        """The grasps; measured, and with the hand's boxes, where that is asked for."""
+        """Returns the grasps; with measures and the hand's boxes, if requested."""
         return responses(requests, outputs, self.module.hand)
 
 
 def weighed(parts: Mapping[str, Tensor], weight: Tensor | None = None) -> Loss:
-    """The sum of the parts, [B] each, perhaps with a weight for every row, [B]."""
+    """Returns the sum of the parts, [B] each, optionally with a weight for every row, [B]."""
     rows = len(next(iter(parts.values())))
     also = {name: Mean(part.detach().sum(), rows) for name, part in parts.items()}
     every = torch.stack(list(parts.values()))
@@ -122,7 +126,7 @@ def weighed(parts: Mapping[str, Tensor], weight: Tensor | None = None) -> Loss:
 
 
 class GraspDiffusion(GraspLearner):
-    """Says from noisy grasps what they were, and samples by asking again and again."""
+    """Predicts clean grasps from noisy ones, and samples by repeated predictions."""
 
     module: DiffusionNetwork
     config: GraspDiffusionConfig
@@ -143,7 +147,9 @@ class GraspDiffusion(GraspLearner):
         return DiffusionNetwork(config, context.tables)
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """Levels of noise [B], of which the second half mirrors the first; noise like the grasps; who sees no cloud."""
+        """Returns noise levels [B], whose second half mirrors the first; noise of the shape of the
+        grasps; and rows without a cloud.
+        """
         rows, device = len(batch["grasp"]), generator.device
         first = torch.randint(self.config.steps, ((rows + 1) // 2,), generator=generator, device=device)
         return {
@@ -153,7 +159,7 @@ class GraspDiffusion(GraspLearner):
         }
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Squared errors of what noisy grasps are taken to be, the mean over each set."""
+        """Returns the squared errors of the predicted clean grasps, the mean over each set."""
         grasp, level = self.straightened(batch), noise["level"]
         noisy = self.signal[level, None, None] * grasp + self.sigma[level, None, None] * noise["noise"]
         tokens = torch.where(
@@ -165,7 +171,7 @@ class GraspDiffusion(GraspLearner):
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""
         rows, grasps = batch["grasp"].shape[:2]
-        # Whatever the sampler, which a stage may choose: all begin with the same noise.
+        # All samplers start with the same noise, because a stage may select another one.
         steps = 1 if self.config.process == "flow" else self.config.steps
         generator = self.chance(batch)
         noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
@@ -175,13 +181,13 @@ class GraspDiffusion(GraspLearner):
         """No more steps than levels of noise."""
         asked, levels = cast("DiffusionRequest", request).steps or 1, self.config.steps
         return (
-            f"steps: {asked}, and this model knows {levels} levels of noise"
+            f"steps: {asked}, but this model has {levels} levels of noise"
             if asked > levels
             else super().refused(request)
         )
 
     def requested(self, requests: Sequence[DiffusionRequest]) -> Any:
-        """Clouds and noise; the steps where they are asked for."""
+        """Returns clouds and noise; and the steps if they are requested."""
         steps, grasps = requests[0].steps, requests[0].grasps
         fresh = self.eta > 0 or (self.sampler == "ddpm" and steps is None)
         levels = self.config.steps if fresh else 1
@@ -193,7 +199,7 @@ class GraspDiffusion(GraspLearner):
     def predict(self, inputs: Any) -> Tensor:
         """Grasps in metres and radians, with proper rotations, [B, G, 25], from clouds and noise [B, steps, G, 25].
 
-        Inputs may name the ``steps`` of DDIM, whatever the settings say.
+        ``steps`` in the inputs overrides the number of DDIM steps of the settings.
         """
         cloud, noise = inputs["cloud"], inputs["noise"].transpose(0, 1)
         with self.evaluating():
@@ -210,11 +216,11 @@ class GraspDiffusion(GraspLearner):
             return self.placed(scaled, cloud)
 
     def condition(self, cloud: Tensor) -> Callable[[], Tensor]:
-        """What a sampling asks for the tokens of its clouds at every level."""
+        """Returns the function that provides the tokens of clouds at every level of a sampling."""
         return lambda: self.slots.encode(cloud)
 
     def denoised(self, x: Tensor, tokens: Tensor, level: Tensor) -> Tensor:
-        """What noisy grasps are taken to be, with guidance (Ho and Salimans, arXiv 2207.12598)."""
+        """Returns the predicted clean grasps, with guidance (Ho and Salimans, arXiv 2207.12598)."""
         if not self.guidance:
             return self.clean(x, tokens, level)
         seen, blind = self.slots.both(x, tokens, self.module.no_cloud.expand_as(tokens), level)
@@ -226,11 +232,11 @@ class GraspDiffusion(GraspLearner):
         return self.clean(x, tokens, level), self.clean(x, blank, level)
 
     def clean(self, noisy: Tensor, tokens: Tensor, level: Tensor) -> Tensor:
-        """What noisy grasps [B, G, 25] at levels [B] are taken to be."""
+        """Returns the predicted clean grasps for noisy grasps [B, G, 25] at levels [B]."""
         answer: Tensor = self.slots.forward(noisy, tokens, level / self.config.steps)
         return answer
 
 
 def proper(grasp: Tensor) -> Tensor:
-    """The same grasps [..., 25] with rotations whose columns are orthogonal."""
+    """Returns the same grasps [..., 25] with rotations whose columns are orthogonal."""
     return torch.cat([grasp[..., :19], six_numbers(matrix(grasp[..., ROTATION]))], -1)

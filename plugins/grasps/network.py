@@ -44,13 +44,15 @@ class GraspNetwork(nn.Module):
 
 
 class DiffusionNetwork(GraspNetwork):
-    """With tokens that stand for no cloud."""
+    """A network with tokens that represent a missing cloud."""
 
     def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
         super().__init__(config, NUMBERS, tables)
         self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
 
     def forward(self, noisy: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
-        """What noisy grasps [B, G, 25] are taken to be, with tokens [B, M, width], at times [B] in [0, 1]."""
+        """Returns the predicted clean grasps for noisy grasps [B, G, 25], with tokens [B, M,
+        width], at times [B] in [0, 1].
+        """
         answer: Tensor = self.transformer(noisy, tokens, time)
         return answer

@@ -40,7 +40,7 @@ def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
 
 
 class Scenes(Dataset[dict[str, Tensor]]):
-    """Cubes with clouds and grasps that are drawn anew from torch's generator whenever they are asked for."""
+    """Cubes with clouds and grasps, sampled from torch's generator at each access."""
 
     def __init__(
         self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int
@@ -48,11 +48,11 @@ class Scenes(Dataset[dict[str, Tensor]]):
         """Keeps what to draw from.
 
         Args:
-            grasps: all of them.
-            rows: of every size, the numbers of those to draw from.
-            config: of the source.
-            scale: the least and the largest of every number, [2, 25].
-            count: how many scenes there are; their sizes take turns.
+            grasps: All grasps.
+            rows: For every size, the numbers of the grasps to sample.
+            config: Of the source.
+            scale: The smallest and the largest of every number, [2, 25].
+            count: Number of scenes; their sizes alternate.
         """
         self.grasps, self.rows, self.config, self.scale, self.count = grasps, rows, config, scale, count
 
@@ -60,7 +60,7 @@ class Scenes(Dataset[dict[str, Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One scene."""
+        """Returns one scene."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         return {name: tensor[0] for name, tensor in self.__getitems__([index]).items()}
@@ -88,15 +88,19 @@ class Scenes(Dataset[dict[str, Tensor]]):
 
 
 class LearntScenes(Scenes):
-    """Those that are trained on: perhaps of clouds that are kept, and augmented."""
+    """Scenes for training: optionally with stored clouds, and augmented."""
 
     def __init__(
         self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int, seed: int
     ) -> None:
-        """As ``Scenes``; the clouds that are kept, [sizes * clouds, points, 3], are drawn from the seed."""
+        """Stores the arguments like ``Scenes``; the stored clouds, [sizes * clouds, points, 3], are
+        sampled from the seed.
+        """
         super().__init__(grasps, rows, config, scale, count)
         self.kept: dict[str, Tensor] | None = None
-        """What is seen of the clouds that are kept, size by size; a sample has the ``number`` of its cloud."""
+        """Observations of the stored clouds, size by size; a sample has the ``number``
+        of its cloud.
+        """
         if config.clouds is not None:
             size = torch.arange(len(rows)).repeat_interleave(config.clouds)
             with torch.random.fork_rng(devices=[]):
@@ -105,7 +109,7 @@ class LearntScenes(Scenes):
             self.kept = {**seen, "number": torch.arange(len(size))}
 
     def seen(self, size: Tensor, edge: Tensor) -> dict[str, Tensor]:
-        """As in ``Scenes``; with the ``number`` [B] of a cloud that is kept."""
+        """Returns observations like ``Scenes``; with the ``number`` [B] of a stored cloud."""
         if self.kept is None or self.config.clouds is None:
             seen = super().seen(size, edge)
         else:
@@ -138,7 +142,9 @@ def drawn_turns(count: int, frame: str) -> Tensor:
 
 
 def drawn_rotations(count: int, frame: str, largest: float) -> Tensor:
-    """Rotations [count, 3, 3] by at most so many radians: about z, or with ``random`` about any axis."""
+    """Returns rotations [count, 3, 3] by at most ``largest`` radians: about z, or with ``random``
+    about any axis.
+    """
     angle = (torch.rand(count) * 2 - 1) * largest
     if frame != "random":
         return yaw(angle)

@@ -1,4 +1,4 @@
-"""What served learners of grasps are asked, and what they answer."""
+"""Requests and responses of served learners of grasps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class GraspRequest(ServedRequest):
     grasps: Annotated[int, Field(ge=1, le=256)] = 16
     """How many to make."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """What the grasps are made from follows from it, whatever else is asked at the same time."""
+    """Seed of the grasps, which do not depend on other requests."""
     edge: Annotated[float, Field(gt=0, le=1)] | None = None
     """If it is a cube along the axes: its edge in metres, by which the grasps are measured."""
     boxes: bool = False
-    """Whether to say where the boxes of the hand's links are, too."""
+    """Whether to return the boxes of the hand's links, too."""
 
     def group(self) -> Hashable:
         """Clouds with as many points, and as many grasps."""
@@ -34,10 +34,12 @@ class GraspRequest(ServedRequest):
 
 
 class DiffusionRequest(GraspRequest):
-    """The same of a learner that takes noise out of grasps."""
+    """A request to a diffusion model."""
 
     steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """At how many levels of noise the network is asked (DDIM); as the model says unless told."""
+    """Number of noise levels at which the network is evaluated (DDIM); by default that
+    of the model.
+    """
 
     def group(self) -> Hashable:
         """Also as many steps."""
@@ -60,7 +62,7 @@ class PlacedGrasp(ServedResponse):
     verdict: str | None = None
     """``strict``, ``valid`` or ``neither``, as evaluation has it."""
     boxes: list[Matrix] | None = None
-    """Where the hand's boxes are, [N, 4, 4]: from a box's own frame to the object's."""
+    """Transformations of the hand's boxes, [N, 4, 4]: from a box's frame to the object's."""
 
 
 class GraspResponse(ServedResponse):

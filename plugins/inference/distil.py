@@ -26,11 +26,13 @@ LARGEST_GRADIENT = 1.0
 
 
 class DistilConfig(StageConfig):
-    """Trains a network with fewer layers to answer like the whole one, and answers by that (Hinton et al. 2015).
+    """Trains a network with fewer layers to predict like the complete one, and uses it instead
+    (Hinton et al. 2015).
 
-    The student begins with some of its teacher's layers, evenly chosen, and learns by the squared error of its outputs
-    (arXiv 1503.02531) to what the run's own training would ask: the same batches, the same noise. It is kept in the
-    run's folder, by a digest of teacher and settings, so that nobody trains it twice.
+    The student starts with some of its teacher's layers, evenly selected, and learns by the squared
+    error of its outputs (arXiv 1503.02531) for the inputs of the run's training: the same batches,
+    the same noise. It is stored in the run's folder, by a digest of teacher and settings, so that
+    it is trained once.
 
     When it helps: answers that take many evaluations, and deep networks of a task that is not.
     When it hurts: the first answer waits for a training; and a student that is too small is worse for good.
@@ -44,7 +46,7 @@ class DistilConfig(StageConfig):
     updates: Count = 1000
     """Of its training."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """Where its learning rate begins; it ends at zero."""
+    """Initial learning rate; it ends at zero."""
 
     def contract(self, setting: Setting) -> Statistical:
         """The student errs."""
@@ -56,7 +58,7 @@ class DistilConfig(StageConfig):
         if not isinstance(whole, int):
             raise UsageError(f"layers: learner '{setting.model.kind}' has no setting of that name")
         if self.layers >= whole:
-            raise UsageError(f"layers: {self.layers} are no fewer than the {whole} of the model")
+            raise UsageError(f"layers: {self.layers} should be fewer than the {whole} of the model")
         return None
 
     def implementation(self) -> type[Stage]:
@@ -71,7 +73,7 @@ class Distil(Stage):
         """Makes the student, trains it or finds it, and lets the learner answer by it.
 
         Raises:
-            UsageError: the learner is not one network, or its layers cannot be told.
+            UsageError: The learner is not one network, or its layers cannot be determined.
         """
         from .network import digest, parameters, replaced, settled, trained
 
@@ -124,7 +126,9 @@ class Distil(Stage):
 
 
 def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> Iterator[Question]:
-    """What the run's own loss asks the network for one batch after the other, and what the teacher says."""
+    """Yields the calls of the network by the run's loss for one batch after the other,
+    with the teacher's outputs.
+    """
     import torch
 
     from .network import Question, asking
@@ -150,7 +154,7 @@ def _error(student: nn.Module, asked: Question) -> Tensor:
 
 
 def _size(asked: Question) -> Tensor:
-    """What the error of zeros would be."""
+    """Returns the error of outputs that are zero."""
     import torch
 
     return torch.stack([output.square().mean() for output in tensors(asked.output)]).sum()

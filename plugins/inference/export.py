@@ -1,4 +1,4 @@
-"""The network as a program of its own."""
+"""The network as a separate program."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ EXTRA = "pip install 'proven-runner[inference]'"
 class ExportConfig(StageConfig):
     """Answers by a program that was made of the network: one of ``torch.export``, or an ONNX file and ONNX Runtime.
 
-    What is exported is the network behind the slot ``forward``, with the inputs of one real answer as its example;
-    what is around it (the loop of a sampling, the encoder of a condition) stays in Python. The sizes of a batch, of a
-    set or of a sequence may differ later, as far as the network allows. Weights are in the file, or in a
-    ``.onnx.data`` beside it if they are large. A program of ``torch.export`` is made from the run's weights each time,
-    because reading a ``.pt2`` would execute what is in it. Questions of another form are answered by the network
-    itself, and counted.
+    The exported network is that of the slot ``forward``, with the inputs of one real
+    prediction as its example; the code around it (the loop of a sampling, the encoder
+    of a condition) stays in Python. The sizes of a batch, of a set or of a sequence may
+    differ later, as far as the network allows. Weights are in the file, or in a
+    ``.onnx.data`` file next to it if they are large. A program of ``torch.export`` is
+    created from the run's weights each time, because reading a ``.pt2`` would execute
+    its content. Inputs of another form are computed by the network itself, and counted.
 
     When it helps: ONNX Runtime fuses small operations, most of all for small batches on a CPU; and a program can be
     run without this project.
@@ -44,11 +45,13 @@ class ExportConfig(StageConfig):
     """Where the program is written; without it, ONNX is kept with the run, and a ``.pt2`` is not written."""
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra, by other kernels."""
+        """Returns ``Close``: the same algebra, by other kernels."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A UsageError beside what computes the network otherwise, or where ONNX Runtime cannot work."""
+        """Raises a UsageError together with stages that compute the network otherwise,
+        or without ONNX Runtime.
+        """
         refuse_beside(setting, "format", ("amp", "compile", "merged_conv_bn"))
         if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
             raise UsageError(f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does")
@@ -65,13 +68,15 @@ SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 
 
 def refuse_beside(setting: Setting, key: str, others: Sequence[str]) -> None:
-    """A UsageError beside stages that change how the network computes, which no program would follow."""
+    """Raises a UsageError for stages that change how the network computes, because the program
+    would ignore them.
+    """
     if there := [kind for kind in others if kind in setting.stages]:
         raise UsageError(f"{key}: what is exported is the network alone: switch {' and '.join(there)} off")
 
 
 def needs_onnxruntime(setting: Setting, key: str) -> None:
-    """A UsageError where a setting asks for ONNX Runtime and it cannot be had."""
+    """Raises a UsageError if a setting requires ONNX Runtime and it is not available."""
     from importlib.util import find_spec
 
     if setting.device.type != "cpu":
@@ -104,7 +109,7 @@ class Export(Stage):
         pipeline.note(f"the program has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of its size")
 
     def closing_notes(self) -> Sequence[str]:
-        """How many questions the program did not fit."""
+        """Returns how many inputs did not fit the program."""
         return self.program.notes()
 
     def _by_torch(self, pipeline: Pipeline, learner: GradientLearner, example: Question) -> tuple[Program, float]:

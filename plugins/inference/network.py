@@ -1,4 +1,6 @@
-"""What the stages share: the network behind the slot ``forward``, what it is asked, and what was made of it before."""
+"""Common functions of the stages: the network of the slot ``forward``, its inputs, and
+stored files.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,11 @@ class Question(NamedTuple):
 
 
 class _Enough(Exception):  # noqa: N818 (it is no error)
-    """That the first call has been seen."""
+    """The first call has been recorded."""
 
 
 def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
-    """The learner, with its averaged parameters for good if it has some: a finished run goes on without.
+    """Returns the learner; if it has averaged parameters, they replace the others permanently.
 
     Raises:
         UsageError: it is not a module and a loss.
@@ -71,16 +73,16 @@ def asking(learner: GradientLearner, answer: Any) -> Iterator[None]:
 
 
 def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Question:
-    """What ``predict`` asks the network first, for a batch, and its answer.
+    """Returns the first call of the network by ``predict`` for a batch, with its output.
 
     Raises:
-        UsageError: it never asks.
+        UsageError: There is no call.
     """
     return next(iter(questions(pipeline, learner, kind, 1)))
 
 
 def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: int) -> Iterator[Question]:
-    """The same of so many batches."""
+    """Yields the same for ``count`` batches."""
     found: list[Question] = []
 
     def answer(*inputs: Any) -> NoReturn:
@@ -105,12 +107,12 @@ def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: in
 
 
 def parameters(module: nn.Module) -> int:
-    """How many numbers it has learnt."""
+    """Returns the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a module of that name, or one that it is in, is meant."""
+    """Returns whether a module of that name, or one that it is in, is meant."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
 
 
@@ -120,7 +122,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def stored_file(
     pipeline: Pipeline, stage: Any, name: str, make: Callable[[Path], None], use: Callable[[Path], Result]
 ) -> Result:
-    """Uses a file that a stage makes of the network: the one in the pipeline's folder if it is whole, else a new one.
+    """Uses a file that a stage creates from the network: the one in the pipeline's folder if it is
+    undamaged, else a new one.
 
     A file is read only if the manifest of its run names it; a damaged one is made again, with a warning. Where nothing
     can be written, the file is in a folder that lasts as long as the stage.
@@ -161,7 +164,7 @@ def stored_file(
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file, and the one with its large weights, are as they were written."""
+    """Returns whether a file, and the one with its large weights, are as they were written."""
     manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
     return manifest.is_whole(path) and (not manifest.names(weights) or manifest.is_whole(weights))
 
@@ -198,7 +201,7 @@ def trained(pipeline: Pipeline, stage: Any, name: str, module: nn.Module, train:
 
 
 def _load(module: nn.Module, path: Path) -> None:
-    """Loads weights, of which none is loaded if they are not those of the module."""
+    """Loads weights, or none of them if they are not those of the module."""
     weights, expected = load_file(path), module.state_dict()
     if weights.keys() != expected.keys():
         raise ValueError("its weights have other names than the module's")

@@ -21,13 +21,15 @@ from .network import Question
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Under which an ONNX node says from which module it is."""
+"""Key of an ONNX node for the module of its operation."""
 OUTSIDE = "bytes_outside"
-"""Under which an ONNX file says how large the weights are that the network has and the program does not use."""
+"""Key of an ONNX file for the bytes of weights that the network has and the program does not
+use.
+"""
 INLINE_BYTES = 2**30
-"""Up to so many, weights are inside of the ONNX file; a file can have twice as many at most."""
+"""Largest size of weights inside of the ONNX file; a file can have twice as many at most."""
 LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "torch.utils", "root")
-"""Whose advice is for those who write exporters."""
+"""Loggers and modules with advice for authors of exporters."""
 
 Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
 """Of every input: its type, and its sizes, None where they may differ."""
@@ -60,7 +62,7 @@ class Program:
         return wrapped
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether types and sizes are those of the form."""
+        """Returns whether types and sizes are those of the form."""
         return len(inputs) == len(self.form) and all(
             isinstance(tensor, Tensor)
             and tensor.dtype == dtype
@@ -70,7 +72,7 @@ class Program:
         )
 
     def notes(self) -> list[str]:
-        """How many questions were of another form."""
+        """Returns the number of inputs of another form."""
         return [f"{self.others:,} questions of another form, answered by the network itself"] if self.others else []
 
 
@@ -94,10 +96,10 @@ def exported(module: nn.Module, asked: Question, kind: str) -> ExportedProgram:
     """The network in evaluation mode, for inputs of as many sizes as it allows.
 
     Raises:
-        UsageError: it cannot be traced, or takes what is no tensor.
+        UsageError: It cannot be traced, or has an input that is not a tensor.
     """
     if not all(isinstance(each, Tensor) for each in asked.inputs):
-        raise UsageError(f"{kind}: the network takes inputs that are no tensors")
+        raise UsageError(f"{kind}: every input of the network should be a tensor")
     dynamic = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs)
     module.eval()
     inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)  # no inference tensors
@@ -118,7 +120,9 @@ def of_torch(program: ExportedProgram) -> Program:
 
 
 def _fixed(side: Any) -> int | None:
-    """A size that is a number, or has become one while the network was traced (a symbol that stands for it)."""
+    """Returns a size that is a number, or became one while the network was traced (a
+    symbol that represents it).
+    """
     return int(str(side)) if str(side).isdigit() else None
 
 
@@ -132,7 +136,7 @@ def write_torch(program: ExportedProgram, path: Path) -> None:
 
 
 def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
-    """As an ONNX file; a UsageError if an operation is unknown there."""
+    """Writes an ONNX file; raises a UsageError if ONNX has no such operation."""
     try:
         with quietly():
             converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
@@ -159,7 +163,7 @@ def of_onnx(path: Path, asked: Question) -> Program:
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own classes, which have no common base
+    except Exception as error:  # exceptions of ONNX Runtime, which have no common base class
         raise RuntimeError(f"{path.name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
     names = [each.name for each in inputs]
@@ -187,13 +191,15 @@ def _unused(program: ExportedProgram) -> int:
 
 
 def bytes_of(path: Path) -> int:
-    """Of a program's file, with weights that are beside it."""
+    """Returns the bytes of a program's file, with weights in a separate file."""
     data = path.with_name(f"{path.name}.data")
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
 def difference(program: Program, asked: Question) -> float:
-    """How far the program's answer is from the network's, as a share of its size (of all outputs, L2)."""
+    """Returns the deviation of the program's output from the network's, as a share of its size (of
+    all outputs, L2).
+    """
     pairs = list(zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True))
     off = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
     size = sum(float(other.double().square().sum()) for _, other in pairs)

@@ -26,13 +26,15 @@ SIZES = ("out_features", "out_channels", "num_channels"), ("in_features", "in_ch
 class PruneConfig(StageConfig):
     """Takes attention heads and hidden units out of the network, and rebuilds its layers smaller.
 
-    Of every layer the units go that matter least: by the sum of the absolute weights that make and read them (Li et
-    al. 2017, arXiv 1608.08710), or by how much the loss would change with each, which takes a few batches (Michel et
-    al. 2019, arXiv 1905.10650). What is left computes what the whole network would with those units at zero. With
-    ``updates``, the run's own training goes on for a little, at a small learning rate.
+    In every layer, the least important units are removed: by the sum of the absolute weights that
+    write and read them (Li et al. 2017, arXiv 1608.08710), or by the change of the loss without
+    each, which needs a few batches (Michel et al. 2019, arXiv 1905.10650). The smaller network
+    computes the same as the complete one with those units at zero. With ``updates``, the run's
+    training continues for a while, at a small learning rate.
 
-    When it helps: networks that are larger than their task; time and memory fall with the parameters.
-    When it hurts: small networks, of which every unit is in use; and without any updates after a large share.
+    When it helps: networks that are larger than their task; time and memory fall with
+    the parameters.
+    When it hurts: small networks, in which every unit is needed; and a large share without updates.
     """
 
     kind: ClassVar[str] = "prune"
@@ -41,24 +43,24 @@ class PruneConfig(StageConfig):
     heads: Share = 0.25
     """Share of the attention heads of every layer that goes."""
     ff: Share = 0.25
-    """Share of what is inside of every feed-forward layer or residual block."""
+    """Share of the units inside every feed-forward layer or residual block."""
     importance: Literal["gradients", "weights"] = "gradients"
     """By what units are compared."""
     updates: Annotated[int, Field(ge=0)] = 0
-    """Of the training that goes on afterwards."""
+    """Number of updates after pruning."""
     lr: Annotated[float, Field(gt=0)] = 1e-4
-    """Where its learning rate begins; it ends at zero."""
+    """Initial learning rate; it ends at zero."""
 
     def contract(self, setting: Setting) -> Statistical:
         """Something is lost."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Nothing goes if both shares are zero."""
-        return None if self.heads or self.ff else "heads and ff are 0: nothing goes"
+        """Returns the reason if both shares are zero."""
+        return None if self.heads or self.ff else "heads and ff are 0: nothing is removed"
 
     def implementation(self) -> type[Stage]:
-        """What cuts."""
+        """Returns the implementation."""
         return Prune
 
 
@@ -88,10 +90,10 @@ class Prune(Stage):
         pipeline.note(f"without {said}: {before:,} parameters are {left:,} ({left / before:.2f}x)")
 
     def _cuts(self, learner: GradientLearner) -> dict[Prunable, int]:
-        """How many units of every group go."""
+        """Returns how many units of every group are removed."""
         groups = list(learner.prunable())
         if not groups:
-            raise UsageError(f"prune: learner '{learner.config.kind}' names nothing that could go (Learner.prunable)")
+            raise UsageError(f"prune: learner '{learner.config.kind}' has no removable units (Learner.prunable)")
         gone = {group: int(getattr(self.config, group.kind) * group.units + 1e-9) for group in groups}
         if not any(gone.values()):
             of = ", ".join(f"{kind}: {getattr(self.config, kind)}" for kind in sorted({group.kind for group in groups}))
@@ -99,7 +101,7 @@ class Prune(Stage):
         return {group: count for group, count in gone.items() if count}
 
     def _train(self, learner: GradientLearner, pipeline: Pipeline) -> None:
-        """So many updates more."""
+        """Trains for the configured number of updates."""
         updates = self.config.updates
         for done, (batch, noise) in enumerate(islice(pipeline.batches(), updates)):
             for _, optimizer in learner.optimizers():
@@ -109,7 +111,7 @@ class Prune(Stage):
 
 
 def _said(cuts: dict[Prunable, int], kind: str) -> str:
-    """How many units of a kind go."""
+    """Returns how many units of a kind are removed, as text."""
     own = {group: gone for group, gone in cuts.items() if group.kind == kind}
     return f"{sum(own.values())} of {sum(group.units for group in own)} {NAMES[kind]}"
 
@@ -134,7 +136,8 @@ def _weights(group: Prunable) -> Tensor:
 
 
 def _changes(learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prunable]) -> list[Tensor]:
-    """How much the loss of a batch changes with what is read of every unit, without its sign, [units] for each group.
+    """Returns the absolute change of the loss of a batch without the values of every unit, [units]
+    for each group.
 
     The derivative with respect to a factor before a unit is the sum of its weights times their gradients.
     """
@@ -169,7 +172,9 @@ def _cut(group: Prunable, kept: Tensor) -> None:
 
 
 def _shrink(layer: nn.Module, side: int, times: int, units: int, kept: Tensor) -> None:
-    """Leaves these units of the outputs (side 0) or the inputs (side 1) of a layer, which it has so many times."""
+    """Selects units of the outputs (side 0) or the inputs (side 1) of a layer, which
+    has them ``times`` times.
+    """
     import torch
 
     for name, parameter in list(layer.named_parameters(recurse=False)):

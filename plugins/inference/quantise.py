@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class QuantiseConfig(StageConfig):
-    """Rounds the weights of the network to eight bits, each output's with a scale of its own.
+    """Rounds the weights of the network to eight bits, with one scale per output.
 
-    ``torchao`` rounds matrices where they are, and with ``activations`` also what is multiplied with them, anew for
-    every row; convolutions and embeddings stay as they are. ``onnxruntime`` exports the network first: matrices with
-    inputs that are rounded as they come, and of a network with convolutions these too, with ranges that a few batches
-    of the run's data show. What the learner calls sensitive (its first and last layers, say) stays in float32, and
-    with it norms and biases.
+    ``torchao`` rounds matrices in place, and with ``activations`` also their inputs, with one scale
+    per row; convolutions and embeddings are unchanged. ``onnxruntime`` exports the network first:
+    matrices have inputs that are rounded dynamically, and in a network with convolutions these are
+    rounded too, with ranges from a few batches of the run's data. Modules that the learner declares
+    as sensitive (for example its first and last layers), norms and biases stay in float32.
 
     When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a processor with VNNI.
     When it hurts: small networks, whose products are too small to be worth the rounding; ``torchao`` on a CPU without
@@ -42,18 +42,22 @@ class QuantiseConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
     backend: Literal["torchao", "onnxruntime"] = "onnxruntime"
-    """What rounds and multiplies."""
+    """The library that rounds and multiplies."""
     activations: bool = True
     """Whether what is multiplied with weights is rounded, too; ``onnxruntime`` always does."""
     keep: list[str] = Field(default_factory=list)
-    """Modules that stay as they are, beside those that the learner calls sensitive: names, or patterns (``*.time``)."""
+    """Modules that are unchanged, in addition to those that the learner declares as sensitive:
+    names, or patterns (``*.time``).
+    """
 
     def contract(self, setting: Setting) -> Statistical:
-        """It rounds."""
+        """Returns ``Statistical``: it rounds."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A UsageError where the backend cannot be had, or beside a stage that wants the network for itself."""
+        """Raises a UsageError if the backend is not available, or together with a stage that
+        replaces the network.
+        """
         from importlib.util import find_spec
 
         if self.backend == "torchao":
@@ -65,7 +69,7 @@ class QuantiseConfig(StageConfig):
         return None
 
     def implementation(self) -> type[Stage]:
-        """What rounds."""
+        """Returns the implementation."""
         return Quantise
 
 
@@ -82,7 +86,7 @@ class Quantise(Stage):
         """Rounds in place, or puts a program with rounded weights in the place of the network.
 
         Raises:
-            UsageError: the backend knows nothing of what the network is made of.
+            UsageError: The backend supports no layer of the network.
         """
         from .network import settled
 
@@ -93,7 +97,7 @@ class Quantise(Stage):
         rounds(pipeline, learner, kept)
 
     def closing_notes(self) -> Sequence[str]:
-        """How many questions the program did not fit."""
+        """Returns how many inputs did not fit the program."""
         return [] if self.program is None else self.program.notes()
 
     def _by_torchao(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
@@ -195,7 +199,8 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
         chosen = [node for node in layers if not matches(_owner(node), kept)]
         if not chosen:
             raise UsageError("quantise: keep: nothing is left to round")
-        names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]  # what becomes of a Gemm
+        # The nodes to which a Gemm is converted.
+        names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]
         common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
         if any(node.op_type == "Conv" for node in chosen):
             reader = _reader([each.name for each in graph.input], examples)
@@ -206,7 +211,9 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
 
 
 def _owner(node: Any) -> str:
-    """The module that an operation is from: by the name of a weight, or by what the exporter says."""
+    """Returns the module of an operation: by the name of a weight, or by the exporter's
+    metadata.
+    """
     for name in node.input:
         if name.endswith(".weight"):
             return str(name).removesuffix(".weight")
@@ -221,13 +228,13 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Examples(CalibrationDataReader):  # type: ignore[misc]  # untyped
-        """What the network was asked."""
+        """Inputs of the network."""
 
         def __init__(self) -> None:
             self.rest = iter(examples)
 
         def get_next(self) -> dict[str, Any] | None:
-            """Of the next batch; None after the last."""
+            """Returns the inputs of the next batch; None after the last."""
             asked = next(self.rest, None)
             return asked and {name: each.numpy() for name, each in zip(names, asked.inputs, strict=True)}
 
@@ -235,7 +242,9 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
 
 
 def _has_vnni() -> bool:
-    """Whether the processor adds up products of eight bits without saturation (else weights have seven)."""
+    """Returns whether the processor adds up products of eight bits without saturation
+    (else weights have seven).
+    """
     import torch
 
     asks = getattr(torch.cpu, "_is_vnni_supported", None)

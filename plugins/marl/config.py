@@ -35,10 +35,11 @@ Discount = Annotated[
 class MasacConfig(LearnerConfig):
     """Multi-agent soft actor-critic with centralised twin critics and nothing shared between agents.
 
-    Every agent has its own actor on its own observation, its own twin critic on all observations and all actions, its
-    own target critic and its own temperature. The update is simultaneous: all targets and critic losses are taken on
-    the parameters from before it, then all actor losses, on the critics after their step. In the actor loss the other
-    agents' actions are fresh (drawn from their present policies) and detached.
+    Every agent has a separate actor on its observation, a separate twin critic on all observations
+    and all actions, a separate target critic and a separate temperature. The update is
+    simultaneous: all targets and critic losses are computed with the parameters before the update,
+    then all actor losses, with the critics after their step. In the actor loss the other agents'
+    actions are fresh (sampled from their present policies) and detached.
 
     When it helps: continuous actions, a handful of cooperating agents, simulators that are not free.
     When it hurts: its cost grows with the square of the number of agents' observations in the critics.
@@ -51,7 +52,7 @@ class MasacConfig(LearnerConfig):
         "critic": {"kind": "adam", "lr": 3e-3, "eps": 1e-5, "max_grad_norm": 1.0},
         "temperature": {"kind": "adam", "lr": 3e-4},
     }
-    """Gradients are clipped for every network of every agent apart."""
+    """Gradients are clipped separately for every network of every agent."""
     moved: ClassVar[Mapping[str, str]] = {
         "model.actor_lr": "optimizer.actor.lr",
         "model.critic_lr": "optimizer.critic.lr",
@@ -72,7 +73,9 @@ class MasacConfig(LearnerConfig):
     initial_temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of every policy before the first update."""
     update_order: Literal["simultaneous", "sequential"] = "simultaneous"
-    """Whether all agents learn from the same parameters, or each sees the new ones of those before it."""
+    """Whether all agents learn from the same parameters, or each from the new ones of
+    the agents before it.
+    """
 
     def implementation(self) -> "type[Masac]":
         """The learner in torch."""

@@ -13,7 +13,9 @@ SHARED = "step"
 
 
 def as_stacked(tensor: Tensor) -> Tensor:
-    """From a network's own shape to that in a stack, and back: a matrix is transposed."""
+    """Converts a tensor from a network's shape to that in a stack, and back: a matrix
+    is transposed.
+    """
     return tensor.T if tensor.dim() == 2 else tensor
 
 
@@ -54,7 +56,7 @@ def apart(vector: State, shapes: Sequence[torch.Size], agents: int) -> list[Stat
 
 
 def together(agents: Sequence[State], shapes: Sequence[torch.Size]) -> State:
-    """The state of one optimizer of a vector, in memory of its own; the reverse of ``apart``.
+    """Returns the state of one optimizer of a vector, in separate memory; the reverse of ``apart``.
 
     Raises:
         ValueError: the agents have taken different numbers of steps, which one optimizer cannot.

@@ -22,7 +22,7 @@ from .work import least_bytes, least_flop
 
 
 class CriticStep(NamedTuple):
-    """What a critic step returns."""
+    """The result of a critic step."""
 
     loss: Tensor
     """[N]"""
@@ -31,7 +31,7 @@ class CriticStep(NamedTuple):
 
 
 class ActorStep(NamedTuple):
-    """What an actor step returns."""
+    """The result of an actor step."""
 
     loss: Tensor
     """[N]"""
@@ -84,7 +84,7 @@ class Masac(Learner):
     # --- the story ----------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Tensor]:
-        """One update of all agents; see ``MasacConfig`` for what "simultaneous" means."""
+        """Performs one update of all agents; ``MasacConfig`` defines "simultaneous"."""
         if self.sequential:
             return self.sequential_update(batch, noise)
         y = self.slots.targets(batch, noise)
@@ -95,7 +95,7 @@ class Masac(Learner):
         return self._output(critic_loss, td_error, actor_loss, log_prob)
 
     def sequential_update(self, batch: Batch, noise: Batch) -> dict[str, Tensor]:
-        """The historical order: every agent finishes its whole update before the next one begins."""
+        """The historical order: every agent finishes its update before the next one starts."""
         outputs = []
         self.roles["actor"].zero_grad()
         for agents in self.slices:
@@ -111,11 +111,11 @@ class Masac(Learner):
         return self._output(*(torch.cat(column) for column in zip(*outputs, strict=True)))
 
     def targets(self, batch: Batch, noise: Batch) -> Tensor:
-        """What the critics are to predict, [N, B]."""
+        """Returns the targets of the critics, [N, B]."""
         return torch.cat([self.slots.target(batch, noise, agents) for agents in self.slices])
 
     def critic_step(self, batch: Batch, y: Tensor) -> CriticStep:
-        """One loss, one backward, one clip and one optimizer step for every agent."""
+        """Computes one loss, one backward, one clip and one optimizer step for every agent."""
         steps = []
         for agents in self.slices:
             self.roles["critic"].zero_grad(agents)
@@ -181,7 +181,8 @@ class Masac(Learner):
         return (batch["weight"] * error.square()).mean(-1).sum(-1), error.detach().abs().mean(1)
 
     def actor_loss(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
-        """Mean (alpha log pi(a | s) - min Q(s, own new action, the others' new actions, detached)), [n].
+        """Returns the mean of (alpha log pi(a | s) - min Q(s, the agent's new action, the others'
+        new actions, detached)), [n].
 
         Returns:
             Loss, [n], and log-probability, [n, B], detached.
@@ -196,7 +197,8 @@ class Masac(Learner):
             own_log_probs += [log_prob] if own else []
         actions, log_prob = torch.cat(everyone), torch.cat(own_log_probs)
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
-        # Put in place rather than chosen by a mask, whose gradient would be a sum that is zero but for one agent.
+        # Scattered rather than selected by a mask, whose gradient would be a sum of zeros except
+        # for one agent.
         rows = rows.slice_scatter(actions[agents], start=wanted.start, step=self.agents + 1)
         joint = rows.unflatten(0, (-1, self.agents)).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call]
         q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
@@ -279,21 +281,21 @@ class Masac(Learner):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
-        """One for every agent and role."""
+        """Creates one optimizer for every agent and role."""
         for name, role in self.roles.items():
             settings = self.context.optimizers[name]
             if settings.settings.get("weight_decay") and settings.spare:
                 raise UsageError(
-                    f"optimizer.{name}.weight_decay: masac cannot leave parameters out of it; say spare: []"
+                    f"optimizer.{name}.weight_decay: masac cannot exclude parameters from it; set spare: []"
                 )
             role.configure(partial(self.slots.make_optimizer, settings.optimizer(), **settings.settings))
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
-        """Those of all agents."""
+        """Yields the optimizers of all agents."""
         return ((name, optimizer) for name, role in self.roles.items() for optimizer in role.optimizers)
 
     def periods(self) -> dict[str, int]:
-        """Everything is stepped in every update."""
+        """Returns no periods, because everything is stepped in every update."""
         return {}
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -301,7 +303,7 @@ class Masac(Learner):
         return {"model": self.model, "target_critics": self.target_critics}
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All trainable parameters, agent by agent."""
+        """Yields all trainable parameters, agent by agent."""
         yield from self.model.named_parameters()
 
     def gradients(self) -> dict[str, Tensor | None]:
@@ -319,7 +321,7 @@ class Masac(Learner):
         }
 
     def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
-        """Of networks, temperatures and target critics."""
+        """Returns the weights of networks, temperatures and target critics."""
         return {name: state[name] for name in self.modules()}
 
     def load_state_dict(self, state: State) -> None:
@@ -330,7 +332,9 @@ class Masac(Learner):
             role.load_state_dict(state["roles"][name])
 
     def networks(self) -> dict[str, list[list[nn.Parameter]]]:
-        """Parameters of all same-shaped networks of every role; an agent's two critics stand side by side."""
+        """Returns parameters of all networks of the same shape in every role; an agent's two
+        critics are neighbours.
+        """
         return {
             "actor": [list(actor.parameters()) for actor in self.actors],
             "critic": _twins(self.critics["online"]),
@@ -338,7 +342,7 @@ class Masac(Learner):
         }
 
     def target_networks(self) -> list[list[nn.Parameter]]:
-        """The same of the target critics."""
+        """Returns the same for the target critics."""
         return _twins(self.critics["target"])
 
     def _discounts(self, gamma: float | list[float]) -> float | Tensor:

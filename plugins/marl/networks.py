@@ -15,8 +15,8 @@ Precision = Callable[[], AbstractContextManager[None]]
 class Mlp(nn.Module):
     """Linear, LayerNorm, ReLU for every hidden layer, and a linear head.
 
-    Trunk and head are apart because the head stays in full precision under autocast: Q values of some hundreds do not
-    fit the spacing of 16-bit numbers.
+    Trunk and head are separate because the head stays in full precision under autocast: Q values of
+    some hundreds do not fit the spacing of 16-bit numbers.
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, generator: torch.Generator) -> None:

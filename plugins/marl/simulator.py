@@ -18,12 +18,16 @@ from .simulator_config import SimulatorConfig
 
 _COUNTERS = ("_steps", "_uncounted", "_credit", "_due", "_open")
 STEPS_BETWEEN_CHECKS = 10
-"""Evaluation asks an accelerator only this often whether all episodes are over, because every question waits for it."""
+"""Steps of an evaluation between checks whether all episodes are over, because every check waits
+for an accelerator.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStep:
-    """What one step of E environments with N agents gives; a finished environment is reset within the step."""
+    """The result of one step of E environments with N agents; a finished environment is reset
+    within the step.
+    """
 
     observation: Tensor
     """[E, N, o]: what to act on next; of the new episode where the old one ended."""
@@ -34,7 +38,7 @@ class EnvironmentStep:
     terminated: Tensor
     """[E], bool: the task ended; nothing follows, so nothing may be bootstrapped."""
     truncated: Tensor
-    """[E], bool: the episode was cut off; its value goes on."""
+    """[E], bool: the episode was cut off; its value continues."""
     episodes: Tensor
     """[E, 1 + m]: 1 and m numbers that can be added up for each episode that ended in this step, else zeros."""
 
@@ -56,7 +60,9 @@ class BatchedEnvironment(Protocol):
         """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``."""
 
     def state_dict(self) -> State:
-        """All that ``load_state_dict`` needs to continue in the middle of an episode."""
+        """Returns the state with which ``load_state_dict`` continues in the middle of an
+        episode.
+        """
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
@@ -120,7 +126,7 @@ class SimulatorSource(Source):
         """Builds ``envs`` simulations that draw their episodes from ``generator``."""
 
     def bind(self, learner: Learner) -> None:
-        """Gets to know who acts: the learner's ``act``, or ``predict`` if it does not explore."""
+        """Receives the policy: the learner's ``act``, or ``predict`` if it does not explore."""
         self._act = getattr(learner, "act", None) or (lambda observation, _: learner.predict(observation))
 
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
@@ -141,7 +147,9 @@ class SimulatorSource(Source):
         return batch
 
     def reward_scale(self) -> Tensor:
-        """Root mean square of every agent's rewards so far, [N]; 1 for an agent that had none but zeros."""
+        """Returns the root mean square of every agent's rewards so far, [N]; 1 for an
+        agent with only zeros.
+        """
         scale = (self._reward_squares / self._steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
@@ -163,7 +171,7 @@ class SimulatorSource(Source):
         return actions
 
     def ahead(self) -> int:
-        """What is due before the next step."""
+        """Returns the number of batches before the next step."""
         return self._due
 
     def size(self, batch: Batch) -> int:
@@ -185,7 +193,7 @@ class SimulatorSource(Source):
         """Steps all environments once and stores the transitions.
 
         Args:
-            act: from observations to actions; None asks for uniformly random actions.
+            act: Maps observations to actions; None selects uniformly random actions.
         """
         # Policies and environments may change what they are given in place, and what they return.
         action = self._random_action() if act is None else act(self._observation.clone())
@@ -225,8 +233,8 @@ class SimulatorSource(Source):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Runs the deterministic policy through the held-out episodes, the same ones every time.
 
-        Every episode has a simulation of its own and counts once; training's environments and generators are not
-        touched.
+        Every episode has a separate simulation and counts once; training's environments and
+        generators are unchanged.
         """
         environment, observation = self.held_out()
         total: Tensor | None = None

@@ -1,4 +1,4 @@
-"""What every simulator can be told: how many copies run, what remembers them and how they are evaluated."""
+"""Common settings of simulators: the number of copies, their replay buffer and their evaluation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
@@ -11,14 +11,16 @@ from .replay.config import ReplayConfig, UniformConfig
 
 
 class EvaluationConfig(Config):
-    """How the deterministic policy is measured."""
+    """Evaluation of the deterministic policy."""
 
     episodes: int = Field(default=200, ge=1)
     """Episodes of one evaluation; they run side by side, one in each simulation."""
     longest: int = Field(default=10_000, ge=1)
     """Steps after which an evaluation fails if an episode has not ended."""
     seed: int = Field(default=20_011, ge=0)
-    """Seed of the held-out episodes: the same ones at every evaluation, whatever the recipe's own seed."""
+    """Seed of the held-out episodes, which are the same at every evaluation, whatever
+    the recipe's seed.
+    """
 
 
 class SimulatorConfig(SourceConfig):
@@ -37,7 +39,7 @@ class SimulatorConfig(SourceConfig):
     envs: int = Field(default=16, ge=1)
     """Parallel simulations; one step of all of them counts as this many environment steps."""
     replay: ReplayConfig = Field(default_factory=UniformConfig)
-    """What remembers the transitions and draws batches from them."""
+    """The replay buffer, which stores transitions and samples batches."""
     warmup: Annotated[int, Field(ge=0)] = 1000
     """Environment steps with random actions before the first update."""
     updates_per_step: Annotated[float, Field(gt=0)] = 0.5
@@ -77,7 +79,7 @@ class SimulatorConfig(SourceConfig):
         return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
 
     def resident(self, device: str) -> bool:
-        """Whether the replay buffer is where the learner is."""
+        """Returns whether the replay buffer is where the learner is."""
         return device == "cpu" or self.replay.device == "same"
 
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,9 @@ from .roles import ALL, AgentsRole, MakeOptimizer
 class Stack:
     """Same-shaped tensors of M networks, stacked layer by layer in one flat vector.
 
-    Weights are kept as [M, inputs, outputs]: the batched matmul and its gradient then need no copy. The networks' own
-    parameters become views, so that names and state dictionaries stay as they were.
+    Weights are stored as [M, inputs, outputs]: the batched matmul and its gradient then
+    need no copy. The parameters of the networks become views, so that names and state
+    dictionaries are unchanged.
     """
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -36,8 +37,7 @@ class Stack:
 class StackedRole(AgentsRole):
     """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one vector.
 
-    To the outside its state is that of ``AgentsRole``: what was trained stacked goes on
-    unstacked, and the other way round.
+    Its external state is that of ``AgentsRole``: a training can continue stacked or unstacked.
     """
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float | None) -> None:
@@ -68,7 +68,7 @@ class StackedRole(AgentsRole):
         self.optimizers = [make([self.vector])]
 
     def zero_grad(self, agents: slice = ALL) -> None:
-        """Forgets the gradients of the layers; those of the vector are written anew by ``gather``."""
+        """Deletes the gradients of the layers; ``gather`` overwrites those of the vector."""
         for layer in self.layers:
             layer.grad = None
 
@@ -90,7 +90,7 @@ class StackedRole(AgentsRole):
         slots.clip(self.shares, self.max_grad_norm)
 
     def expose_gradients(self) -> None:
-        """Shows every network's share of the gradient at its own parameters."""
+        """Assigns every network's share of the gradient to its parameters."""
         for layer, share, same in zip(self.layers, self.shares, zip(*self.networks, strict=True), strict=True):
             gradient = None if layer.grad is None else share.grad
             for i, parameter in enumerate(same):
@@ -110,7 +110,7 @@ class StackedRole(AgentsRole):
 
 
 class ClipAgents:
-    """Clips the gradients of every agent apart."""
+    """Clips the gradients of every agent separately."""
 
     def __init__(self, agents: int) -> None:
         self.agents = agents
@@ -126,7 +126,7 @@ class ClipAgents:
 
 
 class StackedMlp:
-    """The forward of M networks at once."""
+    """Computes the forward of M networks together."""
 
     def __init__(self, layers: Sequence[Tensor]) -> None:
         *trunk, self.head_weight, self.head_bias = layers
@@ -136,8 +136,9 @@ class StackedMlp:
         """Applies all networks.
 
         Args:
-            inputs: [M, B, inputs]; where all networks see the same, expanded rather than copied.
-            precision: the context in which the trunk runs; the head runs in the parameters' own type.
+            inputs: [M, B, inputs]; if all networks have the same input, expanded rather
+                than copied.
+            precision: The context in which the trunk runs; the head runs in the parameters' type.
 
         Returns:
             [M, B, outputs].

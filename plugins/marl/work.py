@@ -1,4 +1,4 @@
-"""What one update of multi-agent SAC cannot do without."""
+"""The minimal work of one update of multi-agent SAC."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ ACTIVATIONS = 13
 def least_flop(agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int) -> int:
     """The least matrix FLOP of one simultaneous update.
 
-    A forward through P weights costs 2 P a sample, as do the gradient of the weights and that of the inputs, of which
-    the first layer needs none. For every agent there are two target and two online critics forward, both gradients of
-    the online ones, these once more on fresh actions with gradients for the own action alone, and two forwards and one
-    backward of the actor.
+    A forward through P weights costs 2 P per sample, as do the gradient of the weights and that of
+    the inputs, which the first layer does not need. For every agent there are two target and two
+    online critics forward, both gradients of the online ones, these once more on fresh actions with
+    gradients for the agent's action alone, and two forwards and one backward of the actor.
     """
     actor, critic = _weights(agents, observation, action, hidden)
     joint, first = agents * (observation + action), hidden[0]

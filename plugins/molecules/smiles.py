@@ -12,7 +12,7 @@ import networkx as nx
 SINGLE, DOUBLE, TRIPLE, AROMATIC = 1, 2, 3, 4
 """Kinds of bonds."""
 _ROUNDS = 16
-"""Of taking in labels; more tell hardly any two molecules apart."""
+"""Rounds of label propagation; more rounds distinguish few further molecules."""
 _ORDERS = {"-": SINGLE, "/": SINGLE, "\\": SINGLE, "=": DOUBLE, "#": TRIPLE, ":": AROMATIC}
 _TOKEN = re.compile(
     r"\[(?P<bracket>[^\]]*)\]|(?P<atom>Cl|Br|[BCNOPSFIbcnops])|(?P<bond>[-=#:/\\])|%(?P<far>\d\d)|(?P<ring>\d)|(?P<other>[().])"
@@ -37,7 +37,7 @@ class Molecule(NamedTuple):
     bonds: dict[tuple[int, int], int]
 
     def neighbours(self) -> list[list[int]]:
-        """Of every atom, in the order in which the bonds are written."""
+        """Returns the neighbours of every atom, in the order of the bonds in the text."""
         found: list[list[int]] = [[] for _ in self.atoms]
         for one, other in self.bonds:
             found[one].append(other)
@@ -52,10 +52,10 @@ class Molecule(NamedTuple):
 
 
 def read(text: str) -> Molecule:
-    """Reads a molecule; stereochemistry and isotopes are passed over, and so are hydrogens beside heavy atoms.
+    """Reads a molecule; stereochemistry, isotopes, and hydrogens of heavy atoms are ignored.
 
     Raises:
-        ValueError: it cannot be read; says where, and why.
+        ValueError: It cannot be read; the message contains the place and the reason.
     """
     atoms: list[Atom] = []
     bonds: dict[tuple[int, int], int] = {}
@@ -75,7 +75,7 @@ def read(text: str) -> Molecule:
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
-            raise ValueError(f"'{text[place]}' at character {place + 1} is no part of a SMILES")
+            raise ValueError(f"'{text[place]}' at character {place + 1} does not belong in a SMILES")
         kind, found = str(token.lastgroup), token[str(token.lastgroup)]
         try:
             if kind in ("atom", "bracket"):
@@ -92,7 +92,7 @@ def read(text: str) -> Molecule:
             elif found == ".":
                 last, order = None, None
             elif last is None:
-                raise ValueError("a ring begins at no atom")
+                raise ValueError("a ring starts without an atom")
             elif found in rings:
                 other, before = rings.pop(found)
                 bond(other, last, order or before)
@@ -113,7 +113,7 @@ def _atom(text: str, bracket: bool) -> Atom:
         return Atom(text.capitalize(), text.islower(), 0)
     found = _BRACKET.match(text)
     if found is None:
-        raise ValueError(f"'[{text}]' is no atom")
+        raise ValueError(f"'[{text}]' is not an atom")
     signs = found["charge"] or ""
     number = signs.strip("+-")
     charge = (int(number) if number else len(signs)) * (-1 if signs.startswith("-") else 1)
@@ -139,7 +139,8 @@ def _without_hydrogens(molecule: Molecule) -> Molecule:
 
 
 def skeleton(molecule: Molecule) -> str:
-    """A digest of elements and of what bonds to what, however it is written; other molecules may share it.
+    """Returns a digest of elements and bonds that does not depend on the order of the text;
+    different molecules may share it.
 
     Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there are atoms at most.
     """

@@ -8,11 +8,11 @@ HEADS = ("C", "CC", "CC(C)", "OC", "NC", "ClCC", "N#CC", "CCCCC", "C1CCCC1", "C1
 MIDDLES = ("C", "CC", "CO", "CN", "C(=O)", "C(C)C", "CCCC", "c1ccc(cc1)")
 TAILS = ("C", "O", "N", "F", "CC", "CO", "C#N", "CCl", "C1CC1")
 SHARES = {"C": -0.5, "c": -0.4, "O": 0.8, "N": 0.6, "F": -0.2, "Cl": -0.7}
-"""What every atom adds to the property."""
+"""Contributions of atoms to the property."""
 
 
 def synthetic_molecules() -> dict[str, float]:
-    """Returns a property by molecule in SMILES: the sum of what its atoms add."""
+    """Returns a property by molecule in SMILES: the sum of its atoms' contributions."""
     molecules = map("".join, product(HEADS, MIDDLES, TAILS))
     return {molecule: _property(molecule) for molecule in molecules}
 

@@ -40,9 +40,11 @@ COLUMNS = {
     ESOL.name: ("smiles", "measured log solubility in mols per litre"),
     FREESOLV.name: ("smiles", "expt"),
 }
-"""Of the published tables: the molecule, and what was measured. What models answered stands in others."""
+"""Columns of the published tables: the molecule, and the measurement. Other columns contain
+predictions of models.
+"""
 PART = 10
-"""One in so many molecules is in the test part, and as many are in the validation part."""
+"""One of this number of molecules is in the test part, and as many are in the validation part."""
 
 
 class MoleculeCounts(NamedTuple):
@@ -100,7 +102,7 @@ class MoleculesConfig(PublishedDatasetConfig):
     target: str | None = None
     """The column with what was measured; known for the published tables."""
     split: int | None = None
-    """The seed from which the parts are drawn; the recipe's unless told."""
+    """The seed that splits the table; that of the recipe by default."""
     held_out: Literal["test", "validation"] = "test"
     """The part that evaluation sees; a search should look at the other one."""
 
@@ -148,13 +150,13 @@ class MoleculesConfig(PublishedDatasetConfig):
 
 
 class Table:
-    """What a source of molecules reads."""
+    """The table of a source of molecules."""
 
     def __init__(self, config: MoleculesConfig, seed: int) -> None:
         """Reads and splits it.
 
         Raises:
-            UsageError: there is no such file, it is no such table, or a molecule cannot be read.
+            UsageError: There is no such file, it is not such a table, or a molecule cannot be read.
         """
         if config.synthetic:
             path = Path("synthetic molecules")
@@ -173,7 +175,9 @@ class Table:
         self.mean, self.std = statistics.fmean(known), statistics.pstdev(known) or 1.0
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What a learner says of standardised targets, with the root of ``squared_error`` in the table's unit."""
+        """Returns the metrics of standardised targets, with the root of
+        ``squared_error`` in the table's unit.
+        """
         others = {name: value for name, value in metrics.items() if name != "squared_error"}
         return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **others}
 
@@ -183,7 +187,7 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"data.file: {path} is no table in UTF-8: {error}") from error
+        raise UsageError(f"data.file: {path} is not a table in UTF-8: {error}") from error
     columns = list(rows[0]) if rows else []
     for key, column in (("smiles", smiles), ("target", target)):
         if column not in columns:
@@ -194,7 +198,7 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
         try:
             numbers.append(float(row[target]))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"data.file: {path}, row {line}: '{row[target]}' is no number in '{target}'") from error
+            raise UsageError(f"data.file: {path}, row {line}: '{row[target]}' is not a number in '{target}'") from error
     return texts, numbers
 
 

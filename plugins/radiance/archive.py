@@ -136,7 +136,7 @@ def labels_of(path: Path, arrays: Mapping[str, np.ndarray], count: int) -> np.nd
     label = array_of(path, arrays, "label", (count,), np.zeros(count))
     if not np.array_equal(label, np.round(label)) or label.min() < 0:
         raise UsageError(
-            f"data.file: {one_line(path)}: 'label' should have whole numbers from 0, "
+            f"data.file: {one_line(path)}: 'label' should have integers of at least 0, "
             "one for each image"
         )
     # A label beyond the number of images leaves a gap in any case, and may be huge.

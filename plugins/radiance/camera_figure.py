@@ -284,7 +284,7 @@ def draw_world(scene: CameraScene, number: int, axes: Axes) -> None:
     origin_point = torch.zeros(1, 3)
     axis_ends = length * torch.eye(3)
     points = torch.cat([origin_point, axis_ends])
-    # A projection of what is behind the camera would be drawn upside down.
+    # A projection of points behind the camera would be drawn upside down.
     if (depths_of(points[None], camera) <= 0).any():
         axes.text(
             0,

@@ -198,7 +198,7 @@ class RadianceModel(Learner):
         """Renders images [B, 3, side, side] from -1 to 1, without the randomness of training."""
         count = len(inputs["label"])
         images = []
-        # A server may ask for more views than have room in memory.
+        # A server may request more views than fit into memory.
         for start in range(0, count, self.config.prediction_batch):
             views = slice(start, start + self.config.prediction_batch)
             group = {

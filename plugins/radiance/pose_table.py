@@ -117,7 +117,7 @@ def _row(
         if number is None:
             text = one_line(repr(cells[name] or ""))
             raise UsageError(
-                f"{location}: '{name}' of {one_line(file)} is no number: {text}; write its pose"
+                f"{location}: '{name}' of {one_line(file)} is not a number: {text}; write its pose"
             )
         pose.append(number)
     return PoseRow(line, file, one_line(label or ""), pose)
@@ -146,7 +146,7 @@ def _check_files(folder: Path, rows: Sequence[PoseRow]) -> None:
             )
         if not path.is_file():
             raise UsageError(
-                f"{location}: there is no image {one_line(path)}; add it, or remove the line"
+                f"{location}: image {one_line(path)} is missing; add it, or remove the line"
             )
         lines[path] = row.line
     images = [

@@ -46,13 +46,13 @@ class TextRequest(ServedRequest):
     """A text that is to be continued."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=2_000)]
-    """How it begins."""
+    """The start of the text."""
     characters: Annotated[int, Field(ge=1, le=2_000)] = 200
     """How many to write; others wait for as long."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.8
     """How boldly: below 1, likely characters become likelier."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """What is written follows from it, whatever else is asked at the same time."""
+    """Seed of the text, which does not depend on other requests."""
 
     def group(self) -> Hashable:
         """Prompts of one length, and as many characters."""
@@ -60,13 +60,13 @@ class TextRequest(ServedRequest):
 
 
 class TextResponse(ServedResponse):
-    """What comes after the prompt."""
+    """The text after the prompt."""
 
     text: str
 
 
 class LanguageModelConfig(GradientLearnerConfig, ABC):
-    """What predicts the next symbol from those before it."""
+    """Settings of models that predict the next symbol from those before it."""
 
     learns_from: ClassVar[str] = "tokens"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -83,8 +83,8 @@ class LanguageModelConfig(GradientLearnerConfig, ABC):
 class GptConfig(LanguageModelConfig):
     """A transformer that predicts the next symbol from those before it (Radford et al. 2019, GPT-2).
 
-    Normalisation stands before attention and before the feed-forward layer, positions are learnt, and the embedding is
-    also the last layer.
+    Normalisation precedes attention and the feed-forward layer, positions are trained, and the
+    embedding is also the last layer.
 
     When it helps: text by the character, windows of up to some hundred symbols.
     When it hurts: long windows, because attention grows with their square; and small data, which it learns by heart.
@@ -95,7 +95,7 @@ class GptConfig(LanguageModelConfig):
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
     width: Count = 128
-    """Numbers that stand for one symbol between the blocks."""
+    """Size of the vector of a symbol between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -128,11 +128,11 @@ class Mamba2Config(LanguageModelConfig):
     layers: Count = 2
     """Blocks."""
     width: Count = 64
-    """Numbers that stand for one symbol between the blocks."""
+    """Size of the vector of a symbol between the blocks."""
     expand: Count = 2
     """How many times as many there are inside of a block."""
     head_width: Count = 32
-    """Of those, how many share one rate of decay."""
+    """Number of channels that share one rate of decay."""
     state: Count = 16
     """Numbers in the state for each of them."""
     taps: Annotated[int, Field(ge=2)] = 4
@@ -156,9 +156,10 @@ class Mamba2Config(LanguageModelConfig):
 class TextConfig(PublishedDatasetConfig):
     """Any text in UTF-8, by the character; its end is held out.
 
-    Training draws windows that begin anywhere; evaluation predicts every held-out character once, in windows side by
-    side. The default file is tiny Shakespeare (``runner data get tinyshakespeare.txt``). With ``synthetic: true`` the
-    text is Python's own help texts, for trying things out.
+    Training samples windows with random starts; evaluation predicts every held-out
+    character once, in adjacent windows. The default file is tiny Shakespeare (``runner
+    data get tinyshakespeare.txt``). With ``synthetic: true`` the text consists of
+    Python's help texts, for tests.
     """
 
     kind: ClassVar[str] = "text"

@@ -37,7 +37,7 @@ class TransformerBlock(nn.Module):
         return x + self._drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def attention(self, x: Tensor) -> Tensor:
-        """What every symbol gathers from itself and those before it."""
+        """Returns the attention of every symbol to itself and those before it."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu" and q.dtype == torch.bfloat16:  # its backward is slower there than float32's
@@ -57,7 +57,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """From symbols [B, T] to logits [B, T, vocabulary] of the symbol after each."""
+    """A network from symbols [B, T] to logits [B, T, vocabulary] of the symbol after each."""
 
     def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         return F.linear(self.hidden(tokens), self.embedding.weight)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What stands for every symbol before the last layer, [B, T, width]."""
+        """Returns the vectors of all symbols before the last layer, [B, T, width]."""
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
@@ -96,12 +96,14 @@ class Gpt(LanguageModel):
         return Transformer(vocabulary, length - 1, config.layers, config.width, config.heads, config.dropout)
 
     def prunable(self) -> Iterator[Prunable]:
-        """What its blocks have."""
+        """Yields the removable parts of the blocks."""
         for block in self.module.blocks:
             yield from cast(TransformerBlock, block).prunable()
 
     def decoder(self) -> Decoder:
-        """Reads the window of the last symbols anew every time."""
+        """Returns a decoder that computes the complete window of the last symbols for each
+        symbol.
+        """
         window = torch.empty(0, dtype=torch.long, device=self.device)
 
         def decode(symbols: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class GraphGptConfig(GradientLearnerConfig):
     One training has two tasks. First, as a language model, it predicts the next token of a walk and never looks at what
     was measured; then the mean of its last hidden states over a walk predicts that.
 
-    When it helps: structures of which there are more than measurements, or that a walk tells in few tokens.
+    When it helps: more structures than measurements, or structures whose walks have few tokens.
     When it hurts: large graphs, because attention grows with the square of the walk.
     """
 
@@ -50,7 +50,7 @@ class GraphGptConfig(GradientLearnerConfig):
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
     width: Count = 128
-    """Numbers that stand for one token between the blocks."""
+    """Size of the vector of a token between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -76,10 +76,10 @@ class GraphGptConfig(GradientLearnerConfig):
 class GraphWalksConfig(MoleculesConfig):
     """A table of molecules, each as the tokens of a walk over all its bonds, with one measured number each.
 
-    A walk begins anywhere and turns at random, so one molecule has many. Those of held-out molecules are always the
-    same. A tenth of the molecules is for testing and a tenth for validation, and molecules with the same skeleton are
-    on the same side. The default file is ESOL (``runner data get esol.csv``). With ``synthetic: true`` molecules and
-    measurements are generated.
+    A walk has a random start and random turns, so one molecule has many. The walks of held-out
+    molecules never change. A tenth of the molecules is for testing and a tenth for validation, and
+    molecules with the same skeleton are in the same part. The default file is ESOL (``runner data
+    get esol.csv``). With ``synthetic: true`` molecules and measurements are generated.
     """
 
     kind: ClassVar[str] = "graph_walks"
@@ -88,10 +88,12 @@ class GraphWalksConfig(MoleculesConfig):
     headline: ClassVar[tuple[str, ...]] = ("rmse", "nats_per_token")
 
     redraw: bool = True
-    """Whether a molecule has a new walk whenever it is drawn, instead of the same one in the whole training."""
+    """Whether a molecule has a new walk at each access, instead of the same one in the
+    entire training.
+    """
 
     def draws_samples(self) -> bool:
-        """Walks that are drawn anew are others."""
+        """Returns whether every access has a new walk."""
         return self.redraw
 
     def outline(self, batch_size: int) -> SourceOutline | None:

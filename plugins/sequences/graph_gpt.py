@@ -55,7 +55,9 @@ class GraphGpt(GradientLearner):
         return WalkTransformer(vocabulary, longest, config.layers, config.width, config.heads, config.dropout)
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """In the first share of the training cross-entropy in nats, over all tokens; then the squared error."""
+        """Returns the cross-entropy in nats, over all tokens, in the first share of the training;
+        then the squared error.
+        """
         return self.following(batch) if progress.fraction < self.pretrained else self.squared_error(batch)
 
     def following(self, batch: Batch) -> Loss:
@@ -67,13 +69,13 @@ class GraphGpt(GradientLearner):
         return Loss(cost, (inputs["length"] - 1).sum())
 
     def squared_error(self, batch: Batch) -> Loss:
-        """Of what was measured, standardised."""
+        """Returns the squared error of the standardised measurement."""
         value = self.slots.forward(self.inputs(batch))
         return Loss((value - batch["target"].to(value.dtype)).square().sum(), len(value))
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """Both losses, whatever is learnt at present."""
+        """Returns both losses, whichever is trained at present."""
         following, error = self.following(batch), self.squared_error(batch)
         return {
             "nats_per_token": Mean(following.sum, following.count),
@@ -85,16 +87,16 @@ class GraphGpt(GradientLearner):
         return {"tokens": batch["tokens"], "length": batch["length"]}
 
     def blocks(self) -> Sequence[nn.Module]:
-        """Those of the transformer."""
+        """Returns the blocks of the transformer."""
         return list(self.module.transformer.blocks)
 
     def idle(self, progress: Progress) -> Collection[str]:
-        """The head, before what was measured is learnt and until it has been for one update."""
+        """Returns the parameters of the head, until it has been trained for one update."""
         names = (f"model.head.{name}" for name, _ in self.module.head.named_parameters())
         return set(names) if progress.fraction <= self.pretrained else ()
 
 
 def _real(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Which tokens are no padding, [B, L]."""
+    """Returns which tokens are not padding, [B, L]."""
     tokens, length = inputs["tokens"], inputs["length"]
     return torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]

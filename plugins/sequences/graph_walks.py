@@ -76,7 +76,7 @@ class GraphWalks(DatasetSource):
         """Walks through the molecules to train on, and one for each that is held out.
 
         Raises:
-            UsageError: there is no such table, or a molecule has no walk that can be told in tokens.
+            UsageError: There is no such table, or a molecule has no walk that fits the tokens.
         """
         seed = self.context.seed
         self.table = table = Table(config, seed)

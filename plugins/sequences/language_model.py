@@ -1,4 +1,4 @@
-"""What every language model shares: its loss, its measure, and how it writes."""
+"""Base class of language models: loss, metric, and generation of text."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ class LanguageModel(GradientLearner):
         super().__init__(config, shapes, context)
         symbols = context.tables.get("characters")
         self.characters = [] if symbols is None else [chr(code) for code in symbols.tolist()]
-        """What the symbols stand for, if the source says it."""
+        """The characters of the symbols, if the source provides them."""
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Its sum, in nats, over all symbols."""
+        """Returns the summed loss, in nats, over all symbols."""
         tokens = batch["tokens"]
         logits, target = self.slots.forward(tokens[:, :-1]), tokens[:, 1:]
         return Loss(F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), target.numel())
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """The loss by the name of what it is counted in."""
+        """Returns the loss, named after the unit of its count."""
         return {"nats_per_character": super().metrics(batch)["loss"]}
 
     def inputs(self, batch: Batch) -> Tensor:
-        """All symbols of a window but the last."""
+        """Returns all symbols of a window except the last."""
         tokens: Tensor = batch["tokens"]
         return tokens[:, :-1]
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Begins to read symbol by symbol, in evaluation mode and without gradients."""
+        """Starts to read symbol by symbol, in evaluation mode and without gradients."""
 
     @torch.no_grad()
     def write(self, prompt: Tensor, draws: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-        """Goes on with texts; each follows from its own row alone.
+        """Continues texts; the result of a row depends only on that row.
 
         Args:
-            prompt: symbols to begin with, [B, T], at least one.
-            draws: by which every further symbol is chosen, [B, count], uniform between 0 and 1.
-            temperature: what logits are divided by, one for all or [B, 1]; below 1, likely symbols become likelier.
+            prompt: Initial symbols, [B, T], at least one.
+            draws: Random numbers that select every further symbol, [B, count], uniform
+                between 0 and 1.
+            temperature: Divisor of logits, one for all or [B, 1]; below 1, likely
+                symbols become likelier.
 
         Returns:
             The further symbols, [B, count].
@@ -93,7 +95,7 @@ class LanguageModel(GradientLearner):
         return None if prompt is None else {"prompt": prompt, "characters": 100}
 
     def requested(self, requests: Sequence[TextRequest]) -> Mapping[str, Tensor]:
-        """What ``write`` is given."""
+        """Returns the input of ``write``."""
         numbers = {character: number for number, character in enumerate(self.characters)}
         count = requests[0].characters
         draws = [torch.rand(count, generator=torch.Generator().manual_seed(each.seed)) for each in requests]
@@ -105,9 +107,9 @@ class LanguageModel(GradientLearner):
         return {name: tensor.to(self.device) for name, tensor in inputs.items()}
 
     def answered(self, requests: Sequence[TextRequest], outputs: Tensor) -> Sequence[TextResponse]:
-        """What comes after the prompts."""
+        """Returns the texts after the prompts."""
         return [TextResponse(text=self.text(row)) for row in outputs]
 
     def text(self, symbols: Tensor) -> str:
-        """What symbols [T] stand for."""
+        """Returns the text of symbols [T]."""
         return "".join(self.characters[symbol] for symbol in symbols.tolist())

@@ -29,7 +29,7 @@ STD = 0.02
 
 
 class Memory(NamedTuple):
-    """What a mixer remembers of the symbols before."""
+    """The state of a mixer after the symbols before."""
 
     window: Tensor  # the last inputs of its convolution, [B, channels, taps - 1]
     state: Tensor  # [B, H, P, N]
@@ -38,7 +38,8 @@ class Memory(NamedTuple):
 class Mamba2Mixer(nn.Module):
     """A selective state space model: what it keeps, takes in and reads depends on the symbol.
 
-    Its parameters have the meaning and order of those of ``Mamba2Mixer`` in the library transformers, with one group.
+    Its parameters have the meaning and order of those of ``Mamba2Mixer`` in the library
+    transformers, with one group.
     """
 
     def __init__(self, config: Mamba2Config, scan: Scan) -> None:
@@ -66,7 +67,7 @@ class Mamba2Mixer(nn.Module):
         return self._left(y, gate)
 
     def step(self, u: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """One symbol, [B, width], after what is remembered."""
+        """Computes one symbol, [B, width], from the state of the symbols before."""
         gate, mixed, delta = self._entered(u)
         window = torch.cat([memory.window, mixed.unsqueeze(-1)], -1)
         mixed = F.silu(self.convolution(window).squeeze(-1))
@@ -78,7 +79,7 @@ class Mamba2Mixer(nn.Module):
         return self._left(y, gate), Memory(window[..., 1:], state)
 
     def nothing(self, rows: int) -> Memory:
-        """What it remembers before the first symbol."""
+        """Returns the state before the first symbol."""
         window = self.skip.new_zeros(rows, self.convolution.in_channels, self.taps - 1)
         return Memory(window, self.skip.new_zeros(rows, self.heads, self.head_width, self.states))
 
@@ -87,7 +88,9 @@ class Mamba2Mixer(nn.Module):
         return torch.split(self.enter(u), [self.inner, self.inner + 2 * self.states, self.heads], -1)
 
     def _parts(self, mixed: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
-        """X by heads, b, c, the steps, and the logarithms of the decays, in the parameters' own type."""
+        """Returns x by heads, b, c, the steps, and the logarithms of the decays, in the
+        type of the parameters.
+        """
         mixed, delta = mixed.to(self.skip.dtype), F.softplus(delta.to(self.skip.dtype) + self.delta_bias)
         x, b, c = torch.split(mixed, [self.inner, self.states, self.states], -1)
         return x.view(*x.shape[:-1], self.heads, self.head_width), b, c, delta, -self.log_rate.exp() * delta
@@ -110,13 +113,15 @@ class Mamba2Block(nn.Module):
         return mixed
 
     def step(self, x: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The same for one symbol of every row, [B, width]."""
+        """Computes the same for one symbol of every row, [B, width]."""
         mixed, after = self.mixer.step(self.norm(x), memory or self.mixer.nothing(len(x)))
         return x + mixed, after
 
 
 class Mamba2Network(nn.Module):
-    """From symbols [B, L] to logits [B, L, vocabulary] of the symbol after each; the last layer is the embedding."""
+    """A network from symbols [B, L] to logits [B, L, vocabulary] of the symbol after each; the last
+    layer is the embedding.
+    """
 
     def __init__(self, config: Mamba2Config, vocabulary: int, scan: Scan) -> None:
         super().__init__()
@@ -130,7 +135,9 @@ class Mamba2Network(nn.Module):
         return F.linear(self.norm(self.blocks(self.embedding(tokens))), self.embedding.weight)
 
     def step(self, symbols: Tensor, memories: Sequence[Memory]) -> tuple[Tensor, list[Memory]]:
-        """The same for one symbol of every row, [B], after what the blocks remember: nothing before the first."""
+        """Computes the same for one symbol of every row, [B], from the states of the blocks: empty
+        before the first.
+        """
         x, after = self.embedding(symbols), list[Memory]()
         for place, block in enumerate(self.blocks):
             x, memory = cast(Mamba2Block, block).step(x, memories[place] if memories else None)
@@ -144,7 +151,7 @@ class Mamba2(LanguageModel):
     module: Mamba2Network
 
     def build(self, config: Mamba2Config, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
-        """The network, with the recurrence where stages can take hold of it."""
+        """Returns the network, with the recurrence as a slot for stages."""
         return Mamba2Network(config, context.sizes["vocabulary"], lambda *inputs: self.slots.scan(*inputs))
 
     def scan(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 
 def recurrence(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """One symbol after the other, as the equation says."""
+    """Computes one symbol after the other, as in the equation."""
     decay, entering = log_decay.exp()[..., None, None], x.unsqueeze(-1) * b[:, :, None, None, :]
     state, states = torch.zeros_like(entering[:, 0]), []
     for kept, new in zip(decay.unbind(1), entering.unbind(1), strict=True):
@@ -26,11 +26,13 @@ def recurrence(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def chunked(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """Chunks of so many symbols at once, and one step from chunk to chunk (Dao and Gu 2024, section 6: SSD).
+    """Computes chunks of symbols in parallel, and one step from chunk to chunk (Dao and Gu 2024,
+    section 6: SSD).
 
-    Within a chunk, y_i is the sum over j <= i of (c_i . b_j) exp(s_ij) x_j, with s_ij the sum of log_decay from j + 1
-    to i: a masked product of matrices, like attention. What came before a chunk enters by its state. The sums are added
-    up for every j, because as differences of one running sum they lose the digits of weak decays beside strong ones.
+    Within a chunk, y_i is the sum over j <= i of (c_i . b_j) exp(s_ij) x_j, with s_ij the sum of
+    log_decay from j + 1 to i: a masked product of matrices, like attention. The symbols before a
+    chunk have an effect through its initial state. The sums are computed for every j, because
+    differences of one running sum lose the digits of weak decays next to strong ones.
     """
     size = x.shape[1]
     if rest := -size % chunk:  # symbols that add nothing and forget nothing, at the end
@@ -53,9 +55,11 @@ def chunked(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> T
 
 
 def associative(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """All symbols at once in log2(L) steps, each of which doubles how far a state reaches (Hillis and Steele 1986).
+    """Computes all symbols in parallel in log2(L) steps, each of which doubles the range of a state
+    (Hillis and Steele 1986).
 
-    (a, h) and (a', h') that follow each other come to (a a', a' h + h'). The states of all symbols are in memory.
+    The combination of consecutive (a, h) and (a', h') is (a a', a' h + h'). The states of all
+    symbols are in memory.
     """
     decay, state = log_decay.exp()[..., None, None], x.unsqueeze(-1) * b[:, :, None, None, :]
     reach = 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .config import TextConfig
 
 PROMPT, WRITTEN, TEMPERATURE = 64, 1_000, 0.8
-"""Characters to begin with, characters to write, and how boldly."""
+"""Initial characters, written characters, and temperature."""
 
 
 class Windows:
@@ -39,12 +39,12 @@ class Windows:
         return {"tokens": self.tokens[index[:, None] * self.stride + self.offsets].long()}
 
     def to(self, device: torch.device) -> Windows:
-        """The same windows on a device."""
+        """Returns the same windows on a device."""
         return Windows(self.tokens.to(device), self.context, self.stride)
 
 
 class Text(DatasetSource):
-    """Windows that begin anywhere to train on, and side by side to evaluate."""
+    """Windows with random starts for training, and adjacent ones for evaluation."""
 
     held_out: Windows
 
@@ -52,7 +52,7 @@ class Text(DatasetSource):
         """The text up to its held-out end, and that end with the character before it, from which the first follows.
 
         Raises:
-            UsageError: there is no such file, it is no UTF-8, or it is too short.
+            UsageError: There is no such file, it is not UTF-8, or it is too short.
         """
         path = help_texts() if config.synthetic else config.require(config.file)
         content = path.read_bytes()
@@ -60,7 +60,7 @@ class Text(DatasetSource):
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
-            raise UsageError(f"data.file: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+            raise UsageError(f"data.file: {path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
         characters, numbers = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
         tokens = torch.from_numpy(numbers.astype(np.int32))
         cut, context = int(len(tokens) * (1 - config.held_out)), config.context
@@ -84,13 +84,13 @@ class Text(DatasetSource):
             yield {"tokens": rest[None].long()}
 
     def render(self, learner: Learner, path: Path) -> None:
-        """Writes a text: how the held-out part begins, and how the model goes on with it.
+        """Writes a text: the start of the held-out part, and its continuation by the model.
 
         Raises:
             UsageError: the learner cannot write.
         """
         if not isinstance(learner, LanguageModel):
-            raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is no LanguageModel")
+            raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is not a LanguageModel")
         prompt = self.held_out.tokens[1 : PROMPT + 1].long()
         draws = torch.rand(1, WRITTEN, device=prompt.device)
         written = torch.cat([prompt, learner.write(prompt[None], draws, TEMPERATURE)[0]])

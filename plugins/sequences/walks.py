@@ -1,7 +1,8 @@
 """Molecules as tokens: walks that take every bond, and the way back (Zhao et al. 2024, GraphGPT).
 
-A walk begins with an atom; every step is a bond, or a jump to the next component, and the atom that it leads to. Atoms
-are named by numbers in the order of their first visit, from a random one on, and described when they are first visited.
+A walk starts with an atom; every step is a bond, or a jump to the next component, and the atom at
+its end. Atoms are named by numbers in the order of their first visit, from a random one on, and
+described at their first visit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ assert _FIRST_ATOM + len(_ATOMS) == VOCABULARY
 
 
 def check(molecule: Molecule) -> None:
-    """Makes sure that every walk through a molecule can be told in tokens.
+    """Raises an error if walks through a molecule do not fit the tokens.
 
     Raises:
         ValueError: it has too many atoms or bonds, or an atom without a token.
@@ -49,13 +50,14 @@ def check(molecule: Molecule) -> None:
         raise ValueError(f"{len(atoms)} atoms are more than the {NUMBERS} that can be numbered")
     for atom in atoms:
         if atom not in _ATOM_TOKENS:
-            raise ValueError(f"there is no token for {_name(atom)}")
+            raise ValueError(f"no token for {_name(atom)}")
     if 5 * len(atoms) + 4 * len(bonds) > LONGEST:  # with every bond twice; walks are shorter, and all equally long
         encode(molecule, random.Random(0))
 
 
 def encode(molecule: Molecule, draw: random.Random) -> list[int]:
-    """A walk through a molecule that ``check`` has seen; it begins and turns at random.
+    """Returns a walk through a molecule that ``check`` has accepted, with a random
+    start and random turns.
 
     Raises:
         ValueError: it is too long.
@@ -84,7 +86,7 @@ def decode(tokens: Sequence[int]) -> Molecule:
     """The molecule of a walk; its atoms are numbered in the order of their first visit.
 
     Raises:
-        ValueError: this is no walk; says where it is none.
+        ValueError: This is not a walk; the message contains the place.
     """
     atoms: list[Atom] = []
     bonds: dict[tuple[int, int], int] = {}
@@ -119,7 +121,7 @@ def _name(atom: Atom) -> str:
 
 
 def _walks(molecule: Molecule, draw: random.Random) -> Iterator[list[int]]:
-    """For every component, the atoms of a walk that takes every bond."""
+    """Yields for every component the atoms of a walk over every bond."""
     order = list(range(len(molecule.atoms)))
     draw.shuffle(order)
     neighbours = molecule.neighbours()

@@ -29,7 +29,9 @@ class AmpConfig(StageConfig):
     """bf16 keeps float32's range; fp16 has more digits and needs loss scaling."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """It rounds; only trainings can tell whether that harms."""
+        """Returns ``Statistical``: it rounds, and only trainings can determine whether that
+        harms.
+        """
         return Statistical()
 
     @classmethod

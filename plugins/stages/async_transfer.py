@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 
 class AsyncTransferConfig(StageConfig):
-    """Samples ahead and copies from pinned memory on a stream of its own, so that the GPU does not wait for the bus.
+    """Samples ahead and copies from pinned memory on a separate stream, so that the GPU does not
+    wait for the bus.
 
-    Looks ahead only as far as the source says that updates do not change what it draws, so every batch holds what it
-    would hold without the stage. Where batches depend on what updates return (prioritized replay), one is drawn before
-    the last ``depth - 1`` updates are known; the stage then no longer promises the same bits.
+    It samples ahead only as far as updates do not change the samples, according to the source, so
+    every batch has the same content as without the stage. Where batches depend on the results of
+    updates (prioritized replay), one is sampled before the last ``depth - 1`` updates are finished;
+    the stage then no longer promises the same bits.
 
     When it helps: batches that live in host memory, and a GPU.
     When it hurts: nothing to do on a CPU, or when the data are on the GPU already.
@@ -45,7 +47,9 @@ class AsyncTransferConfig(StageConfig):
     """Number of batches on the device: the one in use and those on their way."""
 
     def contract(self, setting: Setting) -> Exact | Statistical:
-        """The same bits, unless batches depend on updates that are not over when they are drawn."""
+        """Returns ``Exact``, or ``Statistical`` if batches depend on updates that are not finished
+        when they are sampled.
+        """
         return Statistical() if setting.data.depends_on_feedback else Exact()
 
     def inactive(self, setting: Setting) -> str | None:
@@ -102,7 +106,7 @@ class AsyncTransfer(Stage):
 
 
 class Lane:
-    """One persistent pinned buffer and its copy on the device."""
+    """A persistent pinned buffer and its copy on the device."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -114,7 +118,7 @@ class Lane:
         self.used = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def start(self, batch: Batch, stream: torch.cuda.Stream) -> None:
-        """Begins to copy a batch; the lane's batch from before must no longer be needed."""
+        """Starts to copy a batch; the lane's previous batch must no longer be needed."""
         import torch
 
         self.copied.synchronize()  # the pinned side may still be on its way out

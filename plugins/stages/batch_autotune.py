@@ -13,10 +13,10 @@ BATCH_SIZE = "batch_size"
 class BatchAutotuneConfig(StageConfig):
     """Finds the batch size with the most samples per second, by real training steps in child processes.
 
-    Doubles the recipe's batch size until memory or throughput says stop, then bisects between the best and its
-    neighbours. A share of the memory is kept free. The number of samples learnt from is kept: a batch four times as
-    large means a quarter of the updates. The choice is a part of the run: its lock records it, and a run of the lock
-    does not search.
+    Doubles the recipe's batch size until memory or throughput is exhausted, then bisects between
+    the best and its neighbours. A share of the memory is kept free. The number of training samples
+    is unchanged: a batch four times as large means a quarter of the updates. The choice is a part
+    of the run: its lock records it, and a run of the lock does not search.
 
     When it helps: a large GPU and a small batch.
     When it hurts: fewer, larger updates can learn less from the same data, and each trial takes seconds of start-up.
@@ -58,7 +58,7 @@ class BatchAutotune(Stage):
         """Replaces the batch size by what the trials found best, or by what the run's lock records.
 
         Raises:
-            UsageError: not even the recipe's own batch size leaves the headroom free.
+            UsageError: Not even the recipe's batch size leaves the headroom free.
         """
         start = plan.batch_size
         recorded = plan.choices.get(BATCH_SIZE)

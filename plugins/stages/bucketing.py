@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 class BucketingConfig(StageConfig):
     """Computes the loss of a batch in parts whose samples are about equally large.
 
-    A batch is padded to its largest sample; a part only to its own largest. Losses are sums, so those of the parts add
-    up to that of the batch, in whatever order its samples are; the optimizer steps once, as before.
+    A batch is padded to its largest sample; a part only to the largest of the part. Losses are
+    sums, so those of the parts add up to that of the batch, in any order of its samples; the
+    optimizer steps once, as before.
 
-    When it helps: sizes differ much, so that most of a batch is padding.
-    When it hurts: sizes are alike; every part is a forward of its own.
+    When it helps: sizes differ much, so that a large part of a batch is padding.
+    When it hurts: sizes are alike; every part needs a separate forward.
     """
 
     kind: ClassVar[str] = "bucketing"
@@ -26,11 +27,11 @@ class BucketingConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Nothing to do where samples are of one size."""
+        """Returns the reason if samples are of one size."""
         return None if setting.data.shapes_vary else "samples are of one size: nothing is padded"
 
     def implementation(self) -> type[Stage]:
@@ -48,7 +49,7 @@ class Bucketing(Stage):
             UsageError: what the update draws itself (dropout) would be others in parts.
         """
         if pipeline.learner.config.draws():
-            raise UsageError("bucketing would draw other numbers than the whole batch: switch the model's dropout off")
+            raise UsageError("bucketing would use other random numbers than the batch: switch the model's dropout off")
         source = pipeline.source
 
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:

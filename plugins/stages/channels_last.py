@@ -38,11 +38,13 @@ class ChannelsLastConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def contract(self, setting: Setting) -> Contract:
-        """The same algebra, by other kernels, unless an update draws numbers: masks are filled as memory lies."""
+        """Returns ``Close``, or ``Statistical`` if an update uses random numbers: masks are filled
+        in the order of memory.
+        """
         return Statistical() if setting.model.draws() else Close()
 
     def implementation(self) -> type[Stage]:
-        """What converts parameters and batches."""
+        """Returns the implementation."""
         return ChannelsLast
 
 

@@ -23,12 +23,15 @@ _log = logging.getLogger(__name__)
 class CompileConfig(StageConfig):
     """Compiles the functions that the learner names (targets; losses with their backward and clipping).
 
-    Each function is compiled once, at its first call: for the shapes that it sees then, or for any if the source says
-    that they vary. What has to be compiled again later is counted. Optimizers stay as they are.
+    Each function is compiled once, at its first call: for the shapes of that call, or
+    for any shapes if the source declares that they vary. Recompilations are counted.
+    Optimizers are not compiled.
 
-    When it helps: long trainings of networks that are small enough for calls to cost more than arithmetic.
-    When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for networks that are already one
-    large matmul. Measure it; the closing table says how long the first update took.
+    When it helps: long trainings of networks that are small enough for calls to cost
+    more than arithmetic.
+    When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for
+    networks that are already one large matmul. Measure it; the closing table contains
+    the duration of the first update.
     """
 
     kind: ClassVar[str] = "compile"
@@ -38,14 +41,14 @@ class CompileConfig(StageConfig):
     traces: ClassVar[bool] = True
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-    """Mode of ``torch.compile``; CUDA graphs are a stage of their own."""
+    """Mode of ``torch.compile``; CUDA graphs are a separate stage."""
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """On a CPU, nothing to do without a C++ compiler."""
+        """Returns the reason if there is no C++ compiler on a CPU."""
         if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
@@ -60,7 +63,7 @@ class CompileConfig(StageConfig):
 
 
 class Compile(Stage):
-    """Compiles what the learner says can be compiled."""
+    """Compiles the learner's compilable slots."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces every compilable slot by its compiled form.
@@ -77,7 +80,7 @@ class Compile(Stage):
         # A backward that is traced with its forward becomes one graph with it; older versions break the graph there.
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):
             torch._dynamo.config.trace_autograd_ops = True
-        # Torch looks for gradients of whatever a function is given, also of what another one has computed.
+        # Torch inspects gradients of all arguments of a function, also of results of another one.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
         self.recompilations = Recompilations()
         self.kernels = KernelChoices(pipeline.choices)
@@ -136,7 +139,7 @@ class Compile(Stage):
         return call
 
     def closing_notes(self) -> list[str]:
-        """Returns how often it had to be done again, and how many kernels came from the lock."""
+        """Returns the number of recompilations, and of kernels from the lock."""
         notes = []
         if count := self.recompilations.count:
             notes.append(f"{count} recompilation{'s' * (count > 1)} after the first update")
@@ -171,7 +174,7 @@ class Recompilations:
         return update
 
     def begun(self, compilation: Any) -> None:
-        """Told by torch of every compilation that begins."""
+        """Called by torch for every compilation that starts."""
         function = str(compilation.compile_id).partition("/")[0]
         if compilation.callback_trigger.name != "DYNAMO":  # a backward is compiled when it is first needed
             return

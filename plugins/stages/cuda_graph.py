@@ -1,4 +1,4 @@
-"""The whole update as one CUDA graph."""
+"""The complete update as one CUDA graph."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 WARM_UP = 3
 NOT_FROM_ZERO = ("ASGD", "NAdam", "Rprop")
-"""Optimizers whose state begins elsewhere, which the capture would not put back."""
+"""Optimizers whose initial state is not zero, which the capture would not restore."""
 
 
 class CudaGraphConfig(StageConfig):
-    """Captures one whole update (losses, backward, clipping, optimizers, targets) and replays it.
+    """Captures a complete update (losses, backward, clipping, optimizers, targets) and replays it.
 
     The GPU then receives one launch instead of hundreds. Batch and noise are copied into fixed places before every
     replay; optimizers are made capturable (their state must start at zero, as Adam's does). Warm-up updates run before
@@ -44,7 +44,7 @@ class CudaGraphConfig(StageConfig):
     works_through: ClassVar[frozenset[str] | None] = frozenset({"update"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:

@@ -30,7 +30,7 @@ class DeleteTensorsConfig(StageConfig):
     """Updates from one collection to the next."""
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits."""
+        """Returns ``Exact``: the same bits."""
         return Exact()
 
     def implementation(self) -> type[Stage]:

@@ -9,8 +9,9 @@ from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 class EmptyCacheConfig(StageConfig):
     """Calls ``torch.cuda.empty_cache()`` after every update, as many a training script does.
 
-    Torch keeps what was freed for the next allocation. Giving it back makes every update ask the driver again, which
-    also waits for the GPU: expect it to be slower. It is here to be measured.
+    Torch keeps freed memory for the next allocation. Returning it makes every update
+    request memory from the driver again, which also waits for the GPU: expect it to be
+    slower. The stage exists to measure that.
 
     When it helps: another process needs the memory between two updates.
     When it hurts: nearly always, in time.
@@ -21,7 +22,7 @@ class EmptyCacheConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits."""
+        """Returns ``Exact``: the same bits."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
@@ -29,7 +30,7 @@ class EmptyCacheConfig(StageConfig):
         return None if setting.device.type == "cuda" else "a CPU has no cache of GPU memory"
 
     def implementation(self) -> type[Stage]:
-        """What empties the cache."""
+        """Returns the implementation."""
         return EmptyCache
 
 

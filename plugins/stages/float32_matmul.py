@@ -1,4 +1,4 @@
-"""How exactly float32 matrices are multiplied."""
+"""Selects the precision of products of float32 matrices."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,13 +16,15 @@ class Float32MatmulConfig(StageConfig):
     """Lets matrix products of float32 tensors use faster arithmetic, inside the update only.
 
     ``high`` allows TF32 (10 bits of mantissa), ``medium`` also bf16 (7 bits), as in
-    ``torch.set_float32_matmul_precision``. What happens is the hardware's choice: on a CPU ``medium`` brings in oneDNN,
-    which without fast bf16 multiplies in true float32, by kernels that can be much faster than torch's default ones.
-    The stage multiplies two matrices and says which of the two it found.
+    ``torch.set_float32_matmul_precision``. The effect depends on the hardware: on a CPU
+    ``medium`` selects oneDNN, which without fast bf16 multiplies in true float32, by
+    kernels that can be much faster than torch's default ones. The stage multiplies two
+    matrices and reports which of the two it measured.
 
-    When it helps: GPUs with tensor cores; CPUs on which oneDNN is ahead of the default (an AMD EPYC with AVX-512, say).
-    When it hurts: where it rounds, Q values of some hundreds lose their last digits; and hardly at all beside ``amp``,
-    which has taken over most products already.
+    When it helps: GPUs with tensor cores; CPUs on which oneDNN is faster than the default (an AMD
+    EPYC with AVX-512, for example).
+    When it hurts: where it rounds, Q values of some hundreds lose their last digits; and it has
+    little effect together with ``amp``, which covers most products already.
     """
 
     kind: ClassVar[str] = "float32_matmul"
@@ -34,13 +36,15 @@ class Float32MatmulConfig(StageConfig):
     """Of the factors: at least TF32's, or at least bf16's."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """It may round; only trainings can tell whether that harms."""
+        """Returns ``Statistical``: it may round, and only trainings can determine
+        whether that harms.
+        """
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """TF32 is a format of GPUs."""
         if setting.device.type == "cpu" and self.precision == "high":
-            return "a CPU has no TF32; precision: medium is what it knows"
+            return "a CPU has no TF32; use precision: medium"
         return None
 
     def implementation(self) -> type[Stage]:
@@ -52,7 +56,7 @@ class Float32Matmul(Stage):
     """Sets torch's precision of float32 products during updates."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the update, and says what the hardware makes of it."""
+        """Wraps the update, and reports the precision of the hardware."""
         pipeline.slots.wrap("update", self._relaxed)
         error = self._error(pipeline.device)
         kind = "true float32" if error < FLOAT32_ERROR else "rounded factors"

@@ -1,4 +1,4 @@
-"""The optimizer's own fused kernel."""
+"""The fused kernel of an optimizer."""
 
 import inspect
 from collections.abc import Callable
@@ -20,11 +20,11 @@ class FusedOptimizerConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
-        """What makes the optimizers."""
+        """Returns the implementation."""
         return FusedOptimizer
 
 
@@ -54,6 +54,6 @@ class FusedOptimizer(Stage):
 
 
 def _are_complex(groups: list[Any]) -> bool:
-    """Whether any parameter is complex, in groups or on its own."""
+    """Returns whether any parameter is complex, in groups or single."""
     members = [each["params"] if isinstance(each, dict) else [each] for each in groups]
     return any(parameter.is_complex() for group in members for parameter in group)

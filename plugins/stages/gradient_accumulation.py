@@ -32,15 +32,16 @@ TIME_OF_HALVING = 0.05
 class GradientAccumulationConfig(StageConfig):
     """Computes the gradient of a batch in several smaller parts, one after the other, before the optimizer steps.
 
-    The batch that is learnt from stays ``train.batch_size``; only so many samples at a time are in memory. Losses are
-    weighted by what the learner counts (samples, tokens), so the gradient is that of the whole batch, also where the
-    last part is smaller. Noise is cut where the learner's ``noise_layout`` has one row per sample. Where several
-    networks take turns (a GAN), each one's gradient is accumulated in a window of its own.
+    The batch of an update is still ``train.batch_size``; only ``micro_batch`` samples at a time are
+    in memory. Losses are weighted by the learner's count (samples, tokens), so the gradient is that
+    of the complete batch, also if the last part is smaller. Noise is cut where the learner's
+    ``noise_layout`` has one row per sample. Where several networks are trained in turns (a GAN),
+    each one's gradient is accumulated in a separate window.
 
-    When it helps: activations of the whole batch do not fit into memory. In quarters, an update of two graph
-    transformers held 74 % less, their processes of 430 MiB 14 % less.
-    When it hurts: small parts use the hardware worse. Dropout draws other masks, and batch normalisation sees each part
-    for itself.
+    When it helps: activations of the complete batch do not fit into memory. In quarters, an update
+    of two graph transformers held 74 % less, their processes of 430 MiB 14 % less.
+    When it hurts: small parts use the hardware worse. Dropout uses other masks, and batch
+    normalisation sees each part separately.
     """
 
     kind: ClassVar[str] = "gradient_accumulation"
@@ -51,7 +52,9 @@ class GradientAccumulationConfig(StageConfig):
     """Samples that are in memory at a time."""
 
     def contract(self, setting: Setting) -> Contract:
-        """The same algebra, unless an update draws numbers itself: the parts then draw others."""
+        """Returns ``Close``, or ``Statistical`` if an update uses random numbers, which
+        differ in parts.
+        """
         return Statistical() if setting.model.draws() else Close()
 
     @classmethod
@@ -77,7 +80,7 @@ class GradientAccumulation(Stage):
     """Calls ``forward_backward`` once for each part."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Replaces the gradient of a batch by the sum of those of its parts."""
+        """Replaces the gradient of a batch by the sum of the gradients of its parts."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
         self.learner, self.source = pipeline.learner, pipeline.source
@@ -89,7 +92,7 @@ class GradientAccumulation(Stage):
         pipeline.slots.replace("forward_backward", self.accumulated)
 
     def accumulated(self, batch: Batch, noise: Batch, progress: Progress, **options: Any) -> Loss:
-        """Adds the gradient of the whole batch, in parts.
+        """Adds the gradient of the batch, in parts.
 
         Args:
             batch: A batch.
@@ -98,14 +101,15 @@ class GradientAccumulation(Stage):
             options: Passed on. A learner with several losses names the one that is meant.
 
         Returns:
-            The loss of the whole batch, detached.
+            The loss of the batch, detached.
         """
         size, begun = self.source.size(batch), 0
         losses: list[Loss] = []
         denominator: Any = None
 
         def share(count: Any) -> Any:
-            # The count of the whole batch is known in the end only; until then, it is taken to be like the first part.
+            # The count of the batch is only known at the end; until then, it is extrapolated from
+            # the first part.
             nonlocal denominator
             if denominator is None:
                 denominator = _at_least_one(count * size / part_size)
@@ -126,17 +130,19 @@ class GradientAccumulation(Stage):
         return whole
 
     def _part_of_noise(self, noise: Batch, size: int, rows: slice) -> Batch:
-        """What of an update's random numbers belongs to a part."""
+        """Returns the random numbers of a part from those of an update."""
         try:
             return self.learner.noise_layout.take(noise, rows, size)
         except ValueError as error:
             owner = type(self.learner).__name__
-            hint = f"name what belongs to a batch as a whole in {owner}.noise_layout = BatchLayout(shared={{...}})"
+            hint = f"name entries of the entire batch in {owner}.noise_layout = BatchLayout(shared={{...}})"
             raise RunnerError(f"gradient_accumulation: the noise of {owner} cannot be cut: {error}; {hint}") from None
 
 
 def _scale(denominator: Any, count: Any) -> Any:
-    """What gradients are multiplied by that were divided by a guess; nothing counted leaves them at zero."""
+    """Returns the factor that corrects gradients divided by an extrapolated count; with nothing
+    counted they stay zero.
+    """
     if isinstance(count, int | float):
         return denominator / count if count else 1
     return denominator / count.masked_fill(count == 0, 1)

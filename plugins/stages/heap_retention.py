@@ -14,11 +14,13 @@ KEPT = 2**30
 
 
 class HeapRetentionConfig(StageConfig):
-    """Tells the C library to keep freed memory for the next allocation instead of returning it to the system.
+    """Makes the C library keep freed memory for the next allocation instead of
+    returning it to the system.
 
-    A batch of activations or gradients is a megabyte or more. glibc asks the kernel for such a block each time and
-    gives it back when it is freed, so every update touches fresh pages, and the kernel has to make and to clear each
-    of them. Up to 32 MiB a block, and 1 GiB in all, then stay with the process, for the rest of its life.
+    A batch of activations or gradients is a megabyte or more. glibc requests such a block from the
+    kernel each time and returns it when it is freed, so every update uses fresh pages, and the
+    kernel has to create and to clear each of them. With the stage, blocks of up to 32 MiB, and 1
+    GiB in all, stay with the process until it ends.
 
     Without it, that is luck of the heap's layout: no page fault in one process, a thousand an update, which are
     milliseconds, in the next.
@@ -31,19 +33,21 @@ class HeapRetentionConfig(StageConfig):
     phase: ClassVar[int] = 3
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits."""
+        """Returns ``Exact``: the same bits."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """On a GPU torch keeps memory itself; other C libraries have no such setting."""
+        """Returns the reason on a GPU, where torch keeps memory itself, or if the C
+        library has no such setting.
+        """
         if setting.device.type != "cpu":
             return "on a GPU, torch keeps freed memory itself"
         if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
-            return "only the GNU C library can be told"
+            return "only the GNU C library has this setting"
         return None
 
     def implementation(self) -> type[Stage]:
-        """What tells the C library."""
+        """Returns the implementation."""
         return HeapRetention
 
 

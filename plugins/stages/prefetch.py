@@ -18,8 +18,9 @@ class PrefetchConfig(StageConfig):
     Each worker has up to four batches ready. Every batch has the samples that it would have without the stage, because
     its number seeds what is random in it.
 
-    When it helps: samples that are read from files, decoded or augmented, and a processor that is idle meanwhile.
-    When it hurts: the workers take memory and processors of their own, and batches travel through shared memory.
+    When it helps: samples that are read from files, decoded or augmented, and a
+    processor that is idle meanwhile.
+    When it hurts: the workers use memory and processors, and batches travel through shared memory.
     """
 
     kind: ClassVar[str] = "prefetch"
@@ -29,14 +30,14 @@ class PrefetchConfig(StageConfig):
     """Processes that load batches."""
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits: samples do not depend on who loads them."""
+        """Returns ``Exact``: samples do not depend on the process that loads them."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns why nothing can be loaded ahead, or None."""
         data = setting.data
         if not isinstance(data, DatasetConfig):
-            return f"'{data.kind}' is no dataset: its batches depend on the training"
+            return f"'{data.kind}' is not a dataset: its batches depend on the training"
         if data.in_memory:
             return "the data are in memory as they are used: there is nothing to load"
         return f"data.workers: {data.workers} load ahead already" if data.workers else None

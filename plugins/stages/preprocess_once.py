@@ -26,13 +26,13 @@ class PreprocessOnceConfig(StageConfig):
     phase: ClassVar[int] = 1
 
     def contract(self, setting: Setting) -> Exact:
-        """The same samples."""
+        """Returns ``Exact``: the same samples."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
         """Only a dataset has samples that are made, and what is in memory is made already."""
         if not isinstance(setting.data, DatasetConfig):
-            return f"'{setting.data.kind}' is no dataset: no sample comes again"
+            return f"'{setting.data.kind}' is not a dataset: samples are never repeated"
         return "the data are in memory as they are used" if setting.data.in_memory else None
 
     def implementation(self) -> type[Stage]:
@@ -41,7 +41,7 @@ class PreprocessOnceConfig(StageConfig):
 
 
 class PreprocessOnce(Stage):
-    """Stands between the source and its datasets."""
+    """Caches samples between the source and its datasets."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Puts a memory before what is trained on and what is held out.
@@ -51,14 +51,14 @@ class PreprocessOnce(Stage):
         """
         source = cast("DatasetSource", pipeline.source)
         if source.config.draws_samples():
-            raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' draws anew")
+            raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' changes at each access")
         if not hasattr(source.train, "__getitem__"):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
         source.train, source.held_out = Kept(source.train), Kept(source.held_out)
         self.kept = source.train
 
     def closing_notes(self) -> Sequence[str]:
-        """How often a sample had not to be made; workers count for themselves."""
+        """Returns how many samples were found in the cache; workers are not counted."""
         if not self.kept.found:
             return ()
         return (f"{len(self.kept.samples):,} samples made once, found again {self.kept.found:,} times",)
@@ -78,7 +78,7 @@ class Kept:
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
-        # The dataset may use the memory of a sample again, and whoever receives one may change it in place.
+        # The dataset may reuse the memory of a sample, and a consumer may change it in place.
         if missing and hasattr(self.data, "__getitems__"):
             samples = map(copy_sample, self.data.__getitems__(missing))
             self.samples.update(zip(missing, samples, strict=True))
@@ -92,13 +92,15 @@ def copy_sample(sample: Any) -> Any:
     """Returns a copy of a sample that shares no memory with it."""
     if type(sample) is not dict or not _has_plain_tensors(sample):
         return copy.deepcopy(sample)
-    # The same as a deep copy, without its bookkeeping, and without the storage behind a view: a row of a batch would
-    # keep the whole batch in memory.
+    # The same as a deep copy, without its bookkeeping, and without the storage of a view: a row of
+    # a batch would keep the entire batch in memory.
     return {key: value.clone() for key, value in sample.items()}
 
 
 def _has_plain_tensors(sample: dict[Any, Any]) -> bool:
-    """Whether every value is a dense tensor without a gradient, and has its memory for itself."""
+    """Returns whether every value is a dense tensor without a gradient, and has its
+    memory for itself.
+    """
     import torch
 
     for value in sample.values():

@@ -29,7 +29,7 @@ class SetToNoneConfig(StageConfig):
     """Whether gradients are set to None, which is the case anyway."""
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits: zero and a gradient add up to that gradient."""
+        """Returns ``Exact``: zero plus a gradient equals that gradient."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:

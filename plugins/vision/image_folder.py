@@ -1,4 +1,4 @@
-"""Images in folders, decoded when they are asked for."""
+"""Images in folders, decoded at each access."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def printable(value: object) -> str:
 
 
 class ImageFolder(DatasetSource):
-    """One subfolder for each class."""
+    """A source of images with one subfolder for each class."""
 
     def datasets(self, config: ImageFolderConfig) -> tuple[Any, Any]:
         """The images that are trained on, and those that are held out.
@@ -176,7 +176,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def is_held_out(path: Path, share: float) -> bool:
-    """Whether an image is held out, by its class and name alone."""
+    """Returns whether an image is held out, by its class and name alone."""
     digest = hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 

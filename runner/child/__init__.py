@@ -1,1 +1,3 @@
-"""One way to run a part of the runner in a child process: ``spawn`` is the parent's side, ``protocol`` the child's."""
+"""Runs a part of the runner in a child process: ``spawn`` is the parent's side,
+``protocol`` the child's.
+"""

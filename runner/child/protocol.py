@@ -1,8 +1,8 @@
 """A child process as it sees itself: what it is to do, and messages to and from its parent.
 
-Messages travel on a socket that is nobody else's, so that whatever a library prints is no answer; recipes with their
-secrets travel there too, and are never in a file. When the parent is gone, however it ended, so is the socket, and the
-child ends with all processes that it has started.
+Messages travel on a private socket, so that output of a library is never mistaken for an answer;
+recipes with their secrets travel there too, and are never in a file. When the parent ends, for
+whatever reason, the socket closes, and the child ends with all processes that it has started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _END_SECONDS = 5.0  # for a child that waits for a command, to end by itself whe
 
 
 class Parent:
-    """Who has started this process."""
+    """The process that has started this one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -42,7 +42,8 @@ class Parent:
         register(*order["secrets"])
         guard(workspace_root())
         self._recipe: dict[str, Any] = order["recipe"]
-        self.options: Mapping[str, Any] = order["options"]  # what it wants, beside the recipe
+        # The order's options, in addition to the recipe.
+        self.options: Mapping[str, Any] = order["options"]
         self.folder: Path = order["folder"]  # ends with this process
         self.plugin_files: list[Path] = order["plugin_files"]
         self.gone = False  # whether it has ended
@@ -59,18 +60,18 @@ class Parent:
         return from_values(**self._recipe, catalog=registry), registry
 
     def tell(self, **what: Any) -> None:
-        """Says something."""
+        """Sends a message."""
         try:
             self._connection.send(what)
         except OSError:
             _end()
 
     def commands(self) -> Iterator[str]:
-        """What the parent asks for, until it asks for nothing more."""
+        """Yields the commands of the parent until it sends no more."""
         return iter(self._next, None)
 
     def ask(self, **what: Any) -> Any:
-        """Says something and waits for the reply."""
+        """Sends a message and waits for the reply."""
         self.tell(**what)
         reply = self._next()
         return _end() if reply is None else reply
@@ -94,17 +95,18 @@ class Parent:
 
 
 def attend(module: str, connection: Connection, errors: str | None = None) -> None:
-    """Does what the parent wants with ``main(parent)`` of a module, and leaves with an exit code that says how it went.
+    """Runs ``main(parent)`` of a module, and exits with the exit code of the result.
 
-    This process leads a group of its own, and writes to the parent's file for errors; a copy of another process sees to
-    that here.
+    This process leads its process group, and writes errors to the parent's file; a copy of another
+    process sets that up here.
     """
     if errors is not None:
         os.setsid()
         descriptor = open_file(Path(errors), os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        # As in a process that begins as new: locks of another kind (tqdm's, in torch's compiler) count as leaked.
+        # Like in a new process: locks of another kind (tqdm's, in torch's
+        # compiler) count as leaked.
         multiprocessing.set_start_method(None, force=True)
     # Measures from here on what other programs take of the processor.
     importlib.import_module("runner.system.contention")
@@ -117,20 +119,21 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         said = error if isinstance(error, RunnerError) else mistake(error)
         print_traceback(error)
         error = error.__cause__ if isinstance(error, PluginError) and error.__cause__ else error
-        # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
+        # Torch has an exception for GPU memory, none for host memory, and need
+        # not be imported to recognise it.
         is_shortage = isinstance(error, MemoryError | MemoryShortageError)
         no_memory = is_shortage or type(error).__name__ == "OutOfMemoryError"
         no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
         if not no_memory and said is None:  # a mistake of the runner's, which needs its traceback
-            sys.stdout.flush()  # what was printed goes to the same place, and the error is the last word there
+            sys.stdout.flush()  # output goes to the same file, and the error must be last
             raise
         print_error(str(error if no_memory else said))
         sys.exit(OUT_OF_MEMORY if no_memory or said is None else said.exit_code)
     finally:
-        if parent.gone:  # nobody else ends what this process has started
+        if parent.gone:  # no other process ends the processes that this one has started
             _end()
 
 
 def _end() -> None:
-    """Ends this process at once, with all that it has started."""
+    """Ends this process immediately, with all processes that it has started."""
     os.killpg(0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A child process as its parent sees it: what it may use, what it says, and what became of it."""
+"""The parent's side of a child process: its limits, its messages, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ _COUNT_SECONDS = 2.0  # between two looks for what a child has started, which co
 _LAST_LINES = 8
 _Stop = Callable[[], bool]
 _Wait = Callable[[float | None], int | None]
-"""Waits so many seconds for a process to end, or for as long as it takes; its exit code, None if it goes on."""
+"""Waits for a process to end, at most the given seconds; returns its exit code,
+or None if it is still running.
+"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use before it is ended."""
+    """Limits of a child process."""
 
-    seconds: float = math.inf  # its whole life
+    seconds: float = math.inf  # of its lifetime
     silence: float = math.inf  # seconds without a word from it
     memory: float = math.inf  # bytes of host memory of all its processes
-    grace: float = 0.0  # seconds between SIGTERM and SIGKILL when it is told to stop
+    grace: float = 0.0  # seconds between SIGTERM and SIGKILL when it is stopped
 
 
 class Cause(StrEnum):
-    """What became of a child."""
+    """The reason for the end of a child."""
 
     DONE = "done"
     OUT_OF_MEMORY = "out of memory"
@@ -75,7 +77,7 @@ _CAUSES: dict[int, Cause] = {
 
 
 class ChildError(RunnerError):
-    """A child process did not do what it was asked; says why, in its own words."""
+    """A child process failed; contains its error message."""
 
     def __init__(self, cause: Cause, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -97,11 +99,14 @@ class Child(AbstractContextManager["Child"]):
         recipe: Recipe | Mapping[str, Any] | None = None,  # or its values
         *,
         plugin_files: Sequence[Path] = (),  # that the recipe needs
-        options: Mapping[str, Any] | None = None,  # what the module wants to know beside it
+        options: Mapping[str, Any] | None = None,  # further input of the module
         limits: Limits | None = None,
         threads: int | None = None,  # its share of the cores; the user's variables win
-        forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
-        compiles: bool = False,  # for a CPU, about which that process knows what compilers ask
+        # Copies a process that has imported the module, which takes no time,
+        # instead of starting a new one.
+        forked: bool = False,
+        # For a CPU; the copied process then has the vector instructions ready.
+        compiles: bool = False,
     ) -> None:
         _refuse_classes(recipe)
         self._limits = limits or Limits()
@@ -114,7 +119,8 @@ class Child(AbstractContextManager["Child"]):
         self._told_to_stop: float | None = None
         self.cpu_seconds = 0.0  # of all its processes, as far as seen: they are only where their memory is limited
         self._connection, there = multiprocessing.Pipe()
-        self.send = self._connection.send  # says something to it; that it has ended is an OSError
+        # Sends a message; an OSError means that the process has ended.
+        self.send = self._connection.send
         if forked:
             self._pid, self._wait = _forked(module, there, self._errors, compiles)
         else:
@@ -142,17 +148,19 @@ class Child(AbstractContextManager["Child"]):
         return self.answer(timeout, hung=f"no answer to '{command}'")
 
     def answer(self, timeout: float = START_SECONDS, stop: _Stop = bool, hung: str = "no answer") -> dict[str, Any]:
-        """As ``receive``, but the child does not end well without an answer."""
+        """Returns the next message like ``receive``; raises a ChildError if the
+        child ends without one.
+        """
         told = self.receive(stop, timeout, hung)
         if told is None:
             raise self._failure(0)
         return told
 
     def receive(self, stop: _Stop = bool, silence: float = math.inf, hung: str = "no word") -> dict[str, Any] | None:
-        """What it says next; None if it has ended and all is well.
+        """Returns the child's next message; None if it has ended successfully.
 
-        When ``stop`` becomes true it is told to end, and may go on talking for a while; after so many seconds without
-        a word it counts as hung.
+        When ``stop`` becomes true, it is asked to stop, and may send messages for a while; after
+        ``silence`` seconds without a message it counts as hung.
 
         Raises:
             ChildError: it has ended badly, or was ended by its limits or by ``stop``; no process of it is left.
@@ -207,7 +215,8 @@ class Child(AbstractContextManager["Child"]):
         for each in self._family:
             with suppress(psutil.Error):
                 memory += each.memory_info().rss
-                cpu += sum(each.cpu_times()[:4])  # its own and its children's, of user and system
+                # Of user and system, of the process and its children.
+                cpu += sum(each.cpu_times()[:4])
         self.cpu_seconds = max(self.cpu_seconds, cpu)
         return memory
 
@@ -216,11 +225,11 @@ class Child(AbstractContextManager["Child"]):
         raise ChildError(cause, reason)
 
     def _failure(self, code: int) -> ChildError:
-        """What the exit code means of a child that has not done what it was asked; negative for a signal."""
+        """Returns the error for the exit code of a child that has failed; negative for a signal."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = "\n".join(lines if os.environ.get(TRACEBACK) else lines[-_LAST_LINES:])
         if code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills:
-            return ChildError(Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory")
+            return ChildError(Cause.OUT_OF_MEMORY, "the kernel killed it because host memory was exhausted")
         if code < 0:
             ended = f"its process was ended by {signal.Signals(-code).name}"
             return ChildError(Cause.CRASHED, ended + (f": {said}" if said else ""))
@@ -230,7 +239,7 @@ class Child(AbstractContextManager["Child"]):
     def _end_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
-        if self._wait(0.0) is None:  # it had no time to make a group of its own
+        if self._wait(0.0) is None:  # it had no time to create a process group
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         self._wait(None)
@@ -239,8 +248,8 @@ class Child(AbstractContextManager["Child"]):
 def may_fork(device: str, accelerator: bool) -> bool:
     """Decides whether a training's process may be a copy of one that has imported torch.
 
-    A driver cannot be initialised again in a copy, and what is imported beforehand may have initialised it: on a
-    machine with an accelerator every training begins in a new process, whatever device it uses.
+    A driver cannot be initialised again in a copy, and earlier imports may have initialised it: on
+    a machine with an accelerator every training runs in a new process, whatever device it uses.
 
     Args:
         device: The recipe's device: ``auto``, ``cpu`` or ``cuda``.
@@ -251,7 +260,8 @@ def may_fork(device: str, accelerator: bool) -> bool:
 
 def _forked(module: str, connection: Connection, errors: Path, compiles: bool) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
-    # What a training that compiles imports anyway takes more than a second, and once is enough. The first copy decides.
+    # Every training that compiles imports these modules, which takes more than a
+    # second. The first copy decides.
     more = ["runner.child.compiling"] if compiles else []
     context.set_forkserver_preload(["torch._inductor.compile_fx", *more, module])
     process = context.Process(target=attend, args=(module, connection, str(errors)))
@@ -286,7 +296,7 @@ def _executed(module: str, connection: Connection, errors: Path, threads: int | 
 
 
 def _kernel_kills() -> int:
-    """How often this kernel has killed a process for want of memory."""
+    """Returns the number of processes that this kernel has killed because memory was exhausted."""
     with suppress(OSError):
         return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)))
     return 0

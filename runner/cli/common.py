@@ -100,7 +100,8 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
 def load_lock(
     lock: Path, sets: Sequence[str], registry: "Registry", command: str, accept: str = ""
 ) -> "tuple[Recipe, Registry, list[Drift]]":
-    """As ``load_locked``, with what has changed since; who has to name plugins is told the command.
+    """Loads a lock like ``load_locked`` and returns the changes since it was written; an error
+    names the command with the plugins that it needs.
 
     With plugins that have changed, it needs the option ``accept``.
     """
@@ -129,7 +130,9 @@ def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
 
 @contextmanager
 def sharing_processor(recipe: "Recipe", locked_threads: int | None = None) -> Iterator[None]:
-    """Computes inside the ``with`` as the recipe's section ``system`` says; ``locked_threads`` are those of a run."""
+    """Computes inside the ``with`` with the processor settings of the recipe's section ``system``;
+    ``locked_threads`` is the number of threads of a run that is continued.
+    """
     from runner.system.processor import share_processor
     from runner.tracking.workspace import Workspace, computing
 

@@ -1,4 +1,4 @@
-"""What a shell completes beside options and files: names of recipes, of runs and of plugins."""
+"""Names of recipes, runs and plugins that a shell completes in addition to options and files."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ def kinds(incomplete: str) -> list[str]:
 
 
 def stages(incomplete: str) -> list[str]:
-    """Those that are stages."""
+    """Returns the kinds of stages of trainings."""
     return _beginning(incomplete, [kind for section, kind in _plugins() if section == "optimization"])
 
 

@@ -110,7 +110,7 @@ def show(
 
 
 def fetched(file: "DataFile") -> str:
-    """Downloads a file unless it is here, and says so; returns its path."""
+    """Downloads a file unless it exists, reports the download, and returns the path."""
     from runner.plugin.files import fetch
 
     path, downloaded = fetch(file)

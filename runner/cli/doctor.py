@@ -38,7 +38,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing looked at."""
+    """Result of one check."""
 
     name: str
     status: Literal["ok", "warn", "fail"]  # warn: runs work, but not everything does; fail: runs do not work
@@ -120,7 +120,7 @@ def _torch() -> Iterator[Diagnosis]:
 
 
 def _processor_use(cores: int, threads: int) -> Iterator[Diagnosis]:
-    """How trainings that begin now would use the processor, beside what else does."""
+    """Reports how a training would use the processor now, and what other programs use."""
     contention = SINCE_START.read()
     use = choose("auto", "auto", os.environ, Surroundings(cores, threads, contention=contention))
     remedy = f"set OMP_NUM_THREADS={cores}"
@@ -135,7 +135,7 @@ def _processor_use(cores: int, threads: int) -> Iterator[Diagnosis]:
 
 
 def _compiler() -> Diagnosis:
-    """What ``torch.compile`` needs to build kernels for the CPU."""
+    """Checks whether ``torch.compile`` can build kernels for the CPU."""
     command = os.environ.get("CXX") or "g++"
     path = shutil.which(command) or shutil.which("clang++")
     header = Path(sysconfig.get_paths()["include"], "Python.h")
@@ -199,7 +199,7 @@ def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
     waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
     if waiting:
         yield Diagnosis(
-            "unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync"
+            "unsent", "warn", f"metrics are missing in MLflow for {len(waiting)} runs: {_names(waiting)}", "runner sync"
         )
     damaged = [folder.name for folder in found if folder not in known]
     if damaged:

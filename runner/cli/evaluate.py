@@ -51,8 +51,8 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Evaluate the model of a run, with the stages that it was trained with.
 
-    The run's own evaluation is printed next to it; on a CPU the digits are the same. 'latest' is
-    the newest run.
+    The evaluation that the run made during its training is printed next to it; on a CPU the digits
+    are the same. 'latest' is the newest run.
 
     [bold]runner evaluate[/]
 
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[str]:
-    """The assignments that stand for these options."""
+    """Returns assignments with the effect of these options."""
     found = []
     for option, value, name in (("--size", size, data.evaluation_size), ("--seed", seed, data.evaluation_seed)):
         if value is not None and name is None:
@@ -94,7 +94,7 @@ def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[
 
 
 def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console: "Console") -> None:
-    """Prints the metrics, the headline first, each beside what the run measured there itself."""
+    """Prints the metrics, the primary ones first, next to the run's values at this checkpoint."""
     from rich.table import Table
 
     metrics, recorded = evaluation.metrics, evaluation.recorded or {}
@@ -108,7 +108,7 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
     remark = f"Took {evaluation.seconds:.1f} s."
     if evaluation.same_digits is not None:
         relation = "Same digits as" if evaluation.same_digits else "Digits differ from"
-        remark = f"{relation} the run's own evaluation ({evaluation.seconds:.1f} s)."
+        remark = f"{relation} the run's evaluation ({evaluation.seconds:.1f} s)."
     if evaluation.picture is not None:
         remark = f"{remark} Picture: {evaluation.picture}"
     print_wrapped(f"{evaluation.run_name}: {place}", console)

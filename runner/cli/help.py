@@ -48,7 +48,7 @@ def use_own_console() -> None:
 
     from runner.system.console import Console
 
-    # Its own texts are in markup; what a user typed is not rendered as such.
+    # Texts of the commands contain markup; text that a user typed is not rendered as markup.
     setattr(rich_utils, "Console", partial(Console, markup=True))  # noqa: B010
 
 
@@ -101,7 +101,7 @@ _OTHER_WORDS = {
     "prove": "verify",
     "version": "doctor",
 }
-"""Commands that people know from other programs."""
+"""Commands of other programs, and the command here that does the same."""
 
 
 class Verb(TyperCommand):

@@ -1,4 +1,6 @@
-"""A bar and what is being done now, drawn beside the work, so that a long step of it is never silent."""
+"""A progress bar that a thread draws, so that a long step of the work never
+leaves the terminal silent.
+"""
 
 import sys
 import time
@@ -17,15 +19,17 @@ from runner.tracking.periodic import Periodic
 
 LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
 LINE_SHARE, LONGEST_SECONDS = 0.05, 60.0
-"""Lines are so much of the time apart that has passed, and no more than a minute: hours should not fill a log."""
+"""The pause between two lines, as a share of the time that has passed, and its upper limit: a log
+should not grow by hours of lines.
+"""
 BRIEF_SECONDS = 0.5
 """A phase that lasts no longer is not shown: the one that it interrupts is."""
 SILENT_SECONDS = 1.0
-"""After so many seconds without progress it is said for how long there was none."""
+"""Seconds without progress after which the time since the last progress is displayed."""
 
 
 class Phase(NamedTuple):
-    """What is being done, since when, and inside of what."""
+    """A phase of the work, when it started, and the phase that contains it."""
 
     name: str
     since: float
@@ -33,17 +37,18 @@ class Phase(NamedTuple):
 
 
 class LiveBar(ExitStack):
-    """Says on stderr what is being done, and how much of it: seconds, of so many in all if that is known.
+    """Reports on stderr the current phase and the progress: the seconds that have passed, of a
+    total if it is known.
 
-    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every
-    few seconds, later every minute, the first at once. It is drawn by a thread.
+    On a terminal it is a bar with lines below it, which are removed at the end; elsewhere a line
+    every few seconds, later every minute, the first one immediately. A thread draws it.
     """
 
     shown = 0
     """Number of bars that are shown in this process."""
 
     def __init__(self, console: Console, name: str, total: float | None = None, doing: str = "starting") -> None:
-        """Begins to count; it is shown inside the ``with``."""
+        """Starts the clock; the bar is displayed inside the ``with``."""
         super().__init__()
         self.console, self.name, self.total = console, name, total
         self.started = self.printed = time.monotonic()
@@ -83,7 +88,7 @@ class LiveBar(ExitStack):
         self.innermost = Phase(name, time.monotonic(), outer)
         try:
             yield
-        finally:  # what was said at the beginning is not true for ever
+        finally:  # the name of a phase is valid only inside of it
             self.innermost = outer if outer.outer else Phase("preparing", time.monotonic())
 
     def say(self, text: str) -> None:
@@ -92,7 +97,7 @@ class LiveBar(ExitStack):
             self.console.print(part, soft_wrap=True, highlight=False)
 
     def doing(self, progressed: float = 0.0) -> str:
-        """The phase that is going on, with its seconds unless there was progress at that time, lately and since."""
+        """Returns the current phase, with the seconds since the last progress if these are many."""
         now, phase = time.monotonic(), self.innermost
         while phase.outer is not None and now - phase.since < BRIEF_SECONDS:
             phase = phase.outer
@@ -100,15 +105,15 @@ class LiveBar(ExitStack):
         return f"{phase.name} ({silent:.0f} s)" if silent >= SILENT_SECONDS else phase.name
 
     def completed(self) -> float:
-        """How much of the total is done: seconds."""
+        """Returns the part of the total that is finished, in seconds."""
         return time.monotonic() - self.started
 
     def counted(self) -> str:
-        """The same in words."""
+        """Returns the finished part and the total as text."""
         return f"{self.completed():.0f}{f'/{self.total:.0f}' if self.total else ''} s"
 
     def lines(self) -> list[str]:
-        """What stands below the bar."""
+        """Returns the lines below the bar."""
         return [self.doing()]
 
     def print_line(self) -> None:
@@ -119,7 +124,8 @@ class LiveBar(ExitStack):
     def _print_next(self) -> None:
         now = time.monotonic()
         apart = min(LINE_SHARE * (now - self.started), LONGEST_SECONDS)
-        if now - self.printed > max(apart, LINE_SECONDS) - LINE_SECONDS / 2:  # it is asked every LINE_SECONDS
+        # Called every LINE_SECONDS.
+        if now - self.printed > max(apart, LINE_SECONDS) - LINE_SECONDS / 2:
             self.print_line()
 
     def drawn(self) -> RenderableType:

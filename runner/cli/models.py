@@ -49,7 +49,7 @@ def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_js
 @app.command("list", cls=Verb)
 def list_versions(name: Only = None, as_json: AsJson = False) -> None:
     """List the versions with aliases, run, result of ``runner verify``, and digest of the weights."""
-    with working("models list", "asking MLflow"):
+    with working("models list", "querying MLflow"):
         from runner.tracking import Workspace
         from runner.tracking.store import EmptyError, Store
         from runner.tracking.versions import Versions

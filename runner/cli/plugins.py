@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 Kind = Annotated[
     str | None, Argument(metavar="[KIND]", help="Print the card of this plugin.", autocompletion=completion.kinds)
 ]
-# What a card shows above the settings.
+# Facts that a card shows above the settings.
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
-MEASURED = "measured.json"  # what stages were worth where their authors measured it, beside their modules
+# Next to the modules of stages: speed-ups that their authors measured.
+MEASURED = "measured.json"
 
 
 def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
@@ -37,7 +38,7 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
     cards = [_card(section, each, registry) for section, each in names if kind in (None, each)]
     if not cards and kind is not None:
-        raise UsageError(f"there is no plugin '{kind}'{suggestion(kind, [each for _, each in names])}")
+        raise UsageError(f"unknown plugin '{kind}'{suggestion(kind, [each for _, each in names])}")
     if as_json:
         print_json({"plugins": cards})
         return
@@ -86,7 +87,7 @@ def _plain(text: str) -> str:
 
 
 def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]:
-    """Everything that is known about a plugin without running it."""
+    """Returns everything about a plugin that can be read without running it."""
     card = {"section": section, "kind": kind, "provider": str(registry.provider(section, kind))}
     try:
         face = registry.get(section, kind)
@@ -96,7 +97,7 @@ def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]
 
 
 def _facts(section: "Section", face: Any) -> dict[str, Any]:
-    """What a sort of plugin has beside its settings."""
+    """Returns the facts about a plugin of this section, without its settings."""
     from runner.plugin.contract import Contract
     from runner.plugin.progress import UNITS
 
@@ -104,14 +105,15 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
         return {"learns_from": face.learns_from, "roles": {role: dict(own) for role, own in face.roles.items()}}
     if section == "data":
         return {"provides": face.provides, "units": [unit for unit in UNITS if unit in face.units]}
-    # The signature names the contracts of which recipe and device choose one.
+    # The annotation names the possible contracts of a stage whose contract depends on recipe and
+    # device.
     written = str(inspect.signature(face.contract).return_annotation)
     contracts = [each.__name__ for each in get_args(Contract)]
     figures = Path(inspect.getfile(face)).with_name(MEASURED)
     return {
         "phase": face.phase,
         "contract": [name for name in contracts if re.search(rf"\b{name}\b", written)] or contracts,
-        "promise": inspect.getdoc(face.contract) or "",
+        "promise": re.sub(r"^Returns (``\w+``: )?", "", inspect.getdoc(face.contract) or ""),
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
         "requires": list(face.requires),
@@ -178,8 +180,9 @@ def _flowing(text: str) -> str:
 
 
 def _worth(measured: dict[str, Any]) -> str:
-    """``alone 1.22x [1.18, 1.27], beside all others 1.05x [1.02, 1.08]; CASE, MACHINE (EXPERIMENT)``."""
-    ways = {"alone": "alone", "together": "beside all others"}
+    """Formats a measured speed-up with case, machine, method, date and experiment."""
+    ways = {"alone": "alone", "together": "with all others"}
     gains = ["{} {:.2f}x [{:.2f}, {:.2f}]".format(way, *measured[key]) for key, way in ways.items() if key in measured]
-    where = ", ".join(filter(None, (measured["case"], measured["machine"])))
+    facts = ("case", "machine", "method", "date")
+    where = ", ".join(measured[name] for name in facts if measured[name])
     return f"{', '.join(gains)}; {where} ({measured['experiment']})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.live import LiveBar
 from runner.system.console import CleanText, Console
-from runner.system.lines import duration, figure, labelled
+from runner.system.lines import amount, duration, figure, labelled
 from runner.system.names import shown_path
 from runner.system.synthetic import SYNTHETIC_REMARK
 
@@ -57,7 +57,7 @@ class ProgressDisplay(LiveBar):
         return self.step
 
     def counted(self) -> str:
-        """Steps of the whole."""
+        """Returns the finished and the total number of steps as text."""
         return f"{self.step:,}/{self.total:,} {self.unit} ({self.step / (self.total or 1):.0%})"
 
     def lines(self) -> list[str]:
@@ -70,7 +70,7 @@ class ProgressDisplay(LiveBar):
         return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
 
     def speeds(self) -> tuple[float, float] | None:
-        """Steps a second in the last few seconds and in all; None as long as there was no progress."""
+        """Returns the recent and the mean steps per second; None before the first progress."""
         now, samples = time.monotonic(), tuple(self.samples)
         if self.first is None or self.step == self.first[1]:
             return None
@@ -89,6 +89,8 @@ class ProgressDisplay(LiveBar):
 
 def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
     """Prints the result, the time, the stages and the location of a run."""
+    from runner.tracking.listing import headed
+
     evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
     ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
     learnt = [f"{name} {figure(evaluated[name])}" for name in ordered]
@@ -104,8 +106,8 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     kept = []
     if best := result.best:
         place = f"checkpoints/{Path(best.checkpoint).name}"
-        kept = [f"{best.metric[5:]} {figure(best.value)} after {best.step:,} {best.unit}: {place}"]
-    console.print(CleanText(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
+        kept = [f"{best.metric[5:]} {figure(best.value)} after {amount(best.step, best.unit)}: {place}"]
+    console.print(headed(result.run_name, result.status), soft_wrap=True)
     for label, lines in (
         ("result", learnt or ["nothing was evaluated"]),
         ("best", kept),

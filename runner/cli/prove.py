@@ -53,7 +53,7 @@ Steps = Annotated[
     ),
 ]
 Seeds = Annotated[int, Option(min=8, help="Largest number of pairs of trainings for a stage.")]
-Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time for the whole verification.")]
+Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time budget of the verification.")]
 Of = Annotated[
     str | None,
     Option("--of", metavar="RUN", help="Use the recipe's inference section, with the model of this run."),
@@ -68,7 +68,7 @@ Experiment = Annotated[
     ),
 ]
 Budget = Annotated[
-    float | None, Option(min=1.0, metavar="SECONDS", help="Time for the whole ablation; replaces the file's.")
+    float | None, Option(min=1.0, metavar="SECONDS", help="Time budget of the ablation; replaces the file's.")
 ]
 ResultFolder = Annotated[
     Path | None, Option(metavar="FOLDER", help="Folder for the result; by default in the workspace.")
@@ -79,13 +79,13 @@ Fresh = Annotated[
 
 
 class Metric(StrEnum):
-    """What an ablation measures."""
+    """The quantity that an ablation measures."""
 
     TIME = "time"
     MEMORY = "memory"
 
 
-MetricOption = Annotated[Metric, Option("--metric", help="What is measured: the time or the memory of an update.")]
+MetricOption = Annotated[Metric, Option("--metric", help="The quantity to measure: time or memory of an update.")]
 ProfilesMemory = Annotated[bool, Option("--memory", help="Show which slots and modules use the memory at its peak.")]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Number of profiled updates.")]
 Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait for steady updates after compilation.")]

@@ -49,7 +49,7 @@ RecipeOrRun = Annotated[
 
 
 class FileSort(StrEnum):
-    """What a file that the runner reads can be."""
+    """Type of a YAML file that the runner reads."""
 
     recipe = "recipe"
     study = "study"

@@ -11,7 +11,7 @@ from runner.system.terminal import CleanStream
 
 
 class Results:
-    """Where verbs print their results: stdout, which belongs to nothing else while a verb runs."""
+    """Stream for the results of a command: stdout, to which nothing else is written meanwhile."""
 
     def __init__(self) -> None:
         self._reserved: TextIO | None = None
@@ -47,14 +47,16 @@ results = Results()
 
 
 def _moved(stream: TextIO) -> TextIO:
-    """The same file behind another descriptor, after which 1 is stderr; or the stream itself if 1 is not its own."""
+    """Returns a stream to the same file behind a new descriptor and redirects descriptor 1 to
+    stderr; returns the stream unchanged if it does not use descriptor 1.
+    """
     try:
         if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != 1:
             return stream
         stream.flush()
         copy = os.fdopen(os.dup(1), "w", encoding=stream.encoding, errors=stream.errors)
         os.dup2(2, 1)
-    except OSError:  # stdout or stderr is closed, or is no file
+    except OSError:  # stdout or stderr is closed, or is not a file
         return stream
     stream.reconfigure(line_buffering=True)  # as stderr
     return CleanStream(copy)

@@ -226,7 +226,7 @@ def _tag(text: str) -> tuple[str, str]:
     """Returns name and value of a --tag option."""
     name, equals, value = text.partition("=")
     if not equals or not name or name.startswith("mlflow."):
-        raise UsageError(f"--tag '{text}': should be NAME=VALUE; names that begin with 'mlflow.' are MLflow's own")
+        raise UsageError(f"--tag '{text}': should be NAME=VALUE; names in 'mlflow.' are reserved")
     return name, value
 
 

@@ -1,4 +1,4 @@
-"""What ``runner run --seeds`` does and shows."""
+"""The implementation of ``runner run --seeds`` and its output."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -41,8 +41,10 @@ def run_seeds(
 
 def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
     """Prints the mean of every metric with its interval, and the values of all seeds if they fit."""
+    from runner.tracking.listing import headed
+
     names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
-    console.print(CleanText(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
+    console.print(headed(result.name, result.status).append(f", {len(result.runs)} seeds"))
     if result.synthetic:
         print_wrapped(f"data {SYNTHETIC_REMARK}", console, style="yellow")
     seeds = list(result.runs)

@@ -40,7 +40,7 @@ def serve(
 
     The page at / sends requests from a browser, /docs documents the API, and a working curl command
     is printed. POST /predict answers requests; requests that arrive together are computed as one
-    batch. Other paths: /health, /ready, /metrics. There is no password: the server listens on
+    batch. Other paths: /health, /ready, /metrics. Requests need no password: the server listens on
     127.0.0.1 unless serve.host is another address.
 
     Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 143 if an answer took longer than serve.drain_s.

@@ -84,8 +84,8 @@ def run(
 ) -> None:  # fmt: skip
     """Search; after an interruption, the same command continues.
 
-    Every trial has its own process. A trial that runs out of memory, diverges, hangs or crashes is
-    recorded with that cause, and the study continues. Report and best recipes are in
+    Every trial runs in a separate process. A trial that runs out of memory, diverges, hangs or
+    crashes is recorded with that cause, and the study continues. Report and best recipes are in
     [bold].runner/studies[/], trials in [bold].runner/optuna.db[/] or in OPTUNA_STORAGE.
 
     [bold]runner study run experiments/marl_search.yaml[/]
@@ -180,7 +180,7 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
 
 
 def _bar(verb: str, quiet: bool) -> "TrialsBar":
-    """Shows on stderr, inside the ``with``, how a study goes; at once."""
+    """Returns a bar that shows the progress of a study on stderr inside the ``with``."""
     from runner.cli.trials import TrialsBar
     from runner.system.console import Console
 
@@ -190,7 +190,9 @@ def _bar(verb: str, quiet: bool) -> "TrialsBar":
 def _searched(
     search: "Callable[[Stop], str]", config: "StudyConfig", here: "Workspace", bar: "TrialsBar"
 ) -> "tuple[Summary, str, Stop]":
-    """Searches; what came of it, why it ended before all trials, and which signal told it to."""
+    """Searches, and returns the summary, the reason why the search ended before all trials, and the
+    signal that stopped it.
+    """
     from runner.study.summary import find
     from runner.train.signals import stop_on_signals
 

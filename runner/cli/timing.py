@@ -5,7 +5,7 @@ import time
 
 
 def process_start() -> float:
-    """Returns when this process began, on the clock of ``time.perf_counter``."""
+    """Returns when this process started, on the clock of ``time.perf_counter``."""
     # Here, because commands that print help need not wait for it.
     import psutil
 

@@ -1,4 +1,4 @@
-"""What is shown of a study while it searches: how much of its budget is spent, and how its trials stand."""
+"""Display of a running study: the used part of its budget and the state of its trials."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Stand(NamedTuple):
-    """What a trial does, how far it is, and since when both are so."""
+    """Phase and progress of a trial, and since when both are unchanged."""
 
     doing: str
     figures: str
@@ -29,7 +29,7 @@ class TrialsBar(LiveBar):
     def __init__(self, console: Console, verb: str) -> None:
         super().__init__(console, f"runner {verb}", doing="reading the study")
         self.most, self.seconds = 0, 0.0
-        """The budget; no seconds if there is no end to them."""
+        """The budget; zero seconds mean no limit of time."""
         self.finished, self.spent, self.told = 0, 0.0, self.started
         self.best: Mapping[str, float] = {}
         self.trials: dict[int, _Stand] = {}
@@ -40,11 +40,11 @@ class TrialsBar(LiveBar):
         self.name, self.total = config.name, 1.0
 
     def standing(self, trials: int, seconds: float, best: Mapping[str, float]) -> None:
-        """How many trials are finished, what of the budget's seconds is spent, and the best values so far."""
+        """Updates the number of finished trials, the seconds of the budget, and the best values."""
         self.finished, self.spent, self.best, self.told = trials, seconds, best, time.monotonic()
 
     def trial(self, number: int, doing: str, figures: str = "") -> None:
-        """What a trial does and how far it is; nothing if it does no more."""
+        """Updates phase and progress of a trial; an empty phase removes the trial."""
         before = self.trials.get(number)
         if not doing:
             self.trials.pop(number, None)
@@ -74,5 +74,5 @@ class TrialsBar(LiveBar):
         return [*(found or [self.doing(self.told)]), *([f"best so far: {best}"] if best else [])]
 
     def _spent(self) -> float:
-        """Seconds of trials, as they were told and since then."""
+        """Returns the seconds of the trials: the last reported number plus the time since then."""
         return self.spent + (time.monotonic() - self.told if self.trials else 0.0)

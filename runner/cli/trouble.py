@@ -12,7 +12,7 @@ from runner.system.secrets import redact
 from runner.system.terminal import Rendered
 
 _PLACE = re.compile(r"(.+?:\d+:\d+: )")
-"""File, line and column with which a message about a recipe begins."""
+"""File, line and column at the start of a message about a recipe."""
 _EXCERPT = "    "
 """Indentation of an excerpt from a file, and of the caret below it."""
 _YELLOW, _RED, _RESET = "\x1b[33m", "\x1b[31m", "\x1b[0m"
@@ -33,7 +33,9 @@ def report(error: RunnerError) -> None:
 
 
 def _with_word(line: str, *, is_first: bool) -> str:
-    """Returns a line with the word error: after a place as compilers print it, or at the begin of the message."""
+    """Returns a line with the word error: after a place, in the format of compilers, or at the
+    start of the message.
+    """
     if place := _PLACE.match(line):
         return f"{place[1]}error: {line[place.end() :]}"
     return f"error: {line}" if is_first else line
@@ -76,5 +78,5 @@ class WarningHandler(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Prints what is logged in this process and handled by nobody else."""
+    """Prints log records of this process that no other handler processes."""
     logging.lastResort = WarningHandler(logging.WARNING)

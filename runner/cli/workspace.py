@@ -61,7 +61,7 @@ Everything = Annotated[
 ]
 Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Environment variables of which one tells that a browser can be shown."""
+"""Environment variables; if one of them is set, a browser can be opened."""
 Port = Annotated[int, Option(min=1, max=65535, help="Port; another free port is used if it is taken.")]
 
 
@@ -145,7 +145,7 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:
         for each in deliveries:
-            what = each.problem or ("its own process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
+            what = each.problem or ("its process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
             tell(f"{each.run}: {what}")
         if not deliveries:
             say("nothing to send: MLflow is complete")

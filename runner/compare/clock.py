@@ -29,17 +29,19 @@ from runner.system.generators import Globals
 from runner.system.stopwatch import Stopwatch
 from runner.system.tree import nbytes, tensors
 
-BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against the clock's and the scheduler's grain
+# Duration of a block of steps: long compared with the resolution of the clock and of the scheduler.
+BLOCK_SECONDS = 0.1
 DRAW_SECONDS = 0.3  # drawing the batches of a block takes no longer
 BLOCK_BYTES = 2**28  # and they take no more memory
 PERIOD = 60  # update numbers of both differ by a multiple of it: what is done now and then coincides
 YARDSTICKS = 2  # windows that the baseline repeats from a rounded state, each twice
-STALLING = 1.1  # by this factor, the whole time and the median of the blocks are apart
+# Factor between the total ratio and the median of the blocks from which a stall is reported.
+STALLING = 1.1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long two subjects take, and how sure that is.
+    """The times of two subjects, with their uncertainty.
 
     Attributes:
         ratio: Baseline / changed: above 1, the change is faster. Not a number if ``caught``.
@@ -72,7 +74,7 @@ class Timing:
 
     def __str__(self) -> str:
         if self.caught:
-            return f"{self.effect}: the change does not do the baseline's work, so there is no ratio: {self.caught}"
+            return f"{self.effect}: the change does other work than the baseline, so it has no ratio: {self.caught}"
         stalls = not 1 / STALLING < self.total / self.ratio.value < STALLING
         return (
             f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if stalls else ''}"
@@ -109,16 +111,18 @@ def clock(
     if it is the same in several processes, which is what ``runner ablate`` starts for the stages of a recipe.
 
     Args:
-        baseline: Makes what to compare with.
-        changed: Makes the same with the change.
-        batches: Batches for the steps; an iterable or iterator of them (a loader); or a function that returns a new
-            one at each call. ``None`` as a batch is given to every step.
-        rounds: The most rounds of four blocks; five at least.
-        seconds: Stop after so many seconds of rounds, but not before five rounds.
-        contract: What the change promises. Updates of a ``Statistical`` one may be others, but not fewer.
+        baseline: Makes the subject without the change.
+        changed: Makes the same subject with the change.
+        batches: Batches for the steps; an iterable or iterator of them (a loader); or a function
+            that returns a new one at each call. ``None`` as a batch is passed to every step.
+        rounds: The largest number of rounds of four blocks; at least five.
+        seconds: Stops after the given seconds of rounds, but not before five rounds.
+        contract: The promise of the change. Updates of a ``Statistical`` one may differ, but must
+            not be fewer.
 
     Raises:
-        ValueError: There is no batch, fewer than five rounds, or no further batch can be made from those given.
+        ValueError: There is no batch, fewer than five rounds, or no further batch can
+            be made from those given.
     """
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"rounds: {rounds} is less than the fewest, {FEWEST_ROUNDS}")
@@ -163,7 +167,7 @@ def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
 
 
 class _Runner:
-    """One subject, warm, with process-wide settings of its own."""
+    """A subject after its warm-up, with separate global settings."""
 
     def __init__(self, build: Build, fresh: FreshBatches, timekeepers: Timekeepers) -> None:
         self.globals = Globals()
@@ -172,7 +176,8 @@ class _Runner:
         self.updates = 0
         self.count = 1  # steps in a block
         self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
-        # The batches of the last blocks stay in memory: another one at the same address is no repetition.
+        # The batches of the last blocks stay in memory: another one at the same address would look
+        # like a repetition.
         self.recent: deque[list[Any]] = deque(maxlen=2)
         self._next: Any = None
         with self.globals.apart():
@@ -315,13 +320,13 @@ class _Compared:
         finally:
             hook.remove()
         if not optimizers <= {part for part in self.a.subject.state.values() if isinstance(part, Optimizer)}:
-            self._stop("an optimizer that steps is no part of the state")
+            self._stop("an optimizer that steps is missing in the state")
         self.comparison.add(baseline, candidate)
         if len(self.deviating) < YARDSTICKS and self.comparison.is_deviating(baseline, candidate):
             self.deviating.append((state if self.a.trains else self.a.state(), batches, number, baseline))
 
     def fault(self) -> str | None:
-        """What is wrong with the updates of the change, once the baseline was compared with itself."""
+        """Returns the fault of the change's updates, after comparing the baseline with itself."""
         for state, batches, number, baseline in self.deviating:
             for seed in range(YARDSTICKS):
                 self._give(rounded(state, seed), always=True)

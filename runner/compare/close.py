@@ -27,16 +27,21 @@ from runner.compare.fingerprints import (
 from runner.compare.inaccuracy import MOST_ULPS, Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
 from runner.compare.modes import Casts, OtherFormat, Sums
+from runner.compare.reproduction import Reproduction
+from runner.compare.sensitivity import Sensitivity
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
-NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
+# Key of the evidence for the operation where the baseline rounds its float64 numbers.
+NARROWS = "narrows"
+SYSTEMATIC = "smallest_systematic_error"  # as a share of an update, in the evidence
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
-FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
+# Smaller errors are luck, and count as this number of units.
+FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}
 FACTOR_ULPS = 8.0  # by which all gradients together, or all outputs, may be too long
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 
@@ -50,21 +55,24 @@ def close(
     Training is chaotic: after some updates rounding alone separates two runs that do the same, so runs in float32 are
     not compared. Instead,
 
-    * both are run in float64 from the same start over all batches, and must stay equal up to 1e-9, or 1e-6
-      as soon as a state was loaded;
-    * from states on the way of the baseline, single updates are taken by both in their own precision, and the changed
-      one's may be at most twice as far from the update in float64 as the baseline's, in the median, and never more than
-      four times as far as the baseline ever is. What is, is looked at again from other states: those on the way with
-      the batches in reverse.
+    * both are run in float64 from the same start over all batches, and must stay equal up to 1e-9,
+      or 1e-6 as soon as a state was loaded;
+    * from states of the baseline's trajectory, both make single updates in their original
+      precision. In the median, the changed one's may be at most twice as far from the update in
+      float64 as the baseline's, and never more than four times as far as the baseline's largest
+      distance. An update that exceeds this is examined again from other states: those of a
+      trajectory with the batches in reverse.
 
-    The baseline goes the same way before the change is made and after, and has to come to the same.
+    The baseline computes the same trajectory before and after the change is built, and must have
+    the same results.
 
     Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most, and
     ``turns`` are further updates for the algebra alone.
     """
     way = _reference(baseline, batches, states, seed)
     same_algebra = algebra(baseline, changed, [*batches, *turns], seed)
-    if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:  # then float64 tells no truth either
+    # Then float64 is not a reference either.
+    if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:
         return same_algebra
     anew = partial(_reference, baseline, batches, states, seed)
     reached = leak(way.prints, anew().prints, lambda: anew().prints, way.parts)
@@ -72,18 +80,21 @@ def close(
         return Verdict(Outcome.FAIL, CONTRACT, reached, same_algebra.evidence | {WHOLE_PROCESS: True})
     try:
         rounded = rounding(baseline, changed, way.starts, seed)
-        if rounded.outcome is Outcome.FAIL:  # perhaps by chance, which does not come twice
+        if rounded.outcome is Outcome.FAIL:  # possibly by chance, which is not repeated
             other = _reference(baseline, [*reversed(batches)], states, seed)
             rounded = rounding(baseline, changed, other.starts, seed) or rounded
     except StepError as error:
         rounded = error.verdict(CONTRACT, baseline)
     outcome = worst([same_algebra.outcome, rounded.outcome])
     summaries = dict.fromkeys(each.summary for each in (same_algebra, rounded) if each.outcome is outcome)
-    return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
+    evidence = same_algebra.evidence | rounded.evidence
+    return Verdict(outcome, CONTRACT, "; ".join(summaries), evidence, rounded.reproduction)
 
 
 def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
-    """Whether two subjects, both in float64, stay equal up to rounding; the evidence has ``side_effects``."""
+    """Returns whether two subjects, both in float64, stay equal up to rounding; the
+    evidence has ``side_effects``.
+    """
     trajectory = Trajectory(batches, seed, float64=True)
     try:
         update, told, seen, other, prints = _parting(trajectory, baseline, changed)
@@ -94,6 +105,8 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
             if reached := leak(prints, own, lambda: alone()[0], effects.parts):
                 return Verdict(Outcome.FAIL, CONTRACT, reached, evidence | {WHOLE_PROCESS: True})
             summary = f"the same algebra over {len(batches)} updates in float64"
+            if smallest := evidence.get(SYSTEMATIC):
+                summary += f", which shows an error above {smallest:.0e} of each update"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
         again, *_ = _parting(trajectory, baseline, baseline)
         if again is not None:
@@ -117,7 +130,8 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
         summary = f"the difference after update {update} in float64 did not come again; make the step deterministic"
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
     summary = f"not the same algebra: in float64, {found}"
-    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, trajectory, update, CONTRACT)
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()}, reproduction)
 
 
 def _parting(
@@ -125,21 +139,30 @@ def _parting(
 ) -> tuple[int | None, dict[str, Any], Frame, Frame, Prints]:
     """The first update after which the two, moving step by step, differ by more than rounding; None if they do not.
 
-    With it come what there is to say beside the numbers, what could be seen of both, and the baseline's fingerprints.
+    Also returns evidence in addition to the numbers, the visible values of both, and
+    the baseline's fingerprints.
     """
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
     names = difference.shared(*(isolation.subject.state for isolation in isolations))
     parted, prints, jogged = None, list[dict[Location, bytes]](), enumerate(_jogged(trajectory, baseline))
+    told: dict[str, Any] = {}
+    sensitivity: Sensitivity | None = None
+    loaded = [number for number, update in enumerate(trajectory.updates) if update.states is not None]
+    steady = min(loaded, default=len(trajectory.updates))
     for update, (one, other) in enumerate(zip(*map(trajectory.frames, isolations), strict=True)):
         prints += fingerprints([one])
         seen = {location: one[location] for location in difference.comparable(one, other, names)}
         tolerance = _tolerance(trajectory, update)
+        sensitivity = sensitivity or Sensitivity(seen)
+        if update == steady > 0:
+            told[SYSTEMATIC] = sensitivity.smallest_error(seen)
         if any(differing(seen, other, tolerance)):
             moved = next(frame for number, frame in jogged if number == update)
             if any(differing(seen, other, tolerance, moved)):
                 parted = update
                 break
-    return parted, side_effects(*map(SideEffects.of, isolations)), seen, other, prints
+    told |= side_effects(*map(SideEffects.of, isolations))
+    return parted, told, seen, other, prints
 
 
 def _jogged(trajectory: Trajectory, baseline: Build) -> Iterator[Frame]:
@@ -159,7 +182,7 @@ def jog(tensor: Tensor) -> Tensor:
 
 
 def _tolerance(trajectory: Trajectory, update: int) -> float:
-    """By what the numbers may differ after an update, if a state has been loaded on the way or not."""
+    """Returns the tolerance after an update, which depends on whether a state was loaded before."""
     loaded = any(each.states is not None for each in trajectory.updates[:update])
     return LOADED_TOLERANCE if loaded else TOLERANCE
 
@@ -181,10 +204,12 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     errors = _errors(own, theirs)
     units = 1.0
     ratios, beyond = _ratios(errors, precision, units)
-    if _first_beyond(ratios, beyond):  # perhaps only of a baseline that adds up with more digits than its numbers have
+    # Possibly because the baseline sums with more digits than its numbers have.
+    if _first_beyond(ratios, beyond):
         units = _units_of_sums(baseline, in_float64)
         ratios, beyond = _ratios(errors, precision, units)
-    if _first_beyond(ratios, beyond):  # or whose kernels have more digits in its own memory format than in the other
+    # Or because its kernels have more digits in its memory format than in the other.
+    if _first_beyond(ratios, beyond):
         relaid = _relaid(baseline, trajectory, truth)
         ratios, beyond = _ratios(_errors(_larger(own, relaid), theirs), precision, units)
     medians = {group: statistics.median(each) for group, each in ratios.items()}
@@ -199,7 +224,10 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     if systematic is not None:
         update, start = next(iter(starts.items()))
         found = _locate_rounding(baseline, changed, update, start, parts, precision, 1.0, seed)
-        return Verdict(Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()})
+        reproduction = Reproduction(baseline, changed, Trajectory([start], seed), 1, CONTRACT)
+        return Verdict(
+            Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()}, reproduction
+        )
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
         return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
@@ -209,7 +237,8 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     found = _locate_rounding(baseline, changed, update, start, parts, precision, units, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
-    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, Trajectory([start], seed), 1, CONTRACT)
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()}, reproduction)
 
 
 def _errors(
@@ -228,7 +257,8 @@ def _errors(
 
 
 def _relaid(baseline: Build, trajectory: Trajectory, truth: Sequence[Frame]) -> list[Inaccuracy]:
-    """How far off the baseline is with images in the other memory format; none if it has no images.
+    """Returns the errors of the baseline with images in the other memory format; none
+    if it has no images.
 
     Normalisations and convolutions have a kernel for each format, which do not add up with the same digits. What the
     baseline itself loses by the other kernel is rounding of a changed one, too.
@@ -240,7 +270,7 @@ def _relaid(baseline: Build, trajectory: Trajectory, truth: Sequence[Frame]) -> 
 
 
 def _larger(own: Sequence[Inaccuracy], others: Sequence[Inaccuracy]) -> list[Inaccuracy]:
-    """The larger errors of two series of updates, of which the second may be empty."""
+    """Returns the larger errors of two series of updates; the second may be empty."""
     if not others:
         return list(own)
     return [
@@ -252,7 +282,9 @@ def _larger(own: Sequence[Inaccuracy], others: Sequence[Inaccuracy]) -> list[Ina
 
 
 def _systematic(own: Sequence[Inaccuracy], theirs: Sequence[Inaccuracy], precision: float) -> str | None:
-    """That gradients or outputs have a common factor beyond rounding, in the median of all updates."""
+    """Returns a message if gradients or outputs have a common factor beyond rounding, in the median
+    of all updates.
+    """
     for kind in theirs[0].factors:
         mine, factor = (abs(statistics.median(each.factors.get(kind, 0.0) for each in one)) for one in (own, theirs))
         if factor > ALLOWED * max(mine, FACTOR_ULPS * precision):
@@ -263,7 +295,8 @@ def _systematic(own: Sequence[Inaccuracy], theirs: Sequence[Inaccuracy], precisi
 def _ratios(
     errors: Mapping[Location, Sequence[tuple[float, float, float]]], precision: float, units: float
 ) -> tuple[dict[Location, list[float]], dict[Location, list[float]]]:
-    """How many times as far off the changed one is, in each update: of the baseline there, and of it at its worst.
+    """Returns the ratios of the changed one's errors, per update: to the baseline's error there,
+    and to its largest.
 
     That the baseline is lucky in one update is not held against the change. Where outputs are furthest off, they are
     measured by their usual size: one that passes zero there has none.
@@ -285,7 +318,7 @@ def _first_beyond(ratios: Mapping[Location, list[float]], beyond: Mapping[Locati
 
 
 def _units_of_sums(baseline: Build, in_float64: Trajectory) -> float:
-    """By how many units a sum may be off that is added up in the precision of its numbers, in whatever order.
+    """Returns the units by which a sum in the precision of its numbers may be off, in any order.
 
     The rounding of n terms grows as the root of n. Some kernels add up with more digits, others of the same operation
     do not (batch normalisation on a CPU, by the memory format): neither is wrong.
@@ -297,7 +330,7 @@ def _units_of_sums(baseline: Build, in_float64: Trajectory) -> float:
 
 
 class _Reference(NamedTuple):
-    """Where the baseline comes along, in its own precision."""
+    """The trajectory of the baseline in its original precision."""
 
     starts: dict[int, Update]  # updates, spread evenly, by their number, with the state from which they start
     prints: Prints
@@ -331,13 +364,13 @@ def _foreign(errors: Sequence[Mapping[Location, float]], random: bool) -> str | 
 
 
 def _ratio(location: Location, own: float, other: float, precision: float, units: float) -> float:
-    """How many times as far from the truth the other error is."""
+    """Returns how many times larger the other error is."""
     least = max(FEWEST_ULPS[location.kind], units) * precision
     return max(other, least) / max(own, least)
 
 
 def group_name(group: Location) -> str:
-    """What a group of numbers is called that are judged by the same size."""
+    """Returns the name of a group of numbers that share a size."""
     return {"output": "outputs", "gradient": "gradients", "state": f"'{group.name}' of the state"}[group.kind]
 
 
@@ -357,7 +390,7 @@ def _locate_rounding(
     location = next((each for each, ratio in ratios.items() if ratio > ALLOWED), max(ratios, key=ratios.__getitem__))
     exact, value = truth[location], theirs[location]
     error = difference.absolute_difference(exact, value)
-    assert error is not None  # or there would be no ratio
+    assert error is not None  # otherwise it would have no ratio
     # An element differs if it is further off than rounding the truth would be.
     eps = torch.finfo(value.dtype if isinstance(value, Tensor) else torch.float64).eps
     return difference.measured(update, location, exact, error, error > eps * difference.as_float64(exact).abs())

@@ -1,4 +1,6 @@
-"""How far two values of one place are apart, and the first place where two subjects part."""
+"""Differences between two values of one location, and the first location where two
+subjects diverge.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ from runner.compare.isolation import Frame, Location, Trajectory
 from runner.compare.subject import Build
 
 TOLERANCE = 1e-9  # share of a group's largest number by which its numbers may differ; rounding gives 1e-15 to 1e-13
-# After a state was loaded that no training has come to: Adam divides the rounding of a gradient that is truly zero (of
-# keys' biases, of biases before a normalisation) by its epsilon of 1e-8, and larger numbers round more.
+# For a loaded state that no training has reached: Adam divides the rounding of a gradient that is
+# truly zero (of keys' biases, of biases before a normalisation) by its epsilon of 1e-8, and larger
+# numbers round more.
 LOADED_TOLERANCE = 1e-6
 TIMES = 100  # as far as units of rounding take the baseline from itself, a change may, within the tolerance above
 FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
-MISSING = object()  # stands for a value that a frame does not have
+MISSING = object()  # represents a value that a frame does not have
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,12 @@ class Difference:
     """The first thing that is not as in the baseline."""
 
     update: int  # counted from 1; 0 is before the first
-    slot: str  # the named step after which it differs; ``step`` is the whole update
+    slot: str  # the named step after which it differs; ``step`` is the entire update
     tensor: str  # an output, a gradient (``NAME.grad``) or a part of the state
     absolute: float  # the largest of two elements; infinite where only one is a number, or nothing can be subtracted
     relative: float  # the same as a share of the baseline's largest element
     elements: int  # how many differ
-    remark: str = ""  # what is wrong where it is not the values: a shape, a type, something missing
+    remark: str = ""  # a difference in something else than values: a shape, a type, a missing value
 
     def __str__(self) -> str:
         when = f"update {self.update}, slot '{self.slot}'" if self.update else "before the first update"
@@ -46,7 +49,7 @@ class Difference:
         return f"{where} differs by {self.absolute:.2g} ({self.relative:.2g} of its size) in {count}"
 
     def data(self) -> dict[str, Any]:
-        """As JSON can hold it: infinity is the string ``Infinity``."""
+        """Returns the fields for JSON: infinity is the string ``Infinity``."""
         return {name: plain(value) for name, value in asdict(self).items()}
 
 
@@ -103,7 +106,7 @@ def not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
 def absolute_difference(one: Any, other: Any) -> Tensor | None:
     """The absolute difference of every element, in float64 on the host; infinite where only one is finite.
 
-    None if the values cannot be subtracted: they are no numbers, or of different shapes.
+    Returns None if the values cannot be subtracted: they are not numbers, or of different shapes.
     """
     if not all(isinstance(value, Tensor | bool | int | float | complex) for value in (one, other)):
         return None
@@ -122,14 +125,14 @@ def as_float64(value: Any) -> Tensor:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a floating-point number, or a tensor of them."""
+    """Returns whether it is a floating-point number, or a tensor of them."""
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.is_complex()
     return isinstance(value, float | complex)
 
 
 def _largest(value: Any) -> float:
-    """Its largest finite absolute number."""
+    """Returns the largest finite absolute number."""
     found = as_float64(value).abs().nan_to_num(nan=0.0, posinf=0.0)
     return float(found.max()) if found.numel() else 0.0
 
@@ -140,7 +143,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """All elements in a row, as whole numbers."""
+    """Returns all elements in a row, as integers."""
     flat = _real(tensor.detach()).contiguous().reshape(-1)
     return flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
 
@@ -150,12 +153,13 @@ def differing(
 ) -> Iterator[Location]:
     """The locations, in the baseline's order, whose numbers differ by more than rounding.
 
-    Numbers are judged by the size of their group: an output by its own, at least one; all gradients together; all parts
-    of the state that have the same last name together (``exp_avg``, ``weight``). A gradient that should be exactly zero
-    is then measured with those that should not. Whole numbers and texts must be equal.
+    Numbers are judged by the size of their group: an output by its size, at least one; all
+    gradients together; all parts of the state that have the same last name together (``exp_avg``,
+    ``weight``). A gradient that should be exactly zero is then measured with those that should not.
+    Integers and texts must be equal.
 
-    Where rounding alone takes the baseline further (``jogged``: a bias whose gradient is truly zero, of which Adam
-    makes steps), that much is rounding of the changed one, too.
+    If rounding alone moves the baseline further (``jogged``: a bias whose gradient is truly zero,
+    which Adam turns into steps), that distance is allowed for the changed one, too.
     """
     sizes = _sizes(baseline)
     for location, one in baseline.items():
@@ -174,7 +178,9 @@ def differing(
 
 
 def farthest(truth: Frame, frame: Frame) -> float:
-    """The largest error of any number, as a share of its group's largest; infinite where none can be said."""
+    """Returns the largest error of any number, as a share of its group's largest;
+    infinite if it is undefined.
+    """
     sizes, found = _sizes(truth), 0.0
     for location, exact in truth.items():
         error = absolute_difference(exact, frame.get(location))
@@ -196,7 +202,7 @@ def _sizes(frame: Frame) -> dict[Location, float]:
 
 
 def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
-    """How large every output is in the median of those updates in which it is finite."""
+    """Returns the size of every output, in the median of the updates in which it is finite."""
     sizes: dict[Location, list[float]] = defaultdict(list)
     for frame in truth:
         for location, exact in frame.items():
@@ -207,7 +213,8 @@ def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
 
 
 def relative_errors(truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}) -> dict[Location, float]:
-    """The Euclidean error of every number that both frames have and is no setting (a rate), by its group's size.
+    """Returns the Euclidean error of every number in both frames that is not a setting (a rate), by
+    its group's size.
 
     An output's size is at least the ``usual`` one.
     """
@@ -225,7 +232,9 @@ def relative_errors(truth: Frame, frame: Frame, usual: Mapping[Location, float] 
 
 
 def by_group(truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}) -> dict[Location, float]:
-    """The same of groups after an update: of all outputs, all gradients, and the state by its last names."""
+    """Returns the errors of groups after an update: all outputs, all gradients, and the state by
+    its last names.
+    """
     found: dict[Location, float] = defaultdict(float)
     for location, error in relative_errors(truth, frame, usual).items():
         group = location._replace(name="outputs") if location.kind == "output" else _group_of(location)
@@ -234,7 +243,7 @@ def by_group(truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}) -
 
 
 def _group_of(location: Location) -> Location:
-    """A location that stands for all that are judged by the same size."""
+    """Returns a location that represents all locations with the same size."""
     if location.kind == "output":
         return location
     return location._replace(name="" if location.kind == "gradient" else location.name.rpartition(".")[2])
@@ -243,7 +252,7 @@ def _group_of(location: Location) -> Location:
 def comparable(baseline: Iterable[Location], changed: Container[Location], states: Iterable[str]) -> Iterator[Location]:
     """The locations by which a subject is judged, in order, if both have the parts of the state with these names.
 
-    A gradient counts where both have one: that of a step which has forgotten it says nothing.
+    A gradient counts if both have one: that of a step which has deleted it cannot be compared.
     """
     prefixes = tuple(f"{name}." for name in states)
     for location in baseline:
@@ -284,10 +293,12 @@ def locate(
 
 
 def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
-    """All that may tell where an update parts, in the order in which it happened in the baseline.
+    """Returns the locations in which an update may diverge, in the order of the
+    baseline's computation.
 
-    Of slots, only those tell something that both have called as often in the update, and on as many numbers: a batch in
-    parts comes through them in other portions. A gradient that only one of them has tells something there, too.
+    Only slots that both have called equally often in the update, and with the same
+    shapes, are included: a batch in parts has other shapes. A gradient that only one of
+    them has is included, too.
     """
     returned = {location.call: number for number, location in enumerate(one)}
     calls, other_calls = _calls(one), _calls(other)
@@ -301,12 +312,12 @@ def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
 
 
 def _calls(frame: Frame) -> Counter[str]:
-    """How often each slot was called."""
+    """Returns the number of calls of each slot."""
     return Counter(slot for slot, _ in {location.call for location in frame if location.call is not None})
 
 
 def _in_other_portions(one: Frame, other: Frame) -> set[str]:
-    """The slots that return tensors of which the first dimension is another one."""
+    """Returns the slots that return tensors with another first dimension."""
     found = set()
     for location, value in one.items():
         theirs = other.get(location)

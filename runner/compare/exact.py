@@ -8,6 +8,7 @@ from typing import Any
 from runner.compare.difference import Difference, comparable, locate, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory
+from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 
@@ -15,9 +16,10 @@ from runner.compare.verdict import Outcome, Verdict
 def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
     """Compares outputs, gradients and state by bits, after every update.
 
-    The baseline is taken twice, before the changed one is made and after: where it does not repeat itself, nothing can
-    be said, unless the change is the reason. One subject exists at a time, two if a difference has to be located.
-    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.side_effects`` tells.
+    The baseline is computed twice, before the changed one is built and after it: if it is not
+    reproducible, the verdict is INCONCLUSIVE, unless the change is the reason. One subject exists
+    at a time, two while a difference is located. Arguments and exceptions are those of ``verify``;
+    the evidence contains the result of ``fingerprints.side_effects``.
     """
     trajectory = Trajectory(batches, seed)
     try:
@@ -39,11 +41,13 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
     if parted is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
         return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
-    if found is None:  # what depends on where things are in memory need not come again when it is looked for
+    reproduction = Reproduction(baseline, changed, trajectory, parted[0], "Exact")
+    if found is None:  # a value that depends on memory addresses may not differ again
         update, location = parted
         seen = f"update {update}, slot '{location.slot}': '{location}', though not when it was looked at again"
-        return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {seen}", evidence | {"update": update})
-    return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {found}", evidence | {"difference": found.data()})
+        return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {seen}", evidence | {"update": update}, reproduction)
+    summary = f"not the same bits: {found}"
+    return Verdict(Outcome.FAIL, "Exact", summary, evidence | {"difference": found.data()}, reproduction)
 
 
 def _unstable(update: int, found: Difference | None) -> Verdict:

@@ -1,4 +1,4 @@
-"""What is left to know of a subject that is gone, and what it says beside the numbers."""
+"""Fingerprints of the values of a subject, and its side effects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from runner.compare.isolation import Frame, Isolation, Location, Trajectory
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 
-WHOLE_PROCESS = "whole_process"  # under this name, evidence says that nothing else can be compared in this process
+# Key of the evidence that makes other comparisons in this process invalid.
+WHOLE_PROCESS = "whole_process"
 Prints = list[dict[Location, bytes]]  # of all that can be seen before the first update and after each
 
 
 class SideEffects(NamedTuple):
-    """What a subject has besides what can be seen of it."""
+    """Properties of a subject in addition to its values."""
 
     parts: list[str]  # of its state
     untrained: Mapping[str, str]  # parameters that no gradient has reached, with what they receive
@@ -25,13 +26,13 @@ class SideEffects(NamedTuple):
 
     @classmethod
     def of(cls, isolation: Isolation) -> SideEffects:
-        """Those of a subject."""
+        """Returns the side effects of a subject."""
         found = isolation.untrained, isolation.overwritten, isolation.settings, isolation.autocasts
         return cls(list(isolation.subject.state), *found)
 
 
 def fingerprints(frames: Iterable[Frame]) -> Prints:
-    """One for every value of every frame."""
+    """Returns one fingerprint for every value of every frame."""
     return [{location: digest(value) for location, value in frame.items()} for frame in frames]
 
 
@@ -54,7 +55,8 @@ def parting(one: Prints, other: Prints, states: Iterable[str]) -> tuple[int, Loc
 def leak(before: Prints, after: Prints, again: Callable[[], Prints], states: Iterable[str]) -> str | None:
     """Why a change that was made in between is not kept to itself; None if it is, as far as can be seen.
 
-    All three are the baseline's; one that is not the same twice after the change either says nothing.
+    All arguments are the baseline's; one that is not reproducible after the change
+    either gives no result.
     """
     names = list(states)
     found = parting(before, after, names)
@@ -64,7 +66,7 @@ def leak(before: Prints, after: Prints, again: Callable[[], Prints], states: Ite
     when = f"update {update}, slot '{location.slot}'" if update else "before the first update"
     return (
         f"the change reaches the baseline, too: {when}: '{location}' of the baseline is not what it was before the "
-        "change was made; it changes something for the whole process (a function, a class, a global)"
+        "change was made; it changes global state of the process (a function, a class, a global)"
     )
 
 
@@ -83,7 +85,7 @@ def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
 
 
 def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
-    """What such evidence says against a change that computes the same numbers."""
+    """Returns the objections in such evidence against a change that computes the same numbers."""
     text = "update {1}, slot 'step': '{0}' is overwritten by a later update; return a copy"
     found = [Verdict(Outcome.FAIL, contract, text.format(*each)) for each in evidence.get("overwritten", {}).items()]
     if contract == "Close":  # whose numbers were compared in float64, which autocast leaves alone

@@ -26,11 +26,10 @@ class FreshBatches:
     """Draws batches of which no two have the same content.
 
     Batches come from the given source first. When that is exhausted, or repeats itself, further
-    batches are made of those seen so far. Samples (rows of the first dimension, if all tensors have
-    the same number of them) are mixed at random, unless a step cannot take such a batch. Where
-    samples cannot be mixed, floating-point numbers become smaller by up to a thousandth, except in
-    tensors that contain whole numbers only; a single sequence of whole numbers is put in another
-    order.
+    batches are made of earlier ones. Samples (rows of the first dimension, if all tensors have the
+    same number of them) are mixed at random, unless a step cannot use such a batch. Where samples
+    cannot be mixed, floating-point numbers become smaller by up to a thousandth, except in tensors
+    that contain integers only; a single sequence of integers is put in another order.
 
     Args:
         batches: A sequence of batches, an iterable or iterator of them, or a function that returns
@@ -53,7 +52,7 @@ class FreshBatches:
         self._is_mixed = False
 
     def draw(self) -> Any:
-        """Returns a batch in memory of its own, with a content that no batch had before."""
+        """Returns a batch in separate memory, with a content that no batch had before."""
         self._is_mixed = False
         given = next(self._source, _EXHAUSTED)
         if given is not _EXHAUSTED:
@@ -87,7 +86,8 @@ class FreshBatches:
         try:
             step(batch)
         except Exception:
-            # Some steps need samples in an order (packed sequences), or labels that a mixture lacks.
+            # Some steps need samples in an order (packed sequences), or labels that are missing in
+            # a mixture.
             self._mixes = False
             step(self.draw())
 
@@ -108,7 +108,7 @@ class FreshBatches:
         return not known
 
     def _made(self, *, shrinks: bool, whole: bool = False) -> Any:
-        """Returns a batch made of one or two that were given, if needed with changed whole numbers."""
+        """Returns a batch made of one or two that were given, if needed with changed integers."""
         first = self._pool[self._below(len(self._pool))]
         second = self._pool[self._below(len(self._pool))]
         if _form(second) != _form(first):
@@ -135,7 +135,7 @@ class FreshBatches:
         return value.detach() * factor.to(value)
 
     def _reordered(self, batch: Any) -> Any:
-        """Puts single sequences of whole numbers in another order, the same for all tensors."""
+        """Puts single sequences of integers in another order, the same for all tensors."""
         lengths = {value.shape[-1] for value in _arrays(batch) if value.ndim}
         has_floats = any(torch.as_tensor(value).is_floating_point() for value in _arrays(batch))
         if has_floats or len(lengths) != 1 or any(len(value) > 1 for value in _arrays(batch) if value.ndim > 1):

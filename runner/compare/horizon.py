@@ -1,7 +1,10 @@
-"""Long runs, for errors that are late or rare: they cost little, and what they exclude is said."""
+"""Long runs, for errors that are late or rare: each update is cheap, and the verdict reports the
+excluded error rate.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,28 +31,34 @@ from runner.compare.difference import (
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, excluded
 from runner.system.tree import map_tensors
 
 _PIECE = 50  # updates between two looks at the state, where only bits count: an error stays in it
-APART = 10  # updates in float64, after which rounding alone may have grown too large to be told from an error
-_STRETCH = 5  # so many times as many are made in the beginning, if rounding does not, without a state between them
-_SINGLE = 3  # updates in their own precision from each state: what has a way for float32 alone may err now and then
-_OFTEN = 3  # of them too far off are no chance
+# Updates in float64, after which rounding errors may be too large to distinguish them from others.
+APART = 10
+# Factor of that number at the start, without a state in between, if the baseline is stable enough.
+_STRETCH = 5
+# Updates in the original precision from each state: code for float32 alone may fail rarely.
+_SINGLE = 3
+_OFTEN = 3  # number of larger errors that excludes chance
 
 
 class LongRun(NamedTuple):
-    """What is kept of many updates."""
+    """The recorded values of many updates."""
 
-    outputs: Prints  # of what each has returned
+    outputs: Prints  # of the result of each update
     states: Prints  # after every piece
     parts: list[str]  # of the state
 
 
 def long_run(build: Build, batches: Sequence[Any], updates: int, seconds: float = math.inf, seed: int = 0) -> LongRun:
-    """Makes so many updates with these batches, again and again; or as many as fit into the time. Raises StepError."""
+    """Makes ``updates`` updates with these batches in a cycle, or as many as fit into
+    the time. Raises StepError.
+    """
     trajectory = Trajectory(batches, seed)
     isolation, given = trajectory.isolated(build), trajectory.endless()
     found, deadline = LongRun([], [], list(isolation.subject.state)), time.monotonic() + seconds
@@ -65,7 +74,9 @@ def _prints(output: Any) -> dict[Location, bytes]:
 
 
 def same_bits(own: LongRun, baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
-    """Whether the changed one comes to the same bits as the baseline's long run, whose batches these were."""
+    """Returns whether the changed one has the bits of the baseline's long run with these
+    batches.
+    """
     count = len(own.outputs)
     try:
         theirs = long_run(changed, batches, count, seed=seed)
@@ -83,21 +94,26 @@ def same_bits(own: LongRun, baseline: Build, changed: Build, batches: Sequence[A
     piece = math.inf if left is None else left[0] * _PIECE
     if returned is not None and returned[0] <= piece + _PIECE:
         when, location = f"update {returned[0] + 1:,}", returned[1]
+        first, last = returned[0] + 1, None
     else:
         assert left is not None
         when, location = f"updates {left[0] * _PIECE + 1:,} to {(left[0] + 1) * _PIECE:,}", left[1]
+        first, last = left[0] * _PIECE + 1, min((left[0] + 1) * _PIECE, count)
+    repeated = list(islice(itertools.cycle(batches), count))
+    reproduction = Reproduction(baseline, changed, Trajectory(repeated, seed), first, "Exact", last)
     summary = f"not the same bits in a long run: {when}, slot 'step': '{location}' differs"
-    return Verdict(Outcome.FAIL, "Exact", summary, evidence)
+    return Verdict(Outcome.FAIL, "Exact", summary, evidence, reproduction)
 
 
 def same_algebra(
     baseline: Build, changed: Build, updates: Iterable[Update], seconds: float = math.inf, seed: int = 0
 ) -> Verdict:
-    """Whether both stay equal in float64 over many updates, as far as time allows.
+    """Returns whether both stay equal in float64 over many updates, as far as time allows.
 
-    With every few of them should come a state, of which both begin anew: rounding alone would part them, but for a
-    while perhaps. The changed one lives on; only its state is given, so that what it counts goes on. From these states
-    it makes single updates in its own precision, too, which are bounded as those of ``close`` are.
+    Every few updates should have a state, from which both continue, because rounding alone would
+    make them diverge. The changed subject is not built again; only its state is loaded, so that its
+    counts continue. From these states it also makes single updates in its original precision, which
+    have the bounds of ``close``.
     """
     count, deadline = 0, time.monotonic() + seconds
     try:
@@ -108,35 +124,42 @@ def same_algebra(
                 singles.take(piece[0], _moved(one, piece[:1]))
             own, theirs = (_moved(isolation, piece) for isolation in (one, other))
             if found := _apart(own, theirs, count, parts):
-                return _judged(baseline, changed, piece, own, found, seed)
+                return _judged(baseline, changed, piece, own, found, seed, found.update - count)
             if cast := objections(side_effects(SideEffects.of(one), SideEffects.of(other)), "Close"):
                 return replace(cast[0], summary=f"in a long run, {cast[0].summary}")
             count += len(piece)
             if time.monotonic() > deadline:
                 break
         if beyond := singles.beyond():
-            return Verdict(Outcome.FAIL, "Close", f"rounds more than the baseline in a long run: {beyond}")
+            summary = f"rounds more than the baseline in a long run: {beyond}"
+            reproduction = Reproduction(baseline, changed, Trajectory([singles.furthest], seed), 1, "Close")
+            return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
     except StepError as error:
         return error.verdict("Close", baseline)
     return Verdict(Outcome.PASS, "Close", excluded(count), {"horizon": count})
 
 
 class _Single(NamedTuple):
-    """What is kept of the updates in their own precision from one state."""
+    """The recorded values of the updates in the original precision from one state."""
 
     returned: Frame  # by the baseline in float64
     own: dict[Location, float]  # how far off the baseline is, by group
     theirs: Sequence[dict[Location, float]]  # and the changed one, each time
-    frames: Sequence[Frame]  # what that returned
+    frames: Sequence[Frame]  # the results of these updates
 
 
 class _Singles:
-    """Two subjects in their own precision, and how far their updates are from the baseline's in float64."""
+    """Two subjects in their original precision, and the distances of their updates from the
+    baseline's in float64.
+    """
 
     def __init__(self, baseline: Build, changed: Build, seed: int) -> None:
         self._one, self._other = (Isolation(build, seed) for build in (baseline, changed))
         self._parts = shared(self._one.subject.state, self._other.subject.state)
         self._found = list[_Single]()
+        self.furthest: Update | None = None
+        """The update that is furthest off, of all that were made."""
+        self._largest = -1.0
 
     def take(self, update: Update, truth: Sequence[Frame]) -> None:
         """The baseline makes this update, the changed one makes it several times."""
@@ -144,19 +167,24 @@ class _Singles:
         seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
         own, _ = self._made(self._one, update, seen)
         errors, frames = zip(*(self._made(self._other, update, seen) for _ in range(_SINGLE)), strict=True)
+        largest = max((error for frame in errors for error in frame.values()), default=0.0)
+        if largest > self._largest:
+            self.furthest, self._largest = update, largest
         self._found.append(_Single(on_host(truth[0]), own, errors, frames))
 
     @staticmethod
     def _made(isolation: Isolation, update: Update, truth: Frame) -> tuple[dict[Location, float], Frame]:
-        """How far off the update is in what it returns and leaves behind, by group; and what it returns."""
+        """Returns the errors of an update in its results and final state, by group; and
+        its results.
+        """
         isolation.load(update.states or {}, update.seed)
         output, state = isolation.advance([clones(update.batch)], _values)[0], isolation.initial()
         return by_group(truth, output | state), on_host(output)
 
     def beyond(self) -> str | None:
-        """What there is to say of updates that are too far off, if they are so many that it is no chance.
+        """Returns a message about updates with too large errors, if they are too many for chance.
 
-        A state from which the baseline overflows says nothing of a group.
+        A state in which the baseline overflows is ignored for that group.
         """
         least = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
         usual = usual_sizes([each.returned for each in self._found])
@@ -174,7 +202,8 @@ class _Singles:
 
 
 def _errors(states: Sequence[_Single], group: Location, usual: Mapping[Location, float]) -> list[float]:
-    """Of the changed one's updates; outputs that are furthest off are measured by their usual size.
+    """Returns the errors of the changed one's updates; the largest errors of outputs are relative
+    to their usual size.
 
     One that passes zero in a state has no size there.
     """
@@ -200,7 +229,9 @@ def _stretched(baseline: Build, pieces: Iterator[list[Update]], deadline: float,
 
 
 def _steady(baseline: Build, pieces: Sequence[Sequence[Update]], deadline: float, seed: int) -> int:
-    """How many pieces the baseline goes to the same end as from a state that is a unit off; the first at least."""
+    """Returns how many pieces, at least one, the baseline computes equally from a state that is
+    perturbed by one ulp.
+    """
     one, jogged = (Isolation(baseline, seed, float64=True) for _ in range(2))
     for number, piece in enumerate(pieces):
         off = [replace(each, states=map_tensors(jog, to_float64(each.states))) for each in piece]
@@ -213,7 +244,7 @@ def _steady(baseline: Build, pieces: Sequence[Sequence[Update]], deadline: float
 
 
 def _pieces(updates: Iterable[Update]) -> Iterator[list[Update]]:
-    """From one state that is given to the next."""
+    """Yields the updates from one given state to the next."""
     piece: list[Update] = []
     for update in updates:
         if piece and update.states is not None:
@@ -225,7 +256,7 @@ def _pieces(updates: Iterable[Update]) -> Iterator[list[Update]]:
 
 
 def _moved(isolation: Isolation, piece: Sequence[Update]) -> list[Frame]:
-    """What each update returns, and the state at the end."""
+    """Returns the result of each update, and the state at the end."""
     if piece[0].states is not None:
         isolation.load(piece[0].states, piece[0].seed)
     frames = isolation.advance([to_float64(update.batch) for update in piece], _values)
@@ -240,7 +271,7 @@ def _apart(
     own: Sequence[Frame], theirs: Sequence[Frame], before: int, parts: Sequence[str],
     tolerance: float = LOADED_TOLERANCE,
 ) -> Difference | None:  # fmt: skip
-    """The first difference that is more than rounding, after so many updates before these."""
+    """Returns the first difference beyond rounding, in updates after ``before`` others."""
     for number, (mine, others) in enumerate(zip(own, theirs, strict=True)):
         seen = {location: mine[location] for location in comparable(mine, others, parts)}
         place = next(differing(seen, others, tolerance), None)
@@ -251,9 +282,12 @@ def _apart(
 
 
 def _judged(
-    baseline: Build, changed: Build, piece: Sequence[Update], own: Sequence[Frame], found: Difference, seed: int
-) -> Verdict:
-    """The verdict on a difference in a piece: perhaps it comes again in new subjects, which shows the slot."""
+    baseline: Build, changed: Build, piece: Sequence[Update], own: Sequence[Frame], found: Difference, seed: int,
+    number: int,
+) -> Verdict:  # fmt: skip
+    """Returns the verdict on a difference in a piece; new subjects that repeat it also
+    determine the slot.
+    """
     anew = algebra(baseline, changed, piece, seed)
     if not anew:
         when = f"in a long run, from a state on the way to update {found.update:,}: "
@@ -263,4 +297,5 @@ def _judged(
         summary = "the baseline is not the same in a long run and alone, in float64; make it deterministic"
         return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
     summary = f"not the same algebra in a long run: in float64, {found}"
-    return Verdict(Outcome.FAIL, "Close", summary, {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, Trajectory(piece, seed, float64=True), number, "Close")
+    return Verdict(Outcome.FAIL, "Close", summary, {"difference": found.data()}, reproduction)

@@ -1,4 +1,4 @@
-"""How far single updates are from what they would come to in float64."""
+"""Errors of single updates relative to float64."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Factors = dict[str, float]  # by kind of location: a share, zero where nothing 
 
 
 class Inaccuracy(NamedTuple):
-    """How far off an update is."""
+    """The errors of an update."""
 
-    by_group: dict[Location, float]  # as a share of what is there
-    by_usual_size: dict[Location, float]  # of outputs, as a share of what is there in the median
+    by_group: dict[Location, float]  # as a share of the values
+    by_usual_size: dict[Location, float]  # of outputs, as a share of the median values
     factors: _Factors
 
 
 def inaccuracies(truth: Sequence[Frame], frames: Iterator[Frame]) -> list[Inaccuracy]:
-    """How far off each update is."""
+    """Returns the errors of each update."""
     usual, found = difference.usual_sizes(truth), list[Inaccuracy]()
     for exact, frame in zip(truth, frames, strict=True):
         outputs = {location: exact[location] for location in usual if location in exact}
@@ -35,7 +35,8 @@ def inaccuracies(truth: Sequence[Frame], frames: Iterator[Frame]) -> list[Inaccu
 
 
 def _factors(truth: Frame, frame: Frame) -> _Factors:
-    """By which share all gradients together are longer than they should be, and all outputs.
+    """Returns the share by which all gradients together are longer than they should be,
+    and all outputs.
 
     The rounding of sums has no direction; a factor has.
     """

@@ -1,4 +1,6 @@
-"""A subject that lives apart: it has random generators and torch settings of its own, and leaves the others alone."""
+"""A subject with separate random generators and torch settings, which leaves the global
+ones unchanged.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from runner.system.errors import RunnerError
 
 Kept = TypeVar("Kept")
 _LOOK_BACK = 3  # steps after which what was returned is still looked at
-STEP = "step"  # the slot that stands for the whole update
+STEP = "step"  # the slot that represents the entire update
 
 
 class Location(NamedTuple):
-    """Where a value was seen."""
+    """The place where a value was observed."""
 
     slot: str
     kind: Literal["output", "gradient", "state"]
@@ -40,7 +42,7 @@ class Location(NamedTuple):
 
     @property
     def call(self) -> tuple[str, int] | None:
-        """Of which slot, and which of its calls; None of the whole update."""
+        """Returns the slot and the number of its call; None for the entire update."""
         return None if self.slot == STEP else (self.slot, self.visit)
 
 
@@ -48,11 +50,13 @@ class _Given(NamedTuple):
     """A gradient as an optimizer was given it."""
 
     tensor: Tensor
-    version: int  # of the tensor, while the copy stands for it: some optimizers (Nesterov by ``foreach``) write over it
+    # Of the tensor while the copy is valid: some optimizers (Nesterov by ``foreach``) overwrite it.
+    version: int
     kept: Tensor  # a copy
 
 
-Frame = dict[Location, Any]  # what can be seen of a subject after an update, in order; its own until the next one
+# The visible values of a subject after an update, in order; valid until the next one.
+Frame = dict[Location, Any]
 
 
 class StepError(Exception):
@@ -66,7 +70,9 @@ class StepError(Exception):
         self.build, self.float64, self.update = isolation.build, isolation.float64, isolation.updates
 
     def verdict(self, contract: str, baseline: Build | None) -> Verdict:
-        """What it means for a comparison; it is raised again if the baseline has failed in its own precision."""
+        """Returns the verdict on a comparison with this error; raises it if the baseline has failed
+        in its original precision.
+        """
         who = "the baseline" if self.build is baseline else "the changed step"
         if self.float64:
             summary = f"the algebra cannot be compared: in float64 {who} raises {self}"
@@ -77,12 +83,12 @@ class StepError(Exception):
 
 
 class Isolation:
-    """One subject, and all that is global to it."""
+    """A subject with its global state."""
 
     def __init__(
         self, build: Build, seed: int, float64: bool = False, watching: bool = False, as_trained: bool = False
     ) -> None:
-        """Builds the subject with this seed, if told in float64, or with slots that can be watched.
+        """Builds the subject with this seed, optionally in float64, or with observed slots.
 
         Compiled code draws what eager code draws, unless it is to draw as it does in a training.
         """
@@ -92,9 +98,10 @@ class Isolation:
         self._own = generators.Globals()
         self._inside: dict[str, Any] = {}  # torch's settings when an optimizer made its last step
         self._before = self._own.random
-        self._number = 0  # what is added to the count of updates for the number that seeds one
+        self._number = 0  # offset of the count of updates for the seed of an update
         self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
-        self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
+        # Results of slots, at the start of the next frame, if they are requested.
+        self.events: Frame | None = None
         self._visits: Counter[str] = Counter()
         self._returned: deque[list[tuple[str, Tensor, Tensor]]] = deque(maxlen=_LOOK_BACK)  # with copies, by each step
         self.autocasts: dict[str, int] = {}  # types to which autocast casts, with the update in which it did first
@@ -119,7 +126,9 @@ class Isolation:
             return self._state(STEP)
 
     def advance(self, batches: Iterable[Any], keep: Callable[[Any], Kept]) -> list[Kept]:
-        """Makes an update with each, and keeps something of what it returns: much less than ``step`` looks at."""
+        """Makes an update with each batch, and records a part of its result: much less
+        than ``step`` observes.
+        """
         kept = []
         with self._own.apart(), self._failing(), self._autocast():
             for batch in batches:
@@ -130,7 +139,7 @@ class Isolation:
         return kept
 
     def step(self, batch: Any) -> Frame:
-        """One update on this very batch."""
+        """Makes one update with this batch, without a copy."""
         self.updates += 1
         self._visits.clear()
         self._given.clear()
@@ -160,11 +169,13 @@ class Isolation:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those of torch as the last optimizer found them, which a step may have made right again; or as they are."""
+        """Returns torch's settings during the last step of the optimizer, or after the update if
+        there was none.
+        """
         return self._inside or self._own.settings
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
-        """Gives the subject another state, and new seeds if told."""
+        """Loads another state, and new seeds if one is given."""
         with self._own.apart(), self._failing():
             load(self.subject, to_float64(states) if self.float64 else states)  # optimizers widen no complex numbers
             if seed is not None:
@@ -176,7 +187,9 @@ class Isolation:
         return {name: float(each.detach().norm()) for name, each in named_parameters(self.subject).items()}
 
     def moved(self, states: Mapping[str, Any], direction: Mapping[str, Tensor], distance: float) -> dict[str, Any]:
-        """Returns these states with parameters that are moved by so much in a direction; loads them on the way."""
+        """Returns these states with parameters that are moved by a distance in a
+        direction; loads them meanwhile.
+        """
         self.load(states)
         with self._own.apart(), torch.no_grad():
             for name, parameter in named_parameters(self.subject).items():
@@ -185,13 +198,15 @@ class Isolation:
             return saved(self.subject)
 
     def draws_as(self, other: Isolation) -> bool:
-        """Whether both can have drawn the same in their last step: as many numbers on the host, and none on a GPU."""
+        """Returns whether both can have drawn the same in their last step: as many numbers on the
+        host, and none on a GPU.
+        """
         mine, own_gpus = self._own.random, self._own.random["cuda"]
         return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
 
     @property
     def drew(self) -> bool:
-        """Whether its last step has drawn from the global generators."""
+        """Returns whether its last step has drawn from the global generators."""
         return not _equal(self._before, self._own.random)
 
     @contextmanager
@@ -206,7 +221,9 @@ class Isolation:
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
-        """Remembers to which types autocast casts inside the ``with``, of which float64 shows nothing."""
+        """Records the types to which autocast casts inside the ``with``, which are
+        invisible in float64.
+        """
         enter = torch.autocast.__enter__
 
         def noted(autocast: torch.autocast) -> Any:
@@ -258,7 +275,9 @@ class Isolation:
         self.events |= on_host(frame)
 
     def _frame(self, slot: str, visit: int, output: Any) -> Frame:
-        """Numbers and tensors that were returned, with gradients and state; a None among them is no output."""
+        """Returns the numbers and tensors of a result, with gradients and state; None is
+        ignored.
+        """
         returned = [(path or "output", value) for path, value in leaves(output) if value is not None]
         outputs = {Location(slot, "output", path, visit): value for path, value in returned}
         if self.subject.gradients is not None:
@@ -308,12 +327,14 @@ class Update:
     states: Mapping[str, Any] | None = None  # loaded before the update
     seed: int | None = None  # for the global random generators, with that state
     place: Any = None  # the batch of an update before, in whose objects and memory this one comes
-    in_memory: bool = True  # or in its objects alone, with tensors of its own
+    in_memory: bool = True  # otherwise only in its objects, with separate tensors
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Some updates, from the same seed for whoever makes them; if told, of batches and by subjects in float64."""
+    """A sequence of updates, from the same seed for every subject; optionally with batches and
+    subjects in float64.
+    """
 
     batches: Sequence[Any]  # or an ``Update``, where a state is loaded
     seed: int
@@ -322,11 +343,11 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if not self.batches:
-            raise ValueError("nothing to compare: there is no batch")
+            raise ValueError("nothing to compare: no batch")
 
     @property
     def updates(self) -> list[Update]:
-        """One for each batch."""
+        """Returns one update for each batch."""
         return [each if isinstance(each, Update) else Update(each) for each in self.batches]
 
     def isolated(self, build: Build) -> Isolation:
@@ -334,7 +355,9 @@ class Trajectory:
         return Isolation(build, self.seed, self.float64, as_trained=self.as_trained)
 
     def watched(self, build: Build, number: int) -> tuple[Frame, list[str]]:
-        """What can be seen of one update, also what the slots return; and the names of the subject's parts."""
+        """Returns the visible values of one update, with the results of slots; and the
+        names of the subject's parts.
+        """
         isolation = Isolation(build, self.seed, self.float64, watching=True)
         frames = self.frames(isolation)
         for _ in range(number):
@@ -347,20 +370,25 @@ class Trajectory:
         return itertools.cycle(list(self.copies().values()))
 
     def frames(self, isolation: Isolation) -> Iterator[Frame]:
-        """What can be seen before the first update, and after each."""
+        """Yields the visible values before the first update, and after each."""
         yield isolation.initial()
         yield from self.updated(isolation)
 
     def updated(self, isolation: Isolation) -> Iterator[Frame]:
-        """What can be seen after each update; ``StepError`` if the subject fails."""
-        own = self.copies()
+        """Yields the visible values after each update; raises a ``StepError`` if the subject
+        fails.
+        """
+        copies = self.copies()
         for update in self.updates:
-            if update.states is not None:
-                isolation.load(update.states, update.seed)
-            given = own[id(update.batch)]
-            if update.place is not None:
-                given = put(given, own[id(update.place)], update.in_memory)
-            yield isolation.step(given)
+            yield isolation.step(self.prepare(isolation, update, copies))
+
+    @staticmethod
+    def prepare(isolation: Isolation, update: Update, copies: Mapping[int, Any]) -> Any:
+        """Loads the state of an update, and returns its batch."""
+        if update.states is not None:
+            isolation.load(update.states, update.seed)
+        batch = copies[id(update.batch)]
+        return batch if update.place is None else put(batch, copies[id(update.place)], update.in_memory)
 
     def copies(self) -> dict[int, Any]:
         """A copy of every batch, by the number of the object."""

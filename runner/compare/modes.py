@@ -25,7 +25,9 @@ _SATURATED = 1e-9  # p (1 - p), below which 1 - p has lost the digits of a gradi
 
 
 class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Remembers the first operation that makes numbers of fewer digits from float64, and where it stands."""
+    """Records the first operation that makes numbers of fewer digits from float64, and its
+    place.
+    """
 
     narrowest: torch.dtype | None = None
     where = ""
@@ -44,7 +46,7 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         return output
 
     def explain(self, baseline: Frame, changed: Frame) -> bool:
-        """Whether the two differ, and by no more than what is rounded away there."""
+        """Returns whether the two differ, and by no more than what is rounded away there."""
         if self.narrowest is None:
             return False
         tolerance = min(1000 * torch.finfo(self.narrowest).eps, 0.1)

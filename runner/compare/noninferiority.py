@@ -22,13 +22,14 @@ PATHS = 60_000  # simulated experiments, from which boundaries are taken: the er
 class Design:
     """A plan for a sequential test, made before its first pair."""
 
-    passes: Mapping[int, float]  # what ``hall`` has to exceed for a PASS, by the number of pairs after which it looks
+    passes: Mapping[int, float]  # bound of ``hall`` for a PASS, by the number of pairs at a look
     fails: Mapping[int, float]  # the same of the differences with their signs turned round, for a FAIL
     allowed_deviation: float  # of a pair's difference, as a multiple of the margin, up to which the power is reached
 
 
 def hall(differences: torch.Tensor) -> torch.Tensor:
-    """How clearly the mean is above zero: Student's t, less what a long tail on the lower side may hide.
+    """Returns by how much the mean is above zero: Student's t, less the possible effect
+    of a hidden lower tail.
 
     The cubic transformation of Hall (1992, "On the removal of skewness by transformation"), which rises with the mean.
     It is given twice the sample's skewness, because a small sample shows but a part of it, and none if that is
@@ -64,7 +65,8 @@ def design(looks: tuple[int, ...], alpha: float, power: float) -> Design:
 
 
 def boundaries(looks: tuple[int, ...], alpha: float) -> Mapping[int, float]:
-    """What ``hall`` exceeds at any of the looks with probability ``alpha`` at most, by simulation, if the mean is zero.
+    """Returns bounds that ``hall`` exceeds at any of the looks with probability ``alpha`` at most,
+    by simulation, if the mean is zero.
 
     That holds for normal differences, and for lognormal ones (sigma 1) with their long tail on the lower side, which of
     the usual families exceed a bound most often: Student's t would let 17 % of them pass after 20 pairs. Every look
@@ -81,7 +83,8 @@ def boundaries(looks: tuple[int, ...], alpha: float) -> Mapping[int, float]:
         statistic = hall(differences[..., :look])
         ordered = statistic.masked_fill(~alive, -math.inf).sort(descending=True).values
         may_cross = int(alpha * look / looks[-1] * PATHS) - (~alive).sum(1)
-        # The largest of those that have not crossed yet; none may, and the bound is out of reach.
+        # The largest value of those that have not crossed yet; if none may cross, the
+        # bound is infinite.
         of_family = [float(row[may]) if may else math.inf for row, may in zip(ordered, may_cross, strict=True)]
         bounds[look] = max(of_family)
         alive &= statistic <= bounds[look]
@@ -89,35 +92,40 @@ def boundaries(looks: tuple[int, ...], alpha: float) -> Mapping[int, float]:
 
 
 def plain(value: float) -> float | str:
-    """What JSON can hold."""
+    """Converts a number for JSON."""
     return value if math.isfinite(value) else str(value)
 
 
 class NonInferiority:
     """A sequential, paired, one-sided test that a metric is not worse by more than a margin, and does not collapse.
 
-    Pairs (one run of the baseline and one with the change, from the same seed) are added one by one. After some of them
-    the test looks. A PASS, from the eighth pair on, says two things, each with an error rate of ``alpha``:
+    Pairs (one run of the baseline and one with the change, from the same seed) are added one by
+    one. The test looks after some of them. A PASS, from the eighth pair on, has two meanings, each
+    with an error rate of ``alpha``:
 
-    * The mean loss is below the margin. That rate is simulated, not proven: with the usual ``alpha`` of 5 %, at most
-      6 % pass whose mean loss is just the margin, if differences are normal, Student's t with 3 degrees of freedom,
-      uniform, exponential or lognormal (sigma 1) with the tail on either side, or bimodal. No test of a mean can
-      promise it for every distribution, because a rare loss that no pair has shown is not in what was seen. Hence:
-    * Whatever the distribution, fewer than ``evidence()["excluded_share"]`` of the pairs collapse, because none has:
-      ``1 - alpha ** (1 / pairs)``, the exact form of the rule of three. To collapse is to lose ten margins, or half of
-      the baseline's mean if that is less and the margin is a share of it. With one such pair there is no PASS.
+    * The mean loss is below the margin. That rate is simulated, not proven: with the usual
+      ``alpha`` of 5 %, at most 6 % pass whose mean loss equals the margin, if differences are
+      normal, Student's t with 3 degrees of freedom, uniform, exponential or lognormal (sigma 1)
+      with the tail on either side, or bimodal. No test of a mean can guarantee it for every
+      distribution, because the data may not contain a rare loss. Hence:
+    * For any distribution, fewer than ``evidence()["excluded_share"]`` of the pairs collapse,
+      because none has: ``1 - alpha ** (1 / pairs)``, the exact form of the rule of three. A
+      collapse is a loss of ten margins, or of half of the baseline's mean if that is less and the
+      margin is a share of it. With one such pair a PASS is impossible.
 
-    FAIL says that the mean loss is above the margin, with the same error rate. Otherwise the test goes on, and is
-    INCONCLUSIVE in the end. A change that loses nothing passes with probability ``power``, if differences are normal
-    and their standard deviation is at most ``evidence()["allowed_deviation"]``; with a tail to the loss, less often.
-    The figures: ``experiments/instrument/noninferiority.md``.
+    FAIL means that the mean loss is above the margin, with the same error rate.
+    Otherwise the test continues, and is INCONCLUSIVE in the end. A change without loss
+    passes with probability ``power``, if differences are normal and their standard
+    deviation is at most ``evidence()["allowed_deviation"]``; with a tail to the loss,
+    less often. The figures: ``experiments/instrument/noninferiority.md``.
 
     Args:
-        margin: how much worse is still as good, in the metric's unit, or as a share of the baseline's mean.
-        most: the most pairs that will be used; with fewer than eight there is no PASS.
-        relative: whether ``margin`` is a share, which wants a metric that stays away from zero.
-        looks: after how many pairs to look, increasing; after 5, 8, 12, 16 and so on, unless told. To exclude that
-            every fifth pair collapses, begin at 14, every tenth at 29.
+        margin: The largest acceptable loss, in the metric's unit, or as a share of the
+            baseline's mean.
+        most: The largest number of pairs; with fewer than eight a PASS is impossible.
+        relative: Whether ``margin`` is a share, which requires a metric far from zero.
+        looks: Increasing numbers of pairs after which to look; by default 5, 8, 12, 16 and so on.
+            To exclude that every fifth pair collapses, start at 14, every tenth at 29.
     """
 
     def __init__(
@@ -137,7 +145,7 @@ class NonInferiority:
         self._decision: Outcome | None = None
 
     def __len__(self) -> int:
-        """How many pairs were used."""
+        """Returns the number of used pairs."""
         return len(self.pairs)
 
     def add(self, baseline_value: float, changed_value: float) -> None:
@@ -160,13 +168,13 @@ class NonInferiority:
         return self._decision
 
     def conclude(self) -> Outcome:
-        """What is known now that no more pairs come."""
+        """Returns the final outcome, without further pairs."""
         return self._decision or Outcome.INCONCLUSIVE
 
     def summary(self) -> str:
-        """Where the test stands, on one line."""
+        """Returns the state of the test on one line."""
         if len(self) < 2:
-            return f"{len(self)} of {self.most} pairs, too few to tell"
+            return f"{len(self)} of {self.most} pairs, too few for a verdict"
         evidence = self.evidence()
         state = self._decision or (Outcome.INCONCLUSIVE if len(self) == self.most else "not clear yet")
         lost, sure = f"lost {evidence['collapse']:.3g} or more", f"{1 - self.alpha:.0%}"
@@ -204,23 +212,25 @@ class NonInferiority:
         return [self.sign * (new - old) for old, new in self.pairs]
 
     def _size(self) -> float:
-        """Of the baseline's mean."""
+        """Returns the absolute mean of the baseline."""
         return abs(fmean(old for old, _ in self.pairs)) if self.pairs else 0.0
 
     def _margin(self) -> float:
-        """In the metric's unit."""
+        """Returns the margin in the metric's unit."""
         return self.margin * self._size() if self.relative else self.margin
 
     def _collapse(self) -> float:
-        """From which loss on a pair counts as collapsed."""
+        """Returns the loss from which a pair counts as collapsed."""
         return min(COLLAPSE * self._margin(), self._size() / 2 if self.relative else math.inf)
 
     def _collapses(self) -> int:
-        """How many pairs have lost so much."""
+        """Returns the number of collapsed pairs."""
         return sum(gain <= -self._collapse() for gain in self._gains())
 
     def _statistics(self) -> tuple[float, float]:
-        """How clearly the change is better than "worse by the margin", and how clearly it is worse."""
+        """Returns the statistics for the change being better than "worse by the
+        margin", and for being worse.
+        """
         side = math.copysign(1.0, fmean(old for old, _ in self.pairs))  # the margin is a share of the mean's size
         margins = [self.margin * (side * old if self.relative else 1.0) for old, _ in self.pairs]
         above = [gain + margin for gain, margin in zip(self._gains(), margins, strict=True)]

@@ -49,8 +49,9 @@ def same_randomness(
 ) -> Verdict:
     """Compares both with the random numbers that compiled code draws in a training.
 
-    Everywhere else compiled code draws what eager code draws, so that numbers can be compared. Here it does not. If it
-    comes to the same numbers nevertheless, nothing is left to ask. If not, and the baseline draws as well, then
+    Everywhere else compiled code uses the random numbers of eager code, so that results can be
+    compared. Here it does not. If the results are nevertheless the same, the check is finished. If
+    not, and the baseline uses random numbers as well, then
 
     * every gradient has to be the slope of the output that it belongs to: that of a dropout whose backward pass draws
       another mask is not;
@@ -90,12 +91,12 @@ def same_randomness(
             return Verdict(verdict.outcome, contract, f"{AS_TRAINED}{verdict.summary}")
     if wrong:
         return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{wrong}", {"random_updates": updates})
-    summary = f"its own random numbers do what the baseline's do in {updates} updates"
+    summary = f"its random numbers have the same effect as the baseline's in {updates} updates"
     return Verdict(Outcome.PASS, contract, summary, {"random_updates": updates})
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process."""
+    """Returns the number of graphs that torch has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
@@ -147,7 +148,7 @@ class _Probe(NamedTuple):
 def _compare_samples(
     baseline: Build, changed: Build, start: Update, seed: int, seconds: float
 ) -> tuple[int, str | None]:
-    """How many updates were sampled of each, and in which statistic they differ."""
+    """Returns the number of sampled updates of each, and the statistic in which they differ."""
     trajectory = Trajectory([start], seed, as_trained=True)
     isolations = trajectory.isolated(baseline), trajectory.isolated(changed)
     for isolation in isolations:
@@ -160,7 +161,7 @@ def _compare_samples(
     learnt = _sample(isolations, trajectory, probes, count)
     tested = _sample(isolations, trajectory, probes, count)
     suspects = _suspicious(learnt, tested, probes, _SURE)
-    if suspects:  # perhaps by chance, which does not come twice
+    if suspects:  # possibly by chance, which is not repeated
         again = _suspicious(learnt, _sample(isolations, trajectory, probes, count), probes, _CONFIRMED)
         suspects = {what: errors for what, errors in suspects.items() if what in again}
     if not suspects:
@@ -217,7 +218,7 @@ def _probe(tensor: Tensor) -> _Probe:
     for dimension, length in enumerate(tensor.shape):
         if length < 2:
             continue
-        # Neighbours, and those that are half the length away, where a mask that is too short would begin again.
+        # Neighbours, and elements at half the length, where a mask that is too short would repeat.
         columns = [*range(length)]
         if length > 2 * _LENGTH:
             columns = [*range(_LENGTH), *range(length // 2, length // 2 + _LENGTH)]
@@ -258,18 +259,22 @@ def _suspicious(
 
 
 def _consecutive(sample: Tensor) -> Tensor:
-    """How alike two updates are that follow each other."""
+    """Returns the similarity of consecutive updates."""
     return (sample[1:] * sample[:-1]).mean(1)
 
 
 def _contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
-    """Whether the means differ in the second pair as they do in the first: the standard errors between them."""
+    """Returns whether the means differ in the second pair as they do in the first: the standard
+    errors between them.
+    """
     weights = other.mean(0) - first.mean(0)
     return _welch(second @ weights, candidate @ weights)
 
 
 def _pairs_contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
-    """The same of the products of all pairs of elements in a row; samples are updates, rows and elements."""
+    """Returns the contrast of the products of all pairs of elements in a row; samples are updates,
+    rows and elements.
+    """
     products = [torch.einsum("nri,nrj->rij", each, each) / len(each) for each in (first, other)]
     weights = products[1] - products[0]
     weights.diagonal(dim1=-2, dim2=-1).zero_()
@@ -277,7 +282,7 @@ def _pairs_contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Ten
 
 
 def _welch(one: Tensor, other: Tensor) -> float:
-    """By how many standard errors the second mean is above the first."""
+    """Returns by how many standard errors the second mean is above the first."""
     error = math.sqrt(float(one.var()) / len(one) + float(other.var()) / len(other))
     difference = float(other.mean() - one.mean())
     if not error:

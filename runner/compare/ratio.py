@@ -1,4 +1,4 @@
-"""How many times as fast one is as another, and how sure that is."""
+"""Ratios of times, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast: above 1 is faster."""
+    """A ratio of times: above 1 is faster."""
 
     value: float  # the median over rounds; of several processes, the geometric mean of theirs
     low: float  # lower end of the 95 % interval: over the rounds of one process, or over several processes
@@ -28,7 +28,9 @@ class Ratio:
 
     @property
     def spread(self) -> float:
-        """By which factor the interval reaches away from 1, on its farther side; 1 if it is the point 1."""
+        """Returns the factor by which the interval reaches away from 1, on its farther side; 1 if
+        it is the point 1.
+        """
         return max(self.high, 1 / self.low)
 
     @property
@@ -43,18 +45,20 @@ class Ratio:
 
 
 NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0)
-"""Stands for the ratio of two that do not do the same work."""
+"""Represents the ratio of two that do not do the same work."""
 
 
 def ratio(baseline_seconds: Sequence[float], changed_seconds: Sequence[float], seed: int = 0) -> Ratio:
-    """The ratio of two times that were measured in pairs, a pair a round; ``ValueError`` if they are no such times.
+    """Returns the ratio of two times that were measured in pairs, one pair per round; raises a
+    ``ValueError`` for other times.
 
-    It knows nothing of what was timed: compare the states that both have left, as ``clock`` does, or one that skips its
-    work counts as faster. The interval is that of rounds: it holds for the two processes, or objects, that were timed,
-    and does not know that others which do the same may be faster or slower for as long as they live.
+    It does not check the timed work: compare the final states of both, as ``clock`` does, or one
+    that skips its work counts as faster. The interval is over rounds: it is valid for the two
+    processes, or objects, that were timed. Others that do the same may be faster or slower for
+    their entire lifetime.
     """
     if len(baseline_seconds) != len(changed_seconds) or not baseline_seconds:
-        raise ValueError(f"{len(baseline_seconds)} and {len(changed_seconds)} rounds are no pairs")
+        raise ValueError(f"{len(baseline_seconds)} and {len(changed_seconds)} rounds are not pairs")
     if not all(0 < seconds < math.inf for seconds in (*baseline_seconds, *changed_seconds)):
         raise ValueError("every time must be a positive number of seconds")
     return of_rounds(list(map(truediv, baseline_seconds, changed_seconds)), seed)
@@ -63,7 +67,8 @@ def ratio(baseline_seconds: Sequence[float], changed_seconds: Sequence[float], s
 def of_rounds(ratios: Sequence[float], seed: int = 0) -> Ratio:
     """The median of ratios, one a round, with its percentile bootstrap interval (Efron and Tibshirani 1993).
 
-    Medians and intervals are taken of logarithms, so that a ratio and its inverse say the same.
+    Medians and intervals are computed on logarithms, so that a ratio and its inverse
+    are equivalent.
     """
     logs = torch.tensor(ratios, dtype=torch.float64).log()
     draw = torch.Generator().manual_seed(seed)
@@ -77,9 +82,10 @@ def of_rounds(ratios: Sequence[float], seed: int = 0) -> Ratio:
 def of_processes(ratios: Sequence[float], rounds: int) -> Ratio:
     """The geometric mean over processes, with Student's t interval (1908).
 
-    Two processes that do the same differ for as long as they live, by where their memory lies. Rounds do not show this
-    luck, so a process counts once, however many rounds it has. Of a handful a percentile bootstrap is too narrow;
-    Student's interval holds the truth as often as it says if luck is normal. Of logarithms, as in ``of_rounds``.
+    Two identical processes differ in speed for their entire lifetime, depending on their memory
+    addresses. Rounds do not show this luck, so a process counts once, however many rounds it has.
+    For few values a percentile bootstrap is too narrow; Student's interval has its nominal coverage
+    if luck is normal. Computed on logarithms, as in ``of_rounds``.
 
     Args:
         ratios: one of each process, or of each pair of processes; two at least.
@@ -90,7 +96,7 @@ def of_processes(ratios: Sequence[float], rounds: int) -> Ratio:
 
 
 class Effect(StrEnum):
-    """What a measurement allows to say."""
+    """The conclusion of a measurement."""
 
     FASTER = "faster"
     SLOWER = "slower"

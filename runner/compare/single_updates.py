@@ -16,7 +16,8 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Update
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
@@ -36,8 +37,8 @@ def same_updates(
         baseline: Makes the baseline.
         changed: Makes the candidate; one object makes all updates.
         updates: Each with its state, and with words for the message: where in the training it is.
-        contract: What is compared.
-        seconds: After which no further update begins; the first one is always made.
+        contract: Determines the comparison.
+        seconds: Afterwards no further update starts; the first one is always made.
 
     Returns:
         The verdict; its evidence has the number of updates under ``single_updates``.
@@ -62,8 +63,9 @@ def same_updates(
             if location is not None:
                 values = expected[location], frame.get(location, MISSING)
                 difference = described(count, location, *values)
-                summary = f"{words}, an update from the baseline's state comes to something else: {difference}"
-                return Verdict(Outcome.FAIL, name, summary, {"difference": difference.data()})
+                summary = f"{words}, an update from the baseline's state has another result: {difference}"
+                reproduction = Reproduction(baseline, changed, Trajectory([update], 0, in_float64), 1, name)
+                return Verdict(Outcome.FAIL, name, summary, {"difference": difference.data()}, reproduction)
     except StepError as error:
         return error.verdict(name, baseline)
     return Verdict(Outcome.PASS, name, f"{count:,} single updates are the same", {"single_updates": count})

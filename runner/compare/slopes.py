@@ -1,4 +1,4 @@
-"""Whether the gradients of single updates are the slopes of their outputs."""
+"""Checks whether the gradients of single updates are the slopes of their outputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from runner.compare.isolation import Frame, Isolation, Location, Trajectory, Upd
 from runner.compare.subject import Build
 
 _SEEDS = 6  # of single updates whose gradients are compared with differences of their outputs
-_SIGNS = 4  # directions in each of them, beside that of the gradient
+_SIGNS = 4  # directions in each of them, in addition to that of the gradient
 _STEP = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of all parameters
 _SLOPE = {torch.float64: 1e-3, torch.float32: 0.05}  # by which a slope may be off, if the baseline's is exact
 _LUCK = 10.0  # times as far off as the baseline's worst slope
 
 
 class _Slopes(NamedTuple):
-    """How outputs of one update change along some directions, of which the gradient is the first."""
+    """Changes of outputs of one update along some directions, of which the gradient is the
+    first.
+    """
 
     claimed: Tensor  # by the gradient
     measured: dict[Location, Tensor]  # by differences of each output
-    spread: float  # the usual size of what is claimed along a direction with random signs
+    spread: float  # the usual size of the claimed slope along a direction with random signs
 
 
 def compare_slopes(baseline: Build, changed: Build, start: Update, seed: int, float64: bool) -> str | None:
-    """Whether the changed one's gradients are slopes of an output of which the baseline's are."""
+    """Returns a message if the changed one's gradients are not the slopes of an output, although
+    the baseline's are.
+    """
     dtype = torch.float64 if float64 else torch.float32
     if not float64 and torch.get_default_dtype() != torch.float32:
         return None
@@ -59,7 +63,9 @@ def compare_slopes(baseline: Build, changed: Build, start: Update, seed: int, fl
 def _slopes(
     helper: Isolation, isolation: Isolation, trajectory: Trajectory, seed: int, dtype: torch.dtype
 ) -> _Slopes | None:
-    """Slopes of one update, with these seeds in every repetition; None if there is no gradient."""
+    """Returns the slopes of one update, with these seeds in every repetition; None
+    without a gradient.
+    """
     (start,) = trajectory.updates
 
     def update(states: Mapping[str, Any] | None) -> Frame:
@@ -107,12 +113,13 @@ def _totals(frame: Frame) -> dict[Location, float]:
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a real floating-point number, or a tensor of them."""
+    """Returns whether a value is a real floating-point number, or a tensor of them."""
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
 def _objectives(slopes: Sequence[_Slopes], tolerance: float) -> dict[Location, tuple[float | None, float, float]]:
-    """The outputs of which the gradients are the slope, up to a factor, with the factor and the largest errors.
+    """Returns the outputs whose slope the gradients are, up to a factor, with the
+    factor and the largest errors.
 
     The factor is None if it changes from update to update, as that of clipped gradients does.
     """
@@ -134,7 +141,9 @@ def _objectives(slopes: Sequence[_Slopes], tolerance: float) -> dict[Location, t
 
 
 def _slope_errors(slopes: _Slopes, output: Location, factor: float | None) -> tuple[float, float]:
-    """By how much slopes are off in the direction of the gradient, and in the median of the others."""
+    """Returns the errors of slopes in the direction of the gradient, and in the median
+    of the others.
+    """
     measured, claimed = slopes.measured[output], slopes.claimed
     scale = factor or float(measured[0] / claimed[0]) or math.inf
     along = abs(float(measured[0] / (scale * claimed[0])) - 1)

@@ -20,13 +20,15 @@ from runner.plugin.source import Ring
 from runner.system import tree
 from runner.system.tree import map_tensors
 
-_LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})  # most of what there is
-OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an optimizer computes, not what, and stay
+# The types of most leaves.
+_LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
+# Settings of an optimizer's implementation, which stay.
+OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
 _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
 def leaves(value: Any, path: str = "", *, has_means: bool = True) -> Iterator[tuple[str, Any]]:
-    """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path.
+    """Yields every leaf of nested mappings, sequences, dataclasses and rings, with its dotted path.
 
     It is a tensor, a number, a text or None; of anything else only what kind of thing it is. A sum with its count
     becomes the mean, because the parts of a batch may be counted otherwise; without ``has_means``, they stay the very
@@ -63,14 +65,16 @@ def _inside_of_all(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _is_counted(total: Any) -> bool:
-    """Whether a sum is a number of things, as of right answers, which rounding may change by one."""
+    """Returns whether a sum is a number of things, as of right answers, which rounding
+    may change by one.
+    """
     if isinstance(total, Tensor):
         return not (total.is_floating_point() or total.is_complex())
     return not isinstance(total, float)
 
 
 def _mean(value: Mean) -> Any:
-    """The mean; the sum where nothing was counted, of which there is none."""
+    """Returns the mean; the sum if nothing was counted, because the mean is undefined."""
     if not isinstance(value.count, Tensor) and not value.count:
         return value.sum
     return value.sum / value.count
@@ -82,7 +86,7 @@ def _plain_name(name: str) -> str:
 
 
 def clones(value: Any) -> Any:
-    """A copy whose tensors have memory of their own."""
+    """Returns a copy whose tensors have separate memory."""
     return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
@@ -103,9 +107,11 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def put(value: Any, place: Any, in_memory: bool = True) -> Any:
-    """What it is now: the objects of another tree with this content, as far as the two are alike, or its memory too."""
+    """Copies a content into the objects of another tree, as far as the two are alike, and
+    optionally into its memory.
+    """
     if in_memory and isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
-        place.data.copy_(value)  # and no version of it tells
+        place.data.copy_(value)  # without a change of its version
         return place
     inside, there = tree.children(value), tree.children(place)
     if inside is None or there is None or inside.keys() != there.keys():
@@ -156,7 +162,9 @@ def load(subject: Subject, states: Mapping[str, Any]) -> None:
 
 
 def _have_same_types(own: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
-    """Whether what both have of modules and the like, but not of optimizers, is of the same types."""
+    """Returns whether what both have of modules and the like, but not of optimizers, is
+    of the same types.
+    """
     types = {name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name}
     return all(types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(own))
 
@@ -167,7 +175,9 @@ def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
-    """Makes ``load_state_dict`` of every optimizer keep types inside the ``with``; torch's own converts them."""
+    """Makes ``load_state_dict`` of every optimizer keep types inside the ``with``;
+    torch's method converts them.
+    """
     load = Optimizer.load_state_dict
 
     def load_with_types(optimizer: Optimizer, state_dict: Any) -> None:
@@ -181,7 +191,7 @@ def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
 
 
 def _adapted(state: Any, own: Any) -> Any:
-    """A state in the words of a thing whose own state is ``own``: its names, and its own way to compute."""
+    """Returns a state with the names and the implementation settings of ``own``."""
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         names = {_plain_name(str(key)): key for key in own}
         keys = {key: names.get(_plain_name(str(key)), key) for key in state}
@@ -196,7 +206,9 @@ def _adapted(state: Any, own: Any) -> Any:
 
 
 def _rate_of_its_kind(rate: Any, own: Any) -> dict[str, Any]:
-    """A learning rate as the group has its own: as a tensor, which a graph reads, or as a number."""
+    """Returns a learning rate in the type of the group's rate: as a tensor, which a graph reads, or
+    as a number.
+    """
     if isinstance(own, Tensor) and isinstance(rate, float | int):
         return {"lr": torch.full_like(own, rate)}
     if isinstance(own, float | int) and isinstance(rate, Tensor):

@@ -1,4 +1,4 @@
-"""What is compared: one training step, and everything that it changes."""
+"""The subject of a comparison: one training step, and everything that it changes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 Outputs = Any  # a tensor, tensors by name (a dictionary, a tuple with or without names), or None, or numbers for them
-Listener = Callable[[str, Any], None]  # is told the name of a step and what it returned
+Listener = Callable[[str, Any], None]  # receives the name of a step and its result
 
 
 class Stateful(Protocol):
     """A module, an optimizer, a scheduler, a scaler: anything whose state can be taken and given back."""
 
     def state_dict(self) -> Any:
-        """All that a step changes."""
+        """Returns everything that a step changes."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
         """Restores what ``state_dict`` returned."""
@@ -35,13 +35,17 @@ class Subject:
     state: Mapping[str, Stateful]
     """Everything that a step changes, by name: ``{"model": model, "optimizer": optimizer}``."""
     parameters: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
-    """Trainable parameters by name; those of the modules in ``state`` unless told."""
+    """Trainable parameters by name; by default those of the modules in ``state``."""
     gradients: Callable[[], Mapping[str, Tensor | None]] | None = None
-    """Their last gradients; unless told, ``.grad``, or what the optimizers in ``state`` saw where a step forgets it."""
+    """Their last gradients; by default ``.grad``, or the gradients that the optimizers in ``state``
+    used, if a step deletes them.
+    """
     seed: Callable[[int], None] | None = None
     """Seeds what a step draws from torch's global generator, by the number of the step; where a loop does so."""
     watch: Callable[[Listener], None] | None = None
-    """Asks to be told from now on what the named parts of a step, its slots, return: it says where a change begins."""
+    """Registers a listener for the results of the named parts of a step, its slots,
+    which locates a change.
+    """
 
 
 Build = Callable[[], Subject]

@@ -26,6 +26,7 @@ from runner.compare.difference import (
 )
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
 from runner.compare.modes import Probabilities
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, named_parameters, saved
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -36,7 +37,8 @@ STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
 _FURTHER = 16  # times as far from the truth as the baseline is what no luck explains, where numbers are large
-_AT_ENDS = 0.001  # share of an output that it may be off there in its own precision, whatever the baseline is
+# Allowed error of an output there in the original precision, as a share, for any baseline.
+_AT_ENDS = 0.001
 _LOST = 0.01  # share of its size by which the baseline is off where it has run out of digits
 _NEARER, _STEPS = 0.87, 50  # how near to an end it is looked for: a share, and as many powers of it
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
@@ -49,9 +51,9 @@ _Pair = tuple[Isolation, Isolation]
 
 
 class Turn(NamedTuple):
-    """One of them."""
+    """An adversarial case."""
 
-    name: str  # how a verdict on it begins
+    name: str  # start of a verdict on it
     update: Update
 
 
@@ -77,12 +79,14 @@ def _begun(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) ->
 
 
 def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, float64: bool) -> Verdict:
-    """Whether single updates come to the same where trainings seldom go, if the baseline's numbers are finite there.
+    """Compares single updates in extreme cases that trainings rarely reach, if the baseline's
+    numbers are finite there.
 
-    Outputs and gradients are compared, up to rounding: state is not, because Adam divides the rounding of a gradient
-    that has vanished by its epsilon; and bits are not, because the sign of a zero and the smallest numbers say nothing.
-    Outputs that are compared in float64 have to be near that in their own precision, too, which may have its own way:
-    one that overflows only there is right where trainings are, perhaps, and INCONCLUSIVE.
+    Outputs and gradients are compared, up to rounding: state is not, because Adam divides the
+    rounding of a gradient that has vanished by its epsilon; and bits are not, because the sign of a
+    zero and the smallest numbers have no meaning. Outputs that are compared in float64 must be near
+    that in their original precision, too, which may use other code: one that overflows only there
+    may be right in trainings, and is INCONCLUSIVE.
     """
     try:
         begun = _begun(baseline, [batch], seed, False)
@@ -114,18 +118,22 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
             found = locate(end, baseline, changed, 1, partial(differing, tolerance=tolerance))
             found = found or described(1, place, own[place], theirs.get(place, MISSING))
             summary = f"{name}not the same {'algebra: in float64' if float64 else 'numbers'}, {found}"
-            return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()})
+            reproduction = Reproduction(baseline, changed, end, 1, contract)
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()}, reproduction)
         if rounded is not None and math.isinf(rounded.absolute) and not rounded.remark:
-            summary = f"{name}it overflows in its own precision, which the baseline does not: {rounded}"
+            summary = f"{name}it overflows in its original precision, unlike the baseline: {rounded}"
             passed = Verdict(Outcome.INCONCLUSIVE, contract, summary, {"difference": rounded.data()})
         elif rounded is not None:
             summary = f"{name}rounds more than the baseline: {rounded}"
-            return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()})
+            reproduction = Reproduction(baseline, changed, replace(end, float64=False), 1, contract)
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()}, reproduction)
     return passed
 
 
 def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -> Difference | None:
-    """What the other one's update is further off in its own precision than the baseline's, by more than chance."""
+    """Returns a difference if the other one's update has a larger error in its original precision
+    than the baseline's, beyond chance.
+    """
     # A count may round to another, and a gradient jumps where an activation has a corner.
     outputs = ((place, value) for place, value in truth.items() if place.kind == "output")
     exact = {place: value for place, value in outputs if getattr(value, "dtype", type(value)) in (torch.float64, float)}
@@ -140,12 +148,15 @@ def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -
 def _is_stabilised(
     between: Callable[[float], Update], in_float64: _Pair, in_own_precision: _Pair, tolerance: float
 ) -> bool:
-    """Whether the two differ at an end because the baseline has run out of digits there and the changed one has not.
+    """Returns whether the two differ at an end because the baseline has run out of digits there and
+    the changed one has not.
 
-    A cross-entropy of a sigmoid does: its logarithm ends where the sigmoid rounds to one, in float32 at 17 and in
-    float64 at 37. Before it ends in float64, both come to the same there, while in its own precision the baseline is
-    far off and the changed one is right. Of a limit that is part of the algebra, the baseline's precisions agree.
-    torch's own cross-entropy of probabilities has a limit in any precision, before which both have to come to the same.
+    That is the case for a cross-entropy of a sigmoid: its logarithm ends where the
+    sigmoid rounds to one, in float32 at 17 and in float64 at 37. Before its end in
+    float64, both have the same values there, while in its original precision the
+    baseline is far off and the changed one is right. For a limit that is part of the
+    algebra, the baseline's precisions agree. torch's cross-entropy of probabilities has
+    a limit in any precision, before which both must have the same values.
     """
     baseline, changed = in_float64
     saturated = _saturates(baseline, between(1.0))
@@ -170,7 +181,7 @@ def _is_stabilised(
 
 
 def _saturates(isolation: Isolation, update: Update) -> bool:
-    """Whether a cross-entropy of probabilities has no digits left in an update."""
+    """Returns whether a cross-entropy of probabilities has no digits left in an update."""
     probabilities = Probabilities()
     with probabilities:
         _frame(isolation, Trajectory([update], update.seed or 0, isolation.float64))
@@ -196,7 +207,9 @@ def _blend(one: Any, other: Any, share: float) -> Any:
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """A batch with its flags (a mask, an end) all alike, or other whole numbers; larger numbers in it or in a state."""
+    """Yields a batch whose flags (a mask, an end) are all equal, or with other integers; larger
+    numbers in it or in a state.
+    """
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
         yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state
@@ -204,7 +217,7 @@ def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapp
     renumbered = partial(_renumbered, lengths)
     other = map_tensors(lambda tensor: tensor if id(tensor) in flags else renumbered(tensor), batch)
     if any(one is not own for (_, one), (_, own) in zip(leaves(other), leaves(batch), strict=True)):
-        yield "with other whole numbers in the batch, ", other, state
+        yield "with other integers in the batch, ", other, state
     larger = map_tensors(lambda tensor: tensor if id(tensor) in flags else _times(_LARGER, tensor), batch)
     yield f"with a batch {_LARGER} times as large, ", larger, state
     for times in _GROWN:
@@ -212,7 +225,9 @@ def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapp
 
 
 def _moved(batch: Any, state: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """States with other biases and single numbers, which are zero where a training begins."""
+    """Yields states with other biases and single numbers, which are zero at the start
+    of a training.
+    """
     addresses = {each.data_ptr() for each in named_parameters(subject).values() if each.dim() <= 1}
     # By name: the state of some optimizers (LBFGS) has grown since the copy was made.
     own = dict(leaves({name: part.state_dict() for name, part in subject.state.items()}))
@@ -233,9 +248,10 @@ def _times(factor: float, tensor: Tensor) -> Tensor:
 
 
 def _renumbered(lengths: Container[int], tensor: Tensor) -> Tensor:
-    """Every whole number between the least and the largest, in disorder.
+    """Returns every integer between the smallest and the largest, in random order.
 
-    What is in order may say where parts begin, and what adds up to the length of something how long they are: it stays.
+    A sorted tensor may contain starts of parts, and one that adds up to the length of another may
+    contain lengths: these are unchanged.
     """
     numbers = tensor.layout == torch.strided and tensor.numel() and tensor.dtype != torch.bool
     if not numbers or tensor.is_floating_point() or tensor.is_complex():
@@ -259,7 +275,7 @@ def _is_flag(tensor: Tensor) -> bool:
 
 
 def _frame(isolation: Isolation, trajectory: Trajectory) -> Frame | None:
-    """What can be seen of a subject after an update; None if it raises."""
+    """Returns the visible values of a subject after an update; None if it raises."""
     try:
         return next(trajectory.updated(isolation))
     except (StepError, RunnerError):
@@ -271,22 +287,21 @@ def _is_finite(frame: Frame) -> bool:
 
 
 def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
-    """Whether what is not a number in a batch spoils the changed one's state if it spoils the baseline's.
+    """Returns whether NaN or infinity in a batch reaches the changed state if it reaches the baseline's.
 
-    One tensor is spoilt at a time: NaN in a target would cover up what a step does with NaN in an input.
+    One tensor has such a number at a time: NaN in a target would hide the effect of NaN in an input.
     """
     isolations = [Isolation(build, seed) for build in (baseline, changed)]
     start = saved(isolations[0].subject)
-    for spoilt in _spoilt_batches(batch):
+    for number, spoilt in _spoilt_batches(batch):
         trajectory = Trajectory([Update(spoilt, start, seed)], seed)
         stays = [_state_stays_finite(isolation, trajectory) for isolation in isolations]
         if stays == [False, True]:
-            summary = (
-                "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
-            )
+            place = f"with {number} in the batch, update 1, slot 'step': 'state'"
+            summary = f"{place} stays finite, which the baseline's does not"
             reason = f"{summary}: it hides what diverges, or skips it on purpose"
             return Verdict(Outcome.INCONCLUSIVE, contract, reason)
-    return Verdict(Outcome.PASS, contract, "what is not a number is not hidden")
+    return Verdict(Outcome.PASS, contract, "numbers that are not finite are not hidden")
 
 
 def _state_stays_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
@@ -294,22 +309,27 @@ def _state_stays_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
     return frame is not None and _is_finite({place: value for place, value in frame.items() if place.kind == "state"})
 
 
-def _spoilt_batches(batch: Any) -> Iterator[Any]:
-    """Batches with NaN in the first row of one tensor each, of which an update may crop some; the first few tensors."""
+def _spoilt_batches(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Yields batches with NaN or infinity in the first row of one of the first tensors.
+
+    An update may crop other rows. A limit of a loss hides infinity and keeps NaN.
+    """
     tensors = (leaf for _, leaf in leaves(batch, has_means=False) if isinstance(leaf, Tensor))
     candidates = [id(tensor) for tensor in tensors if _can_hold_nan(tensor)]
     for identity in candidates[:_MOST_SPOILT]:
-        yield map_tensors(partial(_spoil, identity), batch)
+        yield "NaN", map_tensors(partial(_spoil, identity, math.nan), batch)
+    for identity in candidates[:_MOST_SPOILT]:
+        yield "infinity", map_tensors(partial(_spoil, identity, math.inf), batch)
 
 
 def _can_hold_nan(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.layout == torch.strided and not _is_flag(tensor)
 
 
-def _spoil(identity: int, tensor: Tensor) -> Tensor:
-    """A copy, with NaN if the tensor is that object."""
+def _spoil(identity: int, number: float, tensor: Tensor) -> Tensor:
+    """Returns a copy, with this number in the first row if the tensor is that object."""
     copy: Tensor = clones(tensor)
     if id(tensor) == identity:
         with torch.no_grad():
-            (copy[:1] if copy.dim() else copy).fill_(math.nan)
+            (copy[:1] if copy.dim() else copy).fill_(number)
     return copy

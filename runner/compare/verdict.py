@@ -1,15 +1,18 @@
-"""What a gate says, and why."""
+"""Verdicts of a gate, with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.compare.reproduction import Reproduction
 
 
 class Outcome(StrEnum):
-    """How a comparison came out."""
+    """The outcome of a comparison."""
 
     PASS = "PASS"  # noqa: S105 (no password)
     FAIL = "FAIL"
@@ -23,18 +26,23 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def excluded(updates: int) -> str:
-    """What so many updates without an error exclude: the rule of three (Hanley and Lippman-Hand, JAMA 1983)."""
+    """Returns the error rate that updates without an error exclude: the rule of three (Hanley and
+    Lippman-Hand, JAMA 1983).
+    """
     return f"errors more frequent than 1 update in {max(1, updates // 3):,} are ruled out (95 %)"
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """One gate's judgement; it is true if the gate was passed."""
+    """The verdict of a gate; it is true for a PASS."""
 
     outcome: Outcome
-    contract: str  # what was promised: ``Exact``, ``Close``, ``Statistical``, or ``Health``
+    contract: str  # the promise: ``Exact``, ``Close``, ``Statistical``, or ``Health``
     summary: str  # one line
-    evidence: dict[str, Any] = field(default_factory=dict)  # what the judgement rests on; JSON can hold it
+    # The evidence for the verdict, in the types of JSON.
+    evidence: dict[str, Any] = field(default_factory=dict)
+    reproduction: Reproduction | None = field(default=None, compare=False)
+    """How to make the update again in which numbers differ; not stored."""
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
@@ -42,4 +50,4 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.outcome} ({self.contract}): {self.summary}"
 
-    __repr__ = __str__  # what an assert shows
+    __repr__ = __str__  # printed by an assert

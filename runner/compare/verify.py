@@ -1,4 +1,4 @@
-"""All that can be said about a change that promises something: its bits, its gradients, its caches."""
+"""Checks a change against its promise: its bits, its gradients, its caches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from runner.compare.exact import exact
 from runner.compare.fingerprints import objections
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.randomness import compiled_graphs, same_randomness
+from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
 from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
@@ -28,11 +29,14 @@ _SHOWN = 3
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
     """Judges a change of a training step; in a test, ``assert`` what comes back.
 
-    It passes if the change keeps its contract (``exact``, ``close``), if gradients reach every parameter that they
-    reach in the baseline (``health``), if parameters that change between steps take effect in the next (``fresh``), if
-    single updates come to the same where trainings seldom go (``ends``) and what is not a number is not hidden, if the
-    random numbers that compiled code draws in a training do what the baseline's do (``same_randomness``), if what a
-    step returns outlives the next three, and if every part of the baseline's state has its counterpart.
+    It passes if the change keeps its contract (``exact``, ``close``), if gradients
+    reach every parameter that they reach in the baseline (``health``), if parameters
+    that change between steps take effect in the next (``fresh``), if single updates
+    have the same results in extreme cases (``ends``) and numbers that are not finite
+    are not hidden, if the random numbers of compiled code in a training have the same
+    effect as the baseline's (``same_randomness``), if the result of a step outlives the
+    next three, and if every part of the baseline's state has its counterpart. A FAIL
+    names the first operator of torch that diverges.
 
     Args:
         baseline: makes what to compare with.
@@ -42,11 +46,19 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         seed: of the global random generators of Python, NumPy and torch.
 
     Raises:
-        ValueError: there is no batch, or nothing that could be compared.
-        StepError: the baseline itself fails.
+        ValueError: There is no batch, or nothing to compare.
+        StepError: The baseline itself fails.
     """
+    # The search is needed for a FAIL only.
+    from runner.compare.first_operator import name_operator
+
+    return name_operator(compare(baseline, changed, batches, contract, seed))
+
+
+def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+    """Returns the verdict of ``verify`` without the operator that diverges, which takes time to find."""
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # what was compiled before draws its own random numbers
+        torch.compiler.reset()  # code that was compiled before uses separate random numbers
     before = compiled_graphs()
     kept = _beyond(baseline, changed, batches, contract, seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
@@ -68,7 +80,11 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
-    return Verdict(outcome, name, "; ".join(summaries), evidence)
+    worst_verdicts = [verdict for verdict in verdicts if verdict.outcome is outcome]
+    reproduction = next((verdict.reproduction for verdict in worst_verdicts if verdict.reproduction), None)
+    if outcome is Outcome.FAIL and reproduction is None and reached.outcome is outcome:
+        reproduction = Reproduction(baseline, changed, Trajectory(batches, seed), 1, name)
+    return Verdict(outcome, name, "; ".join(summaries), evidence, reproduction)
 
 
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:
@@ -96,7 +112,9 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
 
 
 def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
-    """The verdict on parameters that no gradient reaches, given what each receives instead, in so many updates."""
+    """Returns the verdict on parameters that no gradient reaches in ``updates`` updates, with what
+    each receives instead.
+    """
     evidence = {"updates": updates, "without_gradient": dict(without)}
     if not without:
         return Verdict(Outcome.PASS, CONTRACT, "gradients reach all parameters", evidence)

@@ -16,7 +16,7 @@ WARM_UP_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What happened until every step took as long as the one before."""
+    """The steps until every step took as long as the one before."""
 
     first_s: float  # wall-clock seconds of the first step alone: compilation, allocation, capture
     seconds: float  # of all steps after the first until it was steady
@@ -36,7 +36,7 @@ def warm_up(
     limit_s: float = WARM_UP_SECONDS,
     prepare: Callable[[], object] = lambda: None,
 ) -> WarmUp:
-    """Takes steps until they are steady, or for so many seconds by the wall clock.
+    """Makes steps until they are steady, or for the given seconds by the wall clock.
 
     Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best one before them.
     ``prepare`` is called before each step and is not timed.

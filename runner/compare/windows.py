@@ -1,9 +1,9 @@
 """Compares timed updates with the baseline's, in windows of a few updates from a common state.
 
-Float32 trainings that do the same are soon apart, so the states after a long timing say nothing. Over
-a few updates from the same state, with the same batches and seeds, they say how far a correct change
-may be from the baseline: as far as the baseline is from itself with other random numbers and with a
-state that is rounded to 16 bits.
+Identical float32 trainings diverge soon, so states after a long timing cannot be compared. A few
+updates from the same state, with the same batches and seeds, show how far a correct change may be
+from the baseline: as far as the baseline is from itself with other random numbers and with a state
+that is rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Numbers = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Window:
-    """What a few consecutive updates did.
+    """The effects of a few consecutive updates.
 
     Attributes:
         changes: Difference of the floating-point state after and before, by name, in float64.
@@ -98,7 +98,9 @@ def _idle_groups(before: Numbers, after: Numbers) -> list[str]:
 
 
 def _floats(value: Any) -> Numbers:
-    """Copies of the floating-point tensors, and of the numbers that are no settings, on the host."""
+    """Returns copies of the floating-point tensors, and of the numbers that are not
+    settings, on the host.
+    """
     found = {}
     for name, leaf in leaves(value):
         number = torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) and not _is_setting(name) else leaf
@@ -115,7 +117,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _counters(value: Any) -> dict[str, float]:
-    """Whole numbers without a dimension: steps of an optimizer, batches of a normalization."""
+    """Returns integers without a dimension: steps of an optimizer, batches of a normalization."""
     found = {}
     for name, leaf in leaves(value):
         if isinstance(leaf, bool) or _is_setting(name):
@@ -136,7 +138,9 @@ def group_of(name: str) -> str:
 
 
 def deviations(baseline: Window, candidate: Window) -> dict[str, float]:
-    """How far changes and outputs are from the baseline's, by group, as a share of the baseline's."""
+    """Returns the deviations of changes and outputs from the baseline's, by group, as a
+    share of the baseline's.
+    """
     found = _relative(baseline.changes, candidate.changes, group_of)
     outputs = _relative(baseline.outputs, candidate.outputs, lambda name: name)
     return found | {f"output '{name}'": value for name, value in outputs.items()}
@@ -154,7 +158,9 @@ def _relative(baseline: Numbers, candidate: Numbers, key: Callable[[str], str]) 
 
 
 def covered(baseline: Window, candidate: Window) -> dict[str, float]:
-    """How far each group moved in the direction of the baseline, as a share of the baseline's way."""
+    """Returns how far each group moved in the direction of the baseline, as a share of
+    the baseline's distance.
+    """
     dots: defaultdict[str, float] = defaultdict(float)
     sizes: defaultdict[str, float] = defaultdict(float)
     for name, value in baseline.changes.items():
@@ -179,7 +185,7 @@ def rounded(state: Any, seed: int) -> Any:
 
 @dataclass
 class Comparison:
-    """Windows of a candidate beside the baseline's, and what is wrong with the candidate's.
+    """Windows of a candidate and of the baseline, and the faults of the candidate's.
 
     Attributes:
         contract: What the candidate promises. A ``Statistical`` one may make other updates, but has
@@ -204,11 +210,13 @@ class Comparison:
         self.pairs.append((baseline, candidate))
 
     def is_deviating(self, baseline: Window, candidate: Window) -> bool:
-        """Whether the baseline has to be compared with itself before these two can be judged."""
+        """Returns whether the baseline has to be compared with itself before these two
+        can be judged.
+        """
         return self._compares and any(value > ALLOWED for value in deviations(baseline, candidate).values())
 
     def fault(self) -> str | None:
-        """What the candidate's updates did otherwise, in plain words; None if they did the baseline's work."""
+        """Returns how the candidate deviates, in plain words; None if it does the baseline's work."""
         return self._lazy() or self._skipped() or self._replayed() or (self._deviating() if self._compares else None)
 
     @property

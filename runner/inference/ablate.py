@@ -1,4 +1,6 @@
-"""What every stage of a recipe's ``inference`` is worth on this machine: time, bytes and quality of a run's model."""
+"""Measures every stage of a recipe's ``inference`` on this machine: time, bytes
+and quality of a run's model.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from runner.verify.variants import AGAIN, BASELINE, VariantSet, variants_of, wea
 SIZES = (1, 16)
 """Of the batches that are timed: one request, and several that came together."""
 FEWEST_SECONDS = 2.0
-"""For the rounds of one comparison; below, nothing can be told."""
+"""The shortest time for the rounds of one comparison that gives a result."""
 SHARE = 0.6
 """Of the budget, for rounds; the rest is for building, warming up and the gate."""
 RESULT = "inference.json"
@@ -40,7 +42,7 @@ RESULT = "inference.json"
 
 @dataclass(frozen=True)
 class Answering:
-    """What was measured of one set of stages."""
+    """The measurements of one set of stages."""
 
     name: str
     stages: tuple[str, ...]
@@ -50,7 +52,7 @@ class Answering:
     """Of the model in files."""
     bytes_in_memory: int
     value: float | None
-    """Of the objective, the mean of what the gate evaluated; None where it had not to."""
+    """Mean objective over the evaluations of the gate; None if the gate needed none."""
     verdict: Verdict | None
     """The gate's; None of the baseline."""
 
@@ -61,7 +63,7 @@ class Answering:
         return size / self.timings[size].changed_ms * 1e3
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the measurements as a JSON object."""
         timings = {
             str(size): {
                 "ms": each.changed_ms, "baseline_ms": each.baseline_ms,
@@ -79,7 +81,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """What ``runner ablate --of`` says."""
+    """The result of ``runner ablate --of``."""
 
     recipe: str
     run: str
@@ -91,7 +93,7 @@ class InferenceResult:
     inactive: Mapping[str, str]
     machine: Mapping[str, Any]
     load: float
-    """When it began."""
+    """The load average at the start."""
     seconds: float
     folder: Path
     synthetic: bool = False
@@ -112,7 +114,7 @@ class InferenceResult:
         return ExitCode.INCONCLUSIVE if noisy else ExitCode.DONE
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the result as a JSON object."""
         own = {
             name: getattr(self, name) for name in ("recipe", "run", "stages", "metric", "inactive", "load", "seconds")
         }
@@ -120,15 +122,16 @@ class InferenceResult:
 
 
 def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[[str], None]) -> InferenceResult:
-    """Times every stage alone, and all of them, against the model without, in turns; then asks the gate.
+    """Times every stage alone, and all of them, alternating with the model
+    without stages; then calls the gate.
 
     All of it happens in this process, so that effects of a few percent may be luck: where memory lies.
 
     Args:
-        found: the run's weights, under the recipe whose stages are measured.
-        folder: where result, report and picture go.
-        budget: seconds for all of it, about.
-        say: is told how far it is.
+        found: The run's weights, with the recipe whose stages are measured.
+        folder: Receives result, report and plot.
+        budget: Approximate seconds for everything.
+        say: Receives lines about the progress.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -171,7 +174,7 @@ def _measured(
     possible_sizes = [size for size in SIZES if _resized(pipeline.source, next(drawn)[0], size) is not None]
 
     def ask(size: int | None) -> Any:
-        """A new question, of so many samples if a size is given."""
+        """Returns a new input, of ``size`` samples if that is given."""
         batch = next(drawn)[0]
         return pipeline.learner.inputs(batch if size is None else _resized(pipeline.source, batch, size))
 

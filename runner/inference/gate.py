@@ -1,4 +1,4 @@
-"""Whether the stages of a recipe's ``inference`` are harmless for the model of a run."""
+"""Judges whether the stages of a recipe's ``inference`` are harmless for the model of a run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.compare.close import close
 from runner.compare.exact import exact
+from runner.compare.first_operator import name_operator
 from runner.compare.isolation import StepError, Update
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.subject import Build, Subject
@@ -35,9 +36,9 @@ from runner.verify.verification import Verification, judged
 TOLERANCE = 1e-5
 """Of the largest number in an answer, by which others may be off in float32."""
 SIZES = (1, 3, 16)
-"""Of the batches whose answers are compared; who serves a model decides."""
+"""Sizes of the batches whose predictions are compared; a server decides its sizes."""
 BATCHES = 3
-"""What a model is asked about, one after the other in the same memory."""
+"""Number of inputs, which are evaluated one after the other in the same memory."""
 LOOKS = (8, 16, 24)
 """After how many evaluations, with other data each, to look whether it is clear; where a seed draws the data."""
 FEWEST_PARTS, PARTS = 8, 64
@@ -59,7 +60,7 @@ def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], 
 
 
 def answering(found: Trained) -> Recipe:
-    """The recipe with the stages of its ``inference`` in the place of those that it is trained with.
+    """Returns the recipe with the stages of its ``inference`` in place of those of its training.
 
     Raises:
         UsageError: it has none.
@@ -71,7 +72,9 @@ def answering(found: Trained) -> Recipe:
 
 
 def questions(pipeline: Assembly) -> Iterator[Any]:
-    """What a model is asked: batches as it is trained on, one of them also in several sizes."""
+    """Yields inputs of the model: batches of the training data, one of them also in several
+    sizes.
+    """
     drawn = pipeline.batches()
     batches = [next(drawn)[0] for _ in range(BATCHES)]
     for batch in (*batches, *resized(pipeline.source, batches[0], SIZES)):
@@ -93,6 +96,9 @@ class InferenceGate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        return name_operator(self._compared(stages))
+
+    def _compared(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self._recipe, stages)
         baseline, changed = self.subject(()), self.subject(stages)
         try:
@@ -108,7 +114,7 @@ class InferenceGate:
             return Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, summary)
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
-        """Those of them that have nothing to do, with the reason."""
+        """Returns the stages without effect, with the reason."""
         return {each.kind: str(each.reason) for each in self._reports.get(stages, ()) if not each.active}
 
     def subject(self, stages: tuple[str, ...]) -> Build:
@@ -117,7 +123,8 @@ class InferenceGate:
         def made() -> Subject:
             model = build(self.found, stages)
             self._reports[stages] = list(model.pipeline.reports.values())
-            if torch.get_default_dtype() == torch.float64:  # inputs that are no part of a batch are as they were
+            # Inputs outside of a batch keep their type.
+            if torch.get_default_dtype() == torch.float64:
                 for module in model.learner.modules().values():
                     module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
 
@@ -136,7 +143,7 @@ class InferenceGate:
         return [Update(first), *others, *map(Update, asked[BATCHES:])]
 
     def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
-        """What a comparison in float64 says; None where there is none."""
+        """Returns the verdict of a comparison in float64; None if there is none."""
         try:
             found = close(baseline, changed, self._asked)
         except UsageError:  # of a stage that cannot be attached in float64
@@ -144,7 +151,9 @@ class InferenceGate:
         return None if found.outcome is Outcome.INCONCLUSIVE else found
 
     def _within_tolerance(self, stages: tuple[str, ...]) -> Verdict:
-        """Whether answers in their own precision are off by no more than ``TOLERANCE``: for what has no float64."""
+        """Returns whether predictions deviate by no more than ``TOLERANCE``: for
+        stages without float64.
+        """
         own, theirs = build(self.found, ()), build(self.found, stages)
         largest, count = 0.0, 0
         for update in self._asked:
@@ -159,7 +168,7 @@ class InferenceGate:
         return Verdict(outcome, "Close", f"{summary}; {TOLERANCE:.0e} is allowed", {"largest": largest})
 
     def _as_good(self, stages: tuple[str, ...]) -> Verdict:
-        """Whether the objective is no worse with them than its margin allows."""
+        """Returns whether the objective is no worse with the stages than its margin allows."""
         objective = self.found.recipe.objective
         if objective is None:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
@@ -178,7 +187,7 @@ class InferenceGate:
                 test.add(objective.sign * (own - before), objective.sign * (theirs - before))
             if test.decision() is not None:
                 break
-        summary = f"{objective.name}, on {len(test)} parts of what is held out: {test.summary()}"
+        summary = f"{objective.name}, on {len(test)} parts of the held-out data: {test.summary()}"
         return Verdict(test.conclude(), "Statistical", summary, {"metric": objective.name, **test.evidence()})
 
     def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
@@ -186,19 +195,19 @@ class InferenceGate:
         lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
         how = "loses" if lost > 0 else "gains"
         summary = (
-            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all that is held out: {how} "
-            f"{abs(lost):.2g}, where {allowed:.2g} may be lost; one pair is too few to tell"
+            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all held-out data: {how} "
+            f"{abs(lost):.2g}, where {allowed:.2g} may be lost; one pair is too few for a verdict"
         )
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
     def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
-        """The objective with these stages, or before the training, on the same data for each.
+        """Returns the objective with these stages, or before training, on data that all sets share.
 
         Args:
             stages: None for the model before the training.
-            count: how many there are at least, each on other data, where a seed draws it; otherwise there is one for
-                every part of what is held out, or for all of it.
+            count: The least number of evaluations, each on other data, if a seed determines the
+                data; otherwise there is one for every part of the held-out data, or for all of it.
         """
         data = self.found.recipe.data
         found = self.values.setdefault(("before the training",) if stages is None else stages, [])
@@ -221,7 +230,7 @@ class InferenceGate:
     @property
     def _objective(self) -> Objective:
         objective = self.found.recipe.objective
-        assert objective is not None  # or nobody evaluates
+        assert objective is not None  # only called with an objective
         return objective
 
     def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
@@ -232,7 +241,7 @@ class InferenceGate:
 
 
 def _parts(pipeline: Assembly) -> list[Batch] | None:
-    """What is held out, in parts enough for pairs; None if it is not in batches."""
+    """Returns the held-out data in enough parts for pairs; None if they are not in batches."""
     held_out = getattr(pipeline.source, "held_out_batches", None)
     if held_out is None:
         return None

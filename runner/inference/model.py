@@ -29,23 +29,27 @@ class InferenceModel:
 
     @property
     def learner(self) -> Learner:
-        """What answers."""
+        """Returns the learner that predicts."""
         return self.pipeline.learner
 
     @torch.no_grad()
     def answer(self, inputs: Any) -> Any:
-        """What the learner predicts for inputs on its device."""
+        """Returns the learner's prediction for inputs on its device."""
         return self.learner.predict(inputs)
 
     @property
     def bytes(self) -> int:
-        """Of the files that are needed: parameters and buffers, or what the last stage says."""
+        """Returns the bytes of the required files: parameters and buffers, or as
+        reported by the last stage.
+        """
         told = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
         return told[-1] if told else self._weights
 
     @property
     def bytes_in_memory(self) -> int:
-        """Of parameters, buffers and programs: the network answers what a program cannot, and stays."""
+        """Returns the bytes of parameters, buffers and programs: the network stays in memory for
+        inputs that no program accepts.
+        """
         programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
         return self._weights + programs
 

@@ -64,8 +64,8 @@ def write(result: InferenceResult) -> None:
     lines = [
         f"# What every inference stage is worth: {result.recipe}",
         "",
-        f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: {machine}. Load average when it "
-        f"began: {result.load:.1f}.",
+        f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: {machine}. Load average at the "
+        f"start: {result.load:.1f}.",
         "",
         *(f"![Speed-up and quality of the model with every set of stages]({path.name})" for path in pictures),
         *([] if pictures else [NO_PLOTS]),

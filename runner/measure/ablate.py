@@ -50,11 +50,12 @@ def ablate(
     gate: Gate | None,
     reporter: Reporter,
 ) -> Result:
-    """Measures an experiment and leaves its report, its figures and the recipes to use in a folder, and in MLflow.
+    """Measures an experiment and writes its report, its figures and its plots.
 
-    The folder is ``out``, or one of the workspace. An interrupted ablation is continued unless it is to begin afresh.
-    The gate judges every variant that there is time for; without it, the column of verdicts stays empty. The budget
-    counts from when the reporter began. The command stands in the report.
+    The folder is ``out``, or one of the workspace. An interrupted ablation is
+    continued unless ``fresh`` is set. The gate judges every variant for which
+    there is time; without it, the column of verdicts stays empty. The budget
+    counts from the start of the reporter. The report contains the command.
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the folder not be written.
@@ -68,7 +69,7 @@ def ablate(
     with stop_on_signals() as stop:
         folder = choose_folder(workspace, description, out, fresh)
         if (folder / ROUNDS).exists():
-            reporter.say(f"going on in {folder}")
+            reporter.say(f"continuing in {folder}")
         try:
             with closing(MeasurementLog(folder, description)) as log, recorded(experiment, log, workspace) as ended:
                 for case in experiment.cases:  # before anything is measured: what is changed later was not there then
@@ -91,7 +92,8 @@ def ablate(
                     result = replace(result, tracking_problem=f"{problem}command sends it again")
                     reporter.say(result.tracking_problem)
                 ended(result)
-                if not stop and not result.tracking_problem:  # the file that says that it is finished
+                # The file that marks the ablation as finished.
+                if not stop and not result.tracking_problem:
                     write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
@@ -114,7 +116,7 @@ def _measured(
             each.judge(gate, until)
     measured = [each for each in all_cases if not stop or each.lines.ratio(AGAIN, [BASELINE])]
     if not measured:
-        error = RunnerError("interrupted before two processes of each were measured; the same command goes on")
+        error = RunnerError("interrupted before each variant had two processes; the same command continues")
         error.exit_code = ExitCode(128 + int(stop.asked or 0))
         raise error
     cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
@@ -149,7 +151,7 @@ def _write(experiment: Experiment, result: Result, folder: Path) -> None:
 def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
     """Writes to MLflow a run for the ablation, and below it one for every variant; returns the first one's id.
 
-    Done again, it changes nothing but what is new.
+    A repetition changes only what is new.
     """
     folder = log.folder
     now = time.time_ns() // 1_000_000
@@ -187,7 +189,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             below = run(case.name, variant.name)
             tags = {"mlflow.parentRunId": parent, "kind": "variant", "overrides": ", ".join(given.sets) or "none",
                     "stages": ",".join(variant.stages) or "none", "effect": variant.effect,
-                    "verdict": variant.verdict or "not asked", **({"case": case.name} if case.name else {}),
+                    "verdict": variant.verdict or "not judged", **({"case": case.name} if case.name else {}),
                     DESCRIPTION: describe(_of_variant(variant, folder.name))}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
@@ -225,7 +227,7 @@ def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dic
         "overridden": code(*shared),
         "prove it": code(*(each.command for each in unproven)),
         "measured by": code(result.command),
-        "whole report": f"{code(REPORT)} among the artifacts",
+        "report": f"{code(REPORT)} in the artifacts",
     }
 
 

@@ -29,7 +29,7 @@ PLOT_TITLES = {
     "training.png": "Time of a training step by activity, for every variant",
     "scaling.png": "Time of an update against its arithmetic, over the cases",
 }
-"""Texts for readers who do not see the plots, by file."""
+"""Alternative texts of the plots, by file."""
 _COLOURS = {"draw": ORANGE, "transfer": GREEN, "update": BLUE, "other": GREY}
 _EFFECT_COLOURS = {"faster": BLUE, "slower": VERMILLION, "unclear": GREY}
 _VISIBLE = 0.002
@@ -88,7 +88,7 @@ def _ratios(result: Result, figure: Any) -> None:
 
 
 def _draw_ratio(axes: Any, row: int, variant: VariantResult) -> None:
-    """Draws the ratio of one variant, and writes it with the verdict beside the panel."""
+    """Draws the ratio of one variant, and writes it with the verdict next to the panel."""
     ratio = variant.ratio
     colour = _EFFECT_COLOURS[variant.effect]
     verdict, marker = VERDICT_MARKERS[variant.verdict]
@@ -104,7 +104,7 @@ def _draw_ratio(axes: Any, row: int, variant: VariantResult) -> None:
 
 
 def _training(result: Result, figure: Any) -> None:
-    """Time of a whole training for each of the units that are counted, by what it is spent on."""
+    """Draws the time of a complete training per unit of its length, by activity."""
     rows = list(dict.fromkeys(v.name for case in result.cases for v in case.variants if v.throughput))
     trained = [own for case in result.cases for variant in case.variants if (own := variant.throughput)]
     largest = {
@@ -146,7 +146,7 @@ def _scaling(result: Result, figure: Any) -> None:
         axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
         for place in zip(flop, milliseconds, strict=True):
             _write(axes, f"{place[1]:.3g}", place, (0, 5), ha="center")
-    axes.set(xscale="log", yscale="log", xlabel="GFLOP of an update, at least", ylabel="time of an update (ms)")
+    axes.set(xscale="log", yscale="log", xlabel="minimal GFLOP of an update", ylabel="time of an update (ms)")
     axes.set_xticks(flop, [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

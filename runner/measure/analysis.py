@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Throughput:
-    """A whole training: drawing, transfer and update."""
+    """A complete training: sampling, transfer and update."""
 
     per_second: float  # in the unit that the recipe's training is counted in
     ratio: Ratio  # baseline / variant in time per step
     effect: Effect  # of that ratio
     update_s: float  # seconds of training for each update of the recipe, by the ratio
-    shares: dict[str, float]  # of its time: what the source does apart, draw, transfer, update, other
+    shares: dict[str, float]  # of its time: activities of the source, draw, transfer, update, other
 
 
 @dataclass(frozen=True)
@@ -42,46 +42,54 @@ class VariantResult:
     effect: Effect
     compile_s: float  # the first update: compilation, capture, allocation
     warmup_s: float  # from then until it was steady
-    overhead_s: float  # what both cost beyond as many steady updates, and what building cost
+    overhead_s: float  # compilation and warm-up beyond as many steady updates, and building
     steady_ms: float  # of one update: the median over rounds
     peak_memory: int  # bytes: on a GPU the most that torch allocated there, else the most that the process held
     peak_host_memory: int
-    break_even_updates: int | None  # after so many it has made up for what it costs at the start; None if never
-    limit_fraction: float  # the limit's time over its own: the share of the limit's speed that it reaches
+    break_even_updates: int | None  # updates after which the start-up has paid off; None if never
+    # The limit's time divided by that of the variant: the reached share of the limit's speed.
+    limit_fraction: float
     throughput: Throughput | None
-    published: float | None  # the ratio that somebody else reports
-    verdict: str | None  # of the gate: its outcome; None if it was not asked
+    published: float | None  # a ratio that was published elsewhere
+    verdict: str | None  # the outcome of the gate; None if it did not judge
     verdict_summary: str | None
-    notes: tuple[str, ...]  # what its stages have to say
+    notes: tuple[str, ...]  # remarks of its stages
     compared: int = 0  # updates after the timed ones that were compared with the baseline's
-    caught: str = ""  # what they did otherwise, so that the ratio means nothing
+    # How they deviated from the baseline's work, which makes the ratio meaningless.
+    caught: str = ""
     not_compared: str = ""  # why none was
 
     @property
     def training_s(self) -> float:
-        """Seconds of a whole training for each update; those of the update alone where no more was measured."""
+        """Returns the seconds of a complete training per update; those of the update alone if
+        nothing else was measured.
+        """
         return self.steady_ms / 1e3 if self.throughput is None else self.throughput.update_s
 
     @property
     def training_ratio(self) -> Ratio:
-        """Baseline / variant in the time of a whole training; in that of an update where no more was measured."""
+        """Returns baseline / variant in the time of a complete training; that of an update if
+        nothing else was measured.
+        """
         return self.ratio if self.throughput is None else self.throughput.ratio
 
     @property
     def training_effect(self) -> Effect:
-        """What the whole training allows to say."""
+        """Returns the effect on a complete training."""
         return self.effect if self.throughput is None or self.caught else self.throughput.effect
 
     @property
     def shown_ratio(self) -> str:
-        """The ratio of an update as text; none of the baseline, and of what does not do its work."""
+        """Returns the ratio of an update as text; no ratio for the baseline and
+        for a variant that does other work.
+        """
         if self.caught:
             return "-"
         return str(self.ratio) if self.stages else "1"
 
     @property
     def title(self) -> str:
-        """All names of the set."""
+        """Returns all names of the variant."""
         return " = ".join((self.name, *self.also))
 
 
@@ -90,7 +98,7 @@ class StageGain:
     """The gain of one stage."""
 
     stage: str
-    alone: Ratio | None  # to the baseline with nothing but what the stage requires
+    alone: Ratio | None  # to the baseline, with only the stages that this one requires
     together: Ratio | None  # to all other stages
 
 
@@ -103,17 +111,19 @@ class CaseResult:
     device: str
     threads: int
     batch_size: int
-    unit: str  # what the recipe's training is counted in; of epochs, it is samples that are counted here
-    planned_updates: int  # of the whole training
-    a_a: Ratio  # the baseline against the baseline, in processes of their own
-    training_a_a: Ratio  # the same in the time of a whole training; that of an update where no more was measured
+    unit: str  # the unit of the training's length; samples for a training in epochs
+    planned_updates: int  # of the recipe's training
+    a_a: Ratio  # the baseline against itself, in separate processes
+    # The same for a complete training; that of an update if nothing else was measured.
+    training_a_a: Ratio
     baseline_ms: float
     limit_ms: float  # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     cost: UpdateCost
     rates: Rates
     variants: tuple[VariantResult, ...]  # the baseline first
     worth: tuple[StageGain, ...]
-    interaction: Ratio | None  # all stages over the product of what each adds alone: above 1, they help each other
+    # All stages over the product of what each adds alone: above 1, they are synergistic.
+    interaction: Ratio | None
     inactive: dict[str, str]
     refused: dict[str, str]
     missing: dict[str, str]  # variants that were not measured to the end, with the reason
@@ -143,11 +153,13 @@ class Result:
     published_by: str
     run_id: str = ""  # of the parent run in MLflow
     tracking_problem: str = ""  # why MLflow does not have it
-    signal: int = 0  # that asked to stop
+    signal: int = 0  # the number of the signal that requested the end
 
     @property
     def exit_code(self) -> ExitCode:
-        """A signal counts most, then what failed or was caught, then a time that could not be told."""
+        """Returns the exit code: of a signal first, then of a failed or invalid
+        variant, then of an unclear time.
+        """
         if self.signal:
             return ExitCode(128 + self.signal)
         if any(variant.verdict == Outcome.FAIL or variant.caught for case in self.cases for variant in case.variants):
@@ -159,14 +171,16 @@ class Result:
         return ExitCode.DONE
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object; ``variants`` lists those of all cases, each ``ratio`` a number beside its interval."""
+        """Returns the result as a JSON object; ``variants`` lists those of all
+        cases, each with its ratio and interval.
+        """
         whole = asdict(self) | {"variants": []}
         for case, plain in zip(self.cases, whole["cases"], strict=True):
             plain["float32_flops"] = case.rates.float32_flops
             for own in plain.pop("variants"):
                 ratio = own.pop("ratio")
                 figures = {"ratio": ratio["value"], "ci95": [ratio["low"], ratio["high"]]}
-                if own["caught"]:  # nobody should take it for a ratio of the same work
+                if own["caught"]:  # it must not be mistaken for a ratio of the same work
                     figures = {"ratio": None, "ci95": None}
                     own["throughput"] = None
                 figures |= {what: ratio[what] for what in ("rounds", "processes")}
@@ -175,7 +189,9 @@ class Result:
 
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
-    """What was measured of one case; a RunnerError if that is not even the baseline."""
+    """Returns the result of one case; raises a RunnerError if not even the baseline was
+    measured.
+    """
     a_a = log.ratio(AGAIN, [BASELINE])
     counted = log.values("cost")
     rated = log.values("rates")
@@ -214,7 +230,9 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
 
 
 def slope(cases: Sequence[CaseResult]) -> float | None:
-    """With which power of its least FLOP an update with all stages grows, by least squares of logarithms."""
+    """Returns the exponent with which the time of an update with all stages grows with its least
+    FLOP: least squares of logarithms.
+    """
     points = [(math.log(c.cost.least_flop), math.log(v.steady_ms)) for c in cases if (v := c.named(ALL)) is not None]
     if len({flop for flop, _ in points}) < 2:
         return None
@@ -268,12 +286,14 @@ def _throughput(log: CaseLog, name: str) -> Throughput | None:
 
 
 def _step_s(entry: Entry) -> dict[str, float]:
-    """Seconds of one step of a whole training by variant."""
+    """Returns the seconds of one step of a complete training, by variant."""
     return {name: own["seconds"] / own["done"] for name, own in entry["train"].items()}
 
 
 def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageGain, ...], Ratio | None]:
-    """What each stage adds, and how they help each other, by the processes in which all that it takes was measured."""
+    """Returns the gain of each stage and their interaction, from the processes
+    that measured all variants involved.
+    """
     whole = variants.named(ALL)
     if whole is None:
         return (), None
@@ -283,7 +303,7 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
         below = required(case.recipe.stages, stage)
         alone = _pair(variants.find({stage} | below), variants.find(below))
         together = _pair(whole, variants.named(f"all but {stage}"))
-        # What does not do the baseline's work has no ratio to anything.
+        # A variant that does other work than the baseline has no ratio to any other.
         alone, together = (pair if pair and not caught & {pair[0], *pair[1]} else None for pair in (alone, together))
         gains.append(StageGain(stage, *(log.ratio(*pair) if pair else None for pair in (alone, together))))
         pairs += [alone] if alone else []

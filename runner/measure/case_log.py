@@ -45,9 +45,11 @@ class CaseLog:
     def ratios(
         self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")
     ) -> dict[int, float]:
-        """Seconds of others / seconds of a variant by process: the median over its rounds, of all others in the mean.
+        """Returns baseline time / variant time by process: the median of the logarithm of that
+        ratio over rounds, averaged over the baselines.
 
-        Not of the others' mean: where load comes in bursts, the median of that ratio favours who is compared with it.
+        The ratio to the mean of the baselines would be biased: where load comes in bursts, its
+        median favours the variant.
         """
         found = {}
         for process, rounds in groupby(self._with({name, *others}, of), itemgetter("process")):
@@ -57,7 +59,9 @@ class CaseLog:
         return found
 
     def ratio(self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")) -> Ratio | None:
-        """What all processes say; None where there is but one, of which nobody can tell how lucky it is."""
+        """Returns the ratio over all processes; None for a single process, whose
+        luck cannot be estimated.
+        """
         found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
         return of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
 

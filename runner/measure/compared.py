@@ -24,7 +24,7 @@ from runner.train.step import Drawn, Step
 WINDOWS = 3
 YARDSTICK_SEEDS = 2
 OTHER_NUMBERS = 1_000_003
-"""Added to the number of an update, for other random numbers than its own."""
+"""Offset of the number of an update for random numbers that differ from those of the update."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
 
 
 def load_learner(step: Step, state: State) -> None:
-    """Gives the learner another state; stages begin again with what they keep of their own."""
+    """Loads a state into the learner; stages restart from their current state."""
     step.learner.load_state_dict(clones(state))
     step.reset()
     for stage in step.pipeline.stages.values():
@@ -130,5 +130,5 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(content: bytes) -> Any:
-    # It comes from another process of the same measurement, over a socket that nobody else has.
+    # It comes from another process of the same measurement, over a private socket.
     return torch.load(io.BytesIO(content), weights_only=False)

@@ -1,4 +1,4 @@
-"""What an ablation is told to measure: an experiment file, or a recipe with nothing said."""
+"""Experiments for ablations: an experiment file, or a recipe with the default settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KIND: Final = "ablation"
-ROUNDS_A_PROCESS = 4  # more tell little, for a process keeps its luck, and fewer are not worth the start
+# More add little, because a process keeps its speed, and fewer do not repay the start.
+ROUNDS_A_PROCESS = 4
 Assignments = list[Annotated[str, Field(min_length=1)]]
 
 
@@ -35,7 +36,7 @@ class CaseConfig(Config):
     set: Assignments = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE``, after those for all cases."""
     published: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Ratios that somebody else reports, by variant; they stand beside what is measured."""
+    """Published ratios by variant, which are displayed next to the measured ones."""
 
 
 class RoundsConfig(Config):
@@ -54,7 +55,9 @@ class RoundsConfig(Config):
 
     @property
     def a_process(self) -> int:
-        """After how many every process is started anew: four, or fewer where else there were no five processes."""
+        """Returns the rounds after which every process is replaced: four, or fewer if there would
+        be fewer than five processes.
+        """
         return max(1, min(ROUNDS_A_PROCESS, self.most // PROCESSES))
 
 
@@ -62,7 +65,7 @@ class AblationConfig(Config):
     """An ablation: what every stage of a recipe is worth."""
 
     kind: Literal["ablation"]
-    """Says that this file is an ablation."""
+    """Marks this file as an ablation."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the result's folder and its run in MLflow."""
     recipe: Annotated[str, Field(min_length=1)]
@@ -72,9 +75,13 @@ class AblationConfig(Config):
     cases: dict[str, CaseConfig] = Field(default_factory=lambda: {"": CaseConfig()}, min_length=1)
     """Settings of the recipe by name, measured one after the other."""
     variants: list[Group] = Field(default_factory=lambda: list(GROUPS), min_length=1)
-    """Which sets of stages to compare: each alone, phases cumulatively, all, all but each."""
+    """The sets of stages to compare: each alone, phases cumulatively, all
+    together, all without each.
+    """
     budget: Annotated[float, Field(gt=0)] = 900.0
-    """Seconds for all cases together; what is not measured by then is said to be missing."""
+    """Seconds for all cases together; variants that are not measured by then are
+    reported as missing.
+    """
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Half the width of a ratio's 95 % interval, relative, that is good enough."""
     rounds: RoundsConfig = RoundsConfig()
@@ -113,8 +120,8 @@ def load_experiment(
 ) -> Experiment:
     """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
 
-    Assignments come after those of the file, and a budget instead of its own. A RecipeError names everything that is
-    wrong with it, each at its line.
+    Assignments follow those of the file, and a budget replaces that of the file. A RecipeError
+    reports all mistakes with their lines.
     """
     path, problems = find(reference), list[Problem]()
     root = read(path, problems)
@@ -152,8 +159,8 @@ def keep_budgets(experiment: Experiment, registry: Registry, say: Callable[[str]
 
     Args:
         experiment: The experiment.
-        registry: Where plugins come from.
-        say: Receives what was switched on.
+        registry: Contains the plugins.
+        say: Receives a line about stages that were switched on.
 
     Raises:
         RecipeError: The plan of a case exceeds its budget.

@@ -25,13 +25,13 @@ from runner.train.roofline import count_work
 from runner.train.step import Drawn, Step
 from runner.train.tuning import fresh_tuning
 
-BLOCK_SECONDS = 0.25  # a block of updates takes about so long
+BLOCK_SECONDS = 0.25  # approximate duration of a block of updates
 TRAIN_SECONDS = 0.5
-CONTEXT_BYTES = 2**29  # about what every process takes on a GPU beside torch's own memory
+CONTEXT_BYTES = 2**29  # approximate GPU memory of every process in addition to torch's
 DRAW_SECONDS = 1.0  # drawing the batches of a block takes about no longer
 BLOCK_BYTES = 2**30  # and they take about no more memory
 FEWEST_BATCHES = 8  # of a block, however long it takes to draw them, if it has as many updates
-FEW = 4  # updates in a block of those that take long
+FEW = 4  # updates in a block if they are slow
 
 
 class Measured:
@@ -66,15 +66,15 @@ class Measured:
                 "device": str(self.pipeline.device)}  # fmt: skip
 
     def cost(self) -> dict[str, Any]:
-        """FLOP of one update as torch counts them, and what else the limit needs to know."""
+        """Returns the FLOP of one update as torch counts them, and the other input of the limit."""
         (drawn,) = self.draws(1)
         return count_work(self.step, drawn)
 
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
 
-        Every update has a batch of its own; drawing is not timed. The answer also has what this process noticed of
-        other programs meanwhile.
+        Every update has a new batch; sampling is not timed. The answer contains the load of other
+        programs that this process measured meanwhile.
         """
         batches = self.draws(self.count)
 
@@ -121,10 +121,12 @@ class Measured:
         return compared.judge(self.step, made, statistical=True)
 
     def train(self) -> dict[str, Any]:
-        """Trains as the engine does, and says where the time went; a GPU is waited for at the end.
+        """Trains with the training loop's step, and returns the time by activity;
+        waits for a GPU at the end.
 
-        ``draw`` is the time in the source, without what it reports apart (``collect``), ``transfer`` what else it takes
-        to get a batch onto the device, ``update`` the rest of a step.
+        ``draw`` is the time in the source without its separate activities
+        (``collect``), ``transfer`` the remaining time to get a batch onto the
+        device, ``update`` the remainder of a step.
         """
         progress = self.pipeline.progress
         begun, updates = progress.position, progress.updates
@@ -171,14 +173,14 @@ class Measured:
 
 
 def main(parent: Parent) -> None:
-    """Answers commands until there are no more."""
-    # Compiled code is the variant's own, or its compilation would be measured only once a machine.
+    """Answers commands until the parent sends no more."""
+    # Compiled code is stored per variant, or compilation would be measured only once per machine.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = parent.options["compiled"]
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     set_threads(recipe.system.threads)
     begun = time.perf_counter()
-    # Two processes that search select different things, which is a part of what an interval is about.
+    # Processes that search may select different implementations, which the interval must include.
     tuning = fresh_tuning(resolve_device(recipe.device))
     pipeline = assemble(recipe, registry.files, tuning=tuning)
     measured = Measured(pipeline, time.perf_counter() - begun)

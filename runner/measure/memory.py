@@ -27,7 +27,7 @@ from runner.train.assemble import Assembly
 from runner.train.step import Drawn
 
 UPDATES = 4
-"""Updates that are measured, each with a batch of its own; the largest counts."""
+"""Number of measured updates, each with a new batch; the largest counts."""
 WARM_UP = 2
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3

@@ -46,7 +46,7 @@ from runner.verify.variants import ALL, BASELINE, Group, Variant, VariantSet, re
 
 MEMORY = "memory"
 GROUPS: tuple[Group, ...] = ("alone", "all")
-"""Sets of stages that have a meaning for memory, of those that an experiment can name."""
+"""Groups of variants that are meaningful for memory, among those of an experiment."""
 
 
 @dataclass(frozen=True)

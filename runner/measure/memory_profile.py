@@ -44,7 +44,7 @@ FIGURES = "memory.json"
 ROWS = 12
 """Most slots and modules in the table; ``--json`` has all of them."""
 SMALLEST_SHARE = 0.001
-"""Share of the peak, or of what is held for backward, from which on a table has a row."""
+"""Share of the peak, or of the bytes held for backward, below which a table has no row."""
 LONGEST_TIMELINE = 2000
 _WIDTH = 7.0
 _COLOURED_SLOTS = 6
@@ -200,7 +200,7 @@ def _refuse_compiled(kinds: Sequence[str]) -> None:
         switches = " ".join(f"optimization.{kind}=off" for kind in kinds)
         raise UsageError(
             f"{names}: compiled code allocates past torch's operators, so nothing can be "
-            f"attributed; profile without it ({switches}), or measure it as a whole with "
+            f"attributed; profile without it ({switches}), or measure the total with "
             "runner ablate --metric memory"
         )
 
@@ -252,7 +252,7 @@ def _shown(profile: MemoryProfile) -> list[Held]:
 
 
 def _is_shown(item: Held, profile: MemoryProfile) -> bool:
-    """Returns whether a slot or module holds enough for a row."""
+    """Returns whether a slot or module has enough memory for a row."""
     largest = max(share(item.bytes, profile.update), share(item.saved, profile.saved))
     return largest >= SMALLEST_SHARE
 

@@ -32,7 +32,7 @@ of the baseline's. **saved MiB** is the most that autograd held for backward, co
 `saved_tensors_hooks`: every storage once, without parameters, buffers, the batch and its noise. A
 checkpoint keeps the tensors that it computes again itself, so they count in the update memory
 only. **grown MiB** is how much the process grew in the same update by the kernel's count, in a
-process that returns freed memory at once; it checks the first column. **process MiB** is the most
+process that returns freed memory immediately; it checks the first column. **process MiB** is the most
 that an ordinary process held: it includes Python, torch, the data and what the C library keeps,
 so the effect of a stage on it is small. The largest of several updates counts everywhere.
 
@@ -137,11 +137,11 @@ def _agreement(case: CaseMemory, difference: float) -> Iterator[str]:
     assert baseline is not None
     figures = f"{mib(baseline.memory.tracked)} and {mib(baseline.memory.grown)} MiB"
     text = f"tracker and growth of the process: {figures} in the baseline"
-    yield f"{text}; at most {difference:.1%} apart"
+    yield f"{text}; they differ by at most {difference:.1%}"
     if difference > LARGEST_DISAGREEMENT:
         yield (
-            f"more than {LARGEST_DISAGREEMENT:.0%} apart: the updates are small compared with a page of "
-            "memory, or an operator has buffers of its own"
+            f"they differ by more than {LARGEST_DISAGREEMENT:.0%}: the updates are small compared with a page of "
+            "memory, or an operator has internal buffers"
         )
 
 

@@ -45,7 +45,7 @@ class VariantMemory:
 
     @property
     def title(self) -> str:
-        """All names of the variant."""
+        """Returns all names of the variant."""
         return ", ".join([self.name, *self.also])
 
 
@@ -60,8 +60,8 @@ class CaseMemory:
         batch_size: Samples of the baseline's batches.
         updates: Number of measured updates.
         variants: The measured variants, the baseline first.
-        product: Product of what every stage leaves of the update memory.
-        product_saved: The same of the bytes held for backward.
+        product: Product of the shares of the update memory that remain with each stage.
+        product_saved: The same for the bytes held for backward.
         inactive: Stages without effect on this machine, with the reason.
         refused: Variants that cannot exist, with the reason.
         failed: Variants that were not measured, with the reason.

@@ -14,20 +14,21 @@ FEWEST_PROCESSES = 3  # where there is not the time for more: intervals are wide
 
 @dataclass(frozen=True)
 class Pace:
-    """How long it takes to measure one of those that take turns."""
+    """Durations of the measurement of one variant."""
 
     start_s: float  # of one process that compiles nothing
-    round_s: float  # of one round, with its part of those that train
+    round_s: float  # of one round, including its share of trainings
     rounds: int  # of one process
     processes: int = PROCESSES  # of one variant
 
     @property
     def rounds_s(self) -> float:
-        """Of all rounds of all processes of one of them."""
+        """Returns the seconds of all rounds of all processes of one variant."""
         return self.processes * self.rounds * self.round_s
 
     def needed(self, variants: int, side_by_side: int) -> float:
-        """Seconds for so many variants, once the first two baselines have been started.
+        """Returns the seconds for the given number of variants after the start of
+        the first two baselines.
 
         As many take turns as there is memory for, each time with two baselines.
         """
@@ -35,14 +36,18 @@ class Pace:
         return measured * (self.processes * self.start_s + self.rounds_s) - 2 * self.start_s
 
     def fitting(self, seconds: float, most: int, side_by_side: int) -> int:
-        """How many variants that is the time for."""
+        """Returns the number of variants that fit into the given seconds."""
         return max((count for count in range(1, most + 1) if self.needed(count, side_by_side) <= seconds), default=0)
 
     def rest(self, again_s: float, measured: int) -> float:
-        """Seconds from when so many have their first process, and all next ones take so long to start once."""
+        """Returns the seconds from the start of the first processes, if
+        restarting all of them takes ``again_s``.
+        """
         return (self.processes - 1) * again_s + measured * self.rounds_s
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """The order of one round, by chance: load that comes back as often as a round does favours none of them."""
+    """Returns a random order for one round, so that load with the period of a
+    round favours no variant.
+    """
     return random.Random(number).sample(names, len(names))

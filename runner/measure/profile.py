@@ -1,4 +1,4 @@
-"""Where the time of an update goes: ``torch.profiler`` over a few steady ones, and its tables."""
+"""Profiles steady updates with ``torch.profiler``: tables of slots, operators and host syncs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 from runner.train.budget import fitted
 
-STEP = "step"  # the whole of an update: drawing its batch and its noise, learning, and feeding back
+STEP = "step"  # a complete update: sampling its batch and noise, learning, and feedback
 PYTHON = "(outside operators)"  # Python, and code that a stage has compiled
 TRACE = "trace.json"
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"})
@@ -46,7 +46,7 @@ _TOP = 15  # operators that are shown; ``--json`` has all of them
 
 @dataclass(frozen=True)
 class SlotTime:
-    """One slot, in the mean over the profiled updates."""
+    """The time of one slot, in the mean over the profiled updates."""
 
     name: str
     calls: float  # in one update; 0 where it runs inside something compiled or captured, or a stage does without it
@@ -57,7 +57,9 @@ class SlotTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator on the host or one kernel on a GPU, in the mean over the profiled updates."""
+    """The time of one operator on the host or one kernel on a GPU, in the mean
+    over the profiled updates.
+    """
 
     name: str
     device: str  # ``cpu`` or ``cuda``
@@ -68,7 +70,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class HostSync:
-    """What makes the host wait for a GPU, or would do so on one."""
+    """An operation that makes the host wait for a GPU, or would do so on one."""
 
     name: str
     slot: str  # the innermost one that it happened in
@@ -78,7 +80,7 @@ class HostSync:
 
 @dataclass(frozen=True)
 class Profile:
-    """What came out."""
+    """The result of a profile."""
 
     recipe: str
     device: str
@@ -105,7 +107,7 @@ class Profile:
         return sum(sync.calls for sync in self.syncs if sync.waits)
 
     def data(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Returns the output of ``--json``."""
         data = asdict(self)
         syncs = {"per_update": self.waits, "found": data.pop("syncs")}
         return data | {"profiler_overhead": self.profiler_overhead, "host_syncs": syncs, "trace": str(self.trace)}
@@ -127,7 +129,7 @@ def profile(
         if (folder / TRACE).exists():
             raise UsageError(f"{folder} holds a {TRACE} already; name another folder with --out")
         make_folder(folder)
-        TemporaryFile(dir=folder).close()  # or it would be told only after the measuring
+        TemporaryFile(dir=folder).close()  # fails now instead of after the measurement
     except OSError as error:
         raise _unwritten(folder, error.strerror) from error
     burst = Burst(pipeline, updates)
@@ -166,7 +168,7 @@ class Burst:
         self.step = self.labelled(STEP, whole_step)
 
     def __call__(self) -> None:
-        """All of them."""
+        """Performs all updates."""
         for _ in range(self.updates):
             self.step()
 
@@ -186,14 +188,16 @@ class Burst:
         on_gpu = self.pipeline.device.type == "cuda"
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
         self.labels = True
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells everybody on stderr when it starts and stops
+        # It prints to stderr when it starts and stops.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch_profile(activities=activities):
-            self()  # the profiler's own first time is slow
+            self()  # the first use of the profiler is slow
         with torch_profile(activities=activities, acc_events=True) as profiler:
             seconds = self.stopwatch.seconds(self)
         try:
             profiler.export_chrome_trace(str(trace))
-            trace.stat()  # where it could not be written, that need not have been said
+            # Fails if the trace could not be written, which the profiler may not report.
+            trace.stat()
         except (OSError, RuntimeError) as error:
             raise _unwritten(trace.parent, error) from error
         return seconds, list(profiler.events() or ())
@@ -202,10 +206,11 @@ class Burst:
 def tables(
     events: Iterable[Any], names: Sequence[str], updates: int, on_gpu: bool
 ) -> tuple[list[SlotTime], list[OperatorTime], list[HostSync]]:
-    """What the profiler's events say of the slots of these names, of operators and kernels, and of host syncs.
+    """Converts the profiler's events to tables of the named slots, of operators
+    and kernels, and of host syncs.
 
-    What happens on the host belongs to the labels around it in time, not to what called it: on a GPU, a backward pass
-    runs in a thread of its own while its slot waits.
+    An event on the host is assigned to the labels that surround it in time, not to its caller: on a
+    GPU, a backward pass runs in a separate thread while its slot waits.
     """
     calls, total, nested, device = (defaultdict[str, float](float) for _ in range(4))  # by slot, in microseconds
     spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # by device and operator
@@ -285,11 +290,11 @@ def _slots(profile: Profile) -> Iterator[dict[str, str]]:
 def _remarks(profile: Profile) -> Iterator[str]:
     yield (
         f"mean over {profile.updates} updates; with the profiler, an update took {profile.profiled_update_ms:.3g} ms "
-        f"({profile.profiler_overhead:+.0%}), and the tables say where those went"
+        f"({profile.profiler_overhead:+.0%}), which the tables divide"
     )
     if uncalled := ", ".join(slot.name for slot in profile.slots if not slot.calls):
         yield f"not called by themselves: {uncalled} (compiled or captured with what calls them, or replaced)"
     if profile.device != "cpu" and not any(operator.device == "cuda" for operator in profile.operators):
-        yield "the driver told nothing about kernels; KINETO_LOG_LEVEL=2 in the environment shows why"
+        yield "the driver reported no kernels; KINETO_LOG_LEVEL=2 in the environment shows the reason"
     if not profile.steady:
         yield f"updates were not steady after {profile.warmup_s:.0f} s; --warmup allows more"

@@ -27,9 +27,9 @@ class Unproven:
     variant: str
     stages: tuple[str, ...]
     ratio: Ratio
-    seconds: float  # of the recipe's whole training
-    verdict: str | None  # the gate's; None if it was not asked
-    command: str  # that has the gate train where only that can tell
+    seconds: float  # of the recipe's training
+    verdict: str | None  # of the gate; None if it did not judge
+    command: str  # the command with which the gate trains if only trainings can decide
 
     def __str__(self) -> str:
         verdict = f"the gate: {self.verdict}" if self.verdict else NOT_JUDGED
@@ -38,13 +38,13 @@ class Unproven:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which stages to use, and why not the others."""
+    """The recommended stages, and the reasons against the others."""
 
     case: str
     variant: str  # the variant that it is; the baseline if no stage is worth it
     stages: tuple[str, ...]
     reasons: dict[str, str]  # for every stage of the recipe that is to be off
-    updates: int  # of the recipe's whole training, for which it was chosen
+    updates: int  # of the recipe's training, for which the stages are recommended
     seconds: float  # of these updates, including the start-up that exceeds the baseline's
     baseline_seconds: float
     rule: str  # that decided
@@ -62,14 +62,14 @@ class Recommendation:
 
 
 class _Totals:
-    """Seconds of the recipe's whole training by variant, and the rule that compares them."""
+    """Seconds of the recipe's training by variant, and the rule that compares them."""
 
     def __init__(self, result: CaseResult) -> None:
         self.updates = result.planned_updates
         self.a_a = result.training_a_a
         self.noise = noise_factor(result.training_a_a)
         baseline = result.variants[0]
-        # Start-up that the baseline pays as well is no reason against a stage.
+        # Start-up that the baseline also needs is no argument against a stage.
         self.start_up = {
             variant.name: max(0.0, variant.overhead_s - baseline.overhead_s) for variant in result.variants
         }
@@ -125,12 +125,13 @@ class _Totals:
 
 
 def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendation:
-    """Returns, of the variants that passed the gate, the one with which the recipe's whole training takes least time.
+    """Returns the variant that passed the gate and takes the least time for the recipe's training.
 
-    Whole training steps count, sampling and transfer included: an update that is twice as fast is worth little where
-    updates are a tenth of the time. Compilation and warm-up count, so a stage that is faster in the end may still not
-    be worth it. Between variants that differ by no more than the noise (``noise_factor``), the one with the fewest
-    stages wins. Variants that contain a set that failed, or that do not do the baseline's work, are left out.
+    Complete training steps count, including sampling and transfer: an update that is twice as fast
+    gains little if updates are a tenth of the time. Compilation and warm-up count, so a stage with
+    faster steady updates may still take more time. Between variants that differ by no more than the
+    noise (``noise_factor``), the one with the fewest stages wins. Variants that contain a set that
+    failed, or that do other work than the baseline, are excluded.
     """
     is_failed = {variant.name: variant.verdict == Outcome.FAIL or bool(variant.caught) for variant in result.variants}
     failed = [set(variant.stages) for variant in result.variants if is_failed[variant.name]]
@@ -170,7 +171,7 @@ def _proof(case: Case, registry: Registry, inactive: Collection[str], variant: V
     ships = shipped().get(recipe.path.stem)
     bare = ships is not None and ships.resolve() == recipe.path.resolve()
     sets, name = list(case.sets), variant.name
-    if name not in recipe.stages:  # of those that are on, all
+    if name not in recipe.stages:  # all of those that are on
         sets += [f"optimization.{kind}=off" for kind in recipe.stages if kind not in (*variant.stages, *inactive)]
         name = ALL
     arguments = [recipe.path.stem if bare else shown_path(recipe.path)]
@@ -193,7 +194,7 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     if missing := sorted(below - set(kept)):
         return f"it requires {', '.join(missing)}, which is off"
     for gain in (each for each in result.worth if each.stage == kind):
-        for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
+        for measured, company in ((gain.together, "with all others"), (gain.alone, "alone")):
             said = effect(measured, result.a_a) if measured is not None else Effect.FASTER
             if said is Effect.SLOWER:
                 return f"slower: {measured} {company}"

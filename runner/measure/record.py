@@ -1,4 +1,6 @@
-"""What ``runner ls`` knows of an ablation, in its folder, also while it measures."""
+"""The record of an ablation for ``runner ls``, in the ablation's folder, also
+during the measurement.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _NARROW = 76  # columns from which on no verdict is split
 _WIDE = 160  # columns from which on a terminal shows all figures
 _SHOWN = 3  # sets of stages that are faster but unproven
 _NONE = "-"
-_WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
+# Columns that are not numbers.
+_WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})
 _HOW_TO_READ = """\
 * **ratio** is the baseline's time per update divided by the variant's: above 1 is faster.
   **training** is the same ratio of whole training steps, with sampling and transfer; the
@@ -65,7 +66,7 @@ Row = Mapping[str, str]  # of a table: texts by column
 
 
 def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowest: int | None = None) -> None:
-    """Prints rows, the first column no narrower than told; then others fold."""
+    """Prints rows; the first column is at least ``narrowest`` wide, and the other columns fold."""
     table = Table(title=CleanText(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         # A verdict is one word; it is split only where the screen has no room for all words.
@@ -104,15 +105,15 @@ def show(result: Result, console: Console) -> None:
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:
-    """The report, which shows the pictures of these names beside it."""
+    """Returns the report in Markdown with the given plots."""
     machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
     lines = [
         f"# {result.name}: what every stage is worth", "",
         f"    {result.command}", "",
-        f"Measured in {result.seconds:.0f} s on: {machine}. Load average when it began: {result.load:.1f}.", "",
+        f"Measured in {result.seconds:.0f} s on: {machine}. Load average at the start: {result.load:.1f}.", "",
     ]  # fmt: skip
     if result.interrupted:
-        lines += ["**It was interrupted; the same command continues it.**", ""]
+        lines += ["**The ablation was interrupted; the same command continues it.**", ""]
     lines += ["## Recommendation", "", *_recommendations(result)]
     lines += [f"![{PLOT_TITLES[name]}]({name})" for name in plots] or [NO_PLOTS]
     lines += ["", "## Variants", ""]
@@ -136,7 +137,7 @@ def _recommendations(result: Result) -> Iterator[str]:
 
 
 def summary(result: Result) -> str:
-    """The report in short, for a page that shows it beside the measurements."""
+    """Returns a short report for the page of the run in MLflow."""
     lines = []
     for case in result.cases:
         lines += [*([f"## {case.name}", ""] if case.name else []), *_table(_variants(case, wide=False))]
@@ -173,7 +174,7 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    """A table in Markdown, and an empty line; nothing where there is no row."""
+    """Returns a Markdown table and an empty line; nothing without rows."""
     if not rows:
         return []
     body = (f"| {' | '.join(row.values())} |" for row in rows)
@@ -181,7 +182,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _variants(case: CaseResult, wide: bool) -> list[Row]:
-    """The table of all variants; ``wide`` has all that there is something to say in."""
+    """Returns the rows of all variants; ``wide`` adds all columns."""
     rows: list[Row] = []
     for each in case.variants:
         row = {"variant": each.title, "ratio": each.shown_ratio, "ms": "-" if each.caught else f"{each.steady_ms:.3g}",
@@ -249,7 +250,7 @@ def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult,
         f"{recommendation.baseline_seconds:,.0f} s without stages.",
     ]
     if measured is not None and measured.stages:
-        lines.insert(1, f"# Whole training steps are {measured.training_ratio} as fast as without stages.")
+        lines.insert(1, f"# Complete training steps are {measured.training_ratio} as fast as without stages.")
     extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
     if (ships := shipped().get(recipe.path.stem)) is not None and ships.resolve() == recipe.path.resolve():
         extended = recipe.path.name
@@ -266,7 +267,7 @@ def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult,
 
 
 def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
-    """What the case's assignments have set, but for stages and secrets, as nested mappings."""
+    """Returns the assignments of the case, without stages and secrets, as nested mappings."""
     assigned: dict[str, Any] = {}
     for assignment in case.sets:
         path = assignment.partition("=")[0].split(".")

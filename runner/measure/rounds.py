@@ -1,9 +1,8 @@
-"""Measures every variant of a recipe in child processes of its own, in rounds, until it is sure or out of time.
+"""Measures variants in separate processes, in rounds, until ratios are precise or time is over.
 
-Two processes that do the same differ for as long as they live. So all are started anew after a few rounds, and it is
-processes that the intervals count.
-
-What was measured is durable line by line, so that what was interrupted can go on.
+Two identical processes differ in speed for their entire lifetime. So all are replaced after a few
+rounds, and the intervals count processes. Every measurement is a durable line of a file, so that
+an interrupted ablation can be continued.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
 COMPARE_SECONDS = 120.0  # that a variant has for the updates that are compared, and the baseline for the same ones
-TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
+TRAIN_EVERY = 2  # every second round of a process also trains for a moment, to measure throughput
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
-"""Is a recipe with exactly these stages harmless? It has so many seconds to say so."""
+"""Judges a recipe with exactly these stages within the given seconds."""
 
 
 class Reporter(Protocol):
-    """Who tells a person how the measuring goes."""
+    """Display of the progress of a measurement."""
 
     started: float  # since when the budget counts, by the monotonic clock
 
     def say(self, text: str) -> None:
-        """Says what is worth keeping."""
+        """Reports a line that should remain visible."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Entered around what takes a while."""
 
 
 class MeasurementLog:
-    """All lines, in the folder of one ablation; its identity beside them tells whether another one is the same.
+    """The lines of one ablation in its folder; the identity of the ablation is stored next to them.
 
     A UsageError if another process measures in the folder.
     """
@@ -87,7 +86,7 @@ class MeasurementLog:
                 self.entries.append(json.loads(line))
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
         measured = {entry["session"] for entry in self.entries if "update" in entry}
-        self.earlier_seconds = sum(spent[session] for session in measured)  # others came to nothing
+        self.earlier_seconds = sum(spent[session] for session in measured)
         self._session = 1 + max(spent, default=0)
         self._started = time.monotonic()
         sync(folder)
@@ -115,7 +114,7 @@ class MeasurementLog:
 
 
 def identity_of(folder: Path) -> dict[str, Any] | None:
-    """What the ablation in a folder measures; None if there is none."""
+    """Returns the identity of the ablation in a folder; None if there is none."""
     with suppress(OSError, ValueError):
         if isinstance(found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict):
             return found
@@ -124,7 +123,7 @@ def identity_of(folder: Path) -> dict[str, Any] | None:
 
 @dataclass
 class Measurement:
-    """One case, new or continued; a UsageError if none of its stages may run here."""
+    """A case, new or continued; raises a UsageError if none of its stages can run here."""
 
     case: Case
     config: AblationConfig
@@ -142,7 +141,7 @@ class Measurement:
         self.waits = SharedWait(self.case.recipe.system, self._command)
         self.sizes: dict[str, int] = {}  # of batches, by variant
         self.starts = Counter[str]()  # processes by variant
-        self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
+        self.title = f"{self.case.name}: " if self.case.name else ""
 
     @property
     def lines(self) -> CaseLog:
@@ -173,9 +172,11 @@ class Measurement:
                     left = self._squad(left, deadline)
 
     def judge(self, gate: Gate, deadline: float) -> None:
-        """Asks the gate about every variant that was measured, once, as long as there is time: the fastest first.
+        """Lets the gate judge every measured variant once, the fastest first, as
+        long as there is time.
 
-        Those of which only trainings could show that they are harmless come last, because here nothing is trained.
+        Variants that only trainings could prove harmless come last, because
+        nothing is trained here.
         """
         lines = self.lines
         known = lines.by_variant("verdict").keys() | lines.failed.keys()
@@ -249,7 +250,8 @@ class Measurement:
                 self.add(variant=name, compared=told)
 
     def _fitting(self, left: list[str], pace: Pace, deadline: float, side_by_side: int) -> tuple[list[str], Pace]:
-        """Those that there is time for, the most important ones first; the others are said, and not measured.
+        """Returns the variants for which there is time, the most important ones first; the others
+        are reported as not measured.
 
         Rather than none at all there is one in fewer processes.
         """
@@ -260,7 +262,7 @@ class Measurement:
             fit = pace.fitting(seconds, 1, side_by_side)
 
         def enough(needed: float) -> str:
-            """A budget that leaves so many seconds from here, also if the next time everything takes a bit longer."""
+            """Returns an option with a budget for these seconds and a margin for slower runs."""
             return f"--budget {10 * math.ceil((budget + max(0.0, HEADROOM * needed - seconds) / self.share) / 10)}"
 
         why = f"each variant starts {pace.processes} processes, {pace.start_s:.1f} s each"
@@ -290,7 +292,7 @@ class Measurement:
         return seconds if self._tunes(name) else max(0.0, seconds - float(prepared["first_s"]))
 
     def _tunes(self, name: str) -> bool:
-        """Whether a stage of a variant selects something by measuring."""
+        """Returns whether a stage of a variant selects an implementation by measuring."""
         setting = setting_of(self.case.recipe, self.device, self.stages[name])
         return any(stage.tunes(setting) for stage in setting.stages.values())
 
@@ -301,7 +303,7 @@ class Measurement:
         return str(Path(self.compiled, folder_name(name) + process))
 
     def _start(self, names: Sequence[str], timeout: float = START_SECONDS) -> dict[str, dict[str, Any]]:
-        """Gives each a process; they begin at the same time, and are prepared one after the other."""
+        """Starts one process for each variant together, and prepares them one after the other."""
         for name in names:
             recipe = replace(
                 self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in self.stages[name]}
@@ -318,7 +320,7 @@ class Measurement:
         return found
 
     def _ask(self, name: str, command: str, timeout: float = 300.0) -> dict[str, Any] | None:
-        """The answer of a variant; None if it fails, which ends it here, and the whole if it is a baseline."""
+        """Returns the answer of a variant, or None if it fails; raises an error for a baseline."""
         try:
             return self.children[name].ask(command, timeout)
         except ChildError as error:
@@ -359,7 +361,7 @@ class Measurement:
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
             begun = now
-            with self.phase("starting all of them anew"):
+            with self.phase("restarting all processes"):
                 self.processes.close()
                 self._start(list(self.children))
         return "interrupted"
@@ -383,7 +385,9 @@ class Measurement:
             self._ask(name, command)
 
     def _known(self) -> tuple[int, float]:
-        """In how many processes all were measured that have one now, and half the widest interval of a ratio."""
+        """Returns the number of processes in which all running variants were measured, and half the
+        widest interval of a ratio.
+        """
         lines = self.lines
         ratios = [lines.ratio(AGAIN, [BASELINE]), *map(lines.ratio, self.children.keys() - set(BASELINES))]
         known = [each for each in ratios if each is not None]

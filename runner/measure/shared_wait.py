@@ -1,4 +1,6 @@
-"""How threads wait for each other in the processes of an ablation: the same in all of them."""
+"""The mode in which threads wait for each other, which is the same in all processes of an
+ablation.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ class SharedWait:
 
     @property
     def sleeps(self) -> bool:
-        """Whether waiting threads sleep."""
+        """Returns whether waiting threads sleep."""
         return self._sleeps
 
     @property
     def mode(self) -> WaitMode:
-        """How threads wait now."""
+        """Returns the present mode."""
         return "passive" if self.sleeps else "active"
 
     def observe(self, answers: Sequence[Mapping[str, Any]]) -> None:

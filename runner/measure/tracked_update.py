@@ -29,8 +29,8 @@ class MemorySample:
     """Memory of the update after one operator.
 
     Attributes:
-        seconds: Time since the update began. Tracking slows every operator, so only the order and
-            the rough proportions are those of an update that is not tracked.
+        seconds: Time since the start of the update. Tracking slows every operator, so only the
+            order and the rough proportions are those of an update that is not tracked.
         bytes: Update memory.
         slot: The innermost slot.
     """
@@ -46,9 +46,9 @@ class MemoryPeak:
 
     Attributes:
         total: Bytes of all tensors at the peak.
-        resident: Bytes of what is there between two updates, without gradients.
+        resident: Bytes of the tensors that exist between two updates, without gradients.
         kinds: Bytes at the peak by kind.
-        holders: Bytes at the peak that the update itself had allocated, by slot and module.
+        holders: Bytes at the peak that the update had allocated, by slot and module.
         slot: The innermost slot that was running at the peak.
         samples: Update memory over the time of the update.
     """

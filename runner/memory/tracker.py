@@ -288,10 +288,10 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
             self._in_ac = False
 
     def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
-        """Does nothing, because there is no table of modules."""
+        """Does nothing, because this tracker has no table of modules."""
 
     def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
-        """Does nothing, because there is no table of modules."""
+        """Does nothing, because this tracker has no table of modules."""
 
 
 def _is_mask(index: Any) -> bool:

@@ -1,1 +1,1 @@
-"""What a plugin is: its configuration, its contract, its parts, and where plugins are found."""
+"""Base classes of plugins: configurations, contracts, implementations, and the registry."""

@@ -50,7 +50,8 @@ class WeightAverages:
     def update(self) -> None:
         """Moves every average a share ``1 - decay`` towards its parameter.
 
-        An average begins with the parameter's value, again so if the parameter's shape has changed.
+        An average starts with the parameter's value, and starts again if the
+        parameter's shape has changed.
         """
         averages: list[Tensor] = []
         current: list[Tensor] = []
@@ -87,7 +88,9 @@ class WeightAverages:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what ``state_dict`` returned, in place; averages that it lacks begin with the parameter."""
+        """Restores the result of ``state_dict`` in place; missing averages start with
+        the parameter.
+        """
         for name, parameter in self.parameters():
             value = state.get(name, parameter)
             average = self.values.get(name)

@@ -84,7 +84,9 @@ def _import_plugins(files: list[str]) -> Plugins:
 
 
 def _share(batch: Batch) -> Batch:
-    """Moves the tensors of a batch to shared memory, as torch would in a thread whose errors nobody sees."""
+    """Moves the tensors of a batch to shared memory, which torch would do in a thread
+    that hides errors.
+    """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
             leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -115,7 +117,9 @@ def fail(error: Exception) -> Failure:
 
 
 class _Reading:
-    """What the worker processes of a dataset are reading, in memory that they share with their parent."""
+    """The samples that the worker processes of a dataset are reading, in memory that they share
+    with their parent.
+    """
 
     def __init__(self, workers: int) -> None:
         self.samples = torch.full((workers,), -1) if workers else None
@@ -129,13 +133,15 @@ class _Reading:
             self.samples[worker.id] = sample
 
     def of(self, worker: int) -> int | None:
-        """Number of the sample that a worker read last; None if it has not begun."""
+        """Returns the number of the sample that a worker read last; None if it has not started."""
         sample = -1 if self.samples is None else int(self.samples[worker])
         return None if sample < 0 else sample
 
 
 class NumberedBatches(Dataset[Any]):
-    """Whole batches of a map-style dataset; the number of a batch seeds everything that is random in it."""
+    """Batches of a map-style dataset; the number of a batch seeds everything that is random in
+    it.
+    """
 
     def __init__(self, data: Any, collate: Collate, seed: int, part: str, *, workers: int = 0) -> None:
         """Keeps the dataset.

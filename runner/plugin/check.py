@@ -1,4 +1,4 @@
-"""The interface of a check: one question that ``runner verify`` asks about stages."""
+"""Interface of a check: one question of ``runner verify`` about stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class Check(ABC):
-    """One question about a candidate: a recipe with the stages that are judged, beside its baseline."""
+    """A question about a candidate, which is a recipe with the stages under test, and its
+    baseline.
+    """
 
     name: ClassVar[str]
     """A noun phrase: what is compared."""
@@ -23,7 +25,7 @@ class Check(ABC):
     """Whether a verdict may pass without it when the time budget ends first."""
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns whether the question has a meaning for this pair; one without is not asked."""
+        """Returns whether the question has a meaning for this pair; otherwise it is skipped."""
         return True
 
     @abstractmethod

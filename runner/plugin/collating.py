@@ -43,7 +43,7 @@ def collated(collate: Collate, samples: Sequence[Any], indices: Sequence[int], p
 
 
 def _is_of_torch(error: Exception) -> bool:
-    """Whether an exception was raised without any code of a plugin."""
+    """Returns whether an exception was raised without any code of a plugin."""
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
     return all(module.startswith(("runner.plugin.", "torch.")) for module in modules)
 

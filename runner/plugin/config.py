@@ -1,4 +1,4 @@
-"""The base of everything that a recipe can say: strict and closed."""
+"""Base class of all sections of a recipe: strict and closed."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapH
 class Config(BaseModel):
     """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is not a number).
 
-    A ``recorded`` copy keeps a record of which of its fields were read; a dump or a copy of it reads them all.
+    A ``recorded`` copy records which of its fields were read; a dump or a copy of it
+    reads them all.
     """
 
     model_config = ConfigDict(
@@ -19,7 +20,7 @@ class Config(BaseModel):
     moved: ClassVar[Mapping[str, str]] = {}
     """Of a plugin's face: settings of a recipe that have moved, as dotted paths, the old to the new."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """What to say of keys that a person might look for here."""
+    """Hints for keys that belong elsewhere."""
 
     _read: set[str] | None = PrivateAttr(default=None)
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""
@@ -31,18 +32,18 @@ class Config(BaseModel):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]  # pydantic's is a generator, too
         for name, field in type(self).__pydantic_fields__.items():
-            if not field.exclude:  # a plugin gets what is its own
+            if not field.exclude:  # a plugin receives only its settings
                 yield name, getattr(self, name)
 
     @model_serializer(mode="wrap")
     def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tuple(self)  # which reads all
-        # A computed field is no setting: a recipe that contained it would not be read back.
+        # A computed field is not a setting: a recipe that contained it could not be read again.
         computed = type(self).model_computed_fields
         return {name: value for name, value in dump(self).items() if name not in computed}
 
     def model_copy(self, **settings: Any) -> Self:
-        """As pydantic's."""
+        """Returns a copy like pydantic's method."""
         self.model_dump()  # which reads all, also inside
         return super().model_copy(**settings)
 
@@ -54,7 +55,9 @@ class Config(BaseModel):
         return copy
 
     def unread(self, prefix: str = "") -> list[str]:
-        """Dotted paths of the leaves that nobody has read since the record was begun; none without a record."""
+        """Returns the dotted paths of leaves that were not read since the record started; none
+        without a record.
+        """
         if self._read is None:
             return []
         paths = []
@@ -68,7 +71,7 @@ class Config(BaseModel):
         return paths
 
     def is_default(self, path: str) -> bool:
-        """Whether the value at a dotted path is what a recipe without it would have."""
+        """Returns whether the value at a dotted path equals that of a recipe without it."""
         config, keys = self, path.split(".")
         baseline: Any = None
         for depth, key in enumerate(keys, start=1):

@@ -1,4 +1,6 @@
-"""What learners and sources are built with: among it the named steps that stages may replace or wrap."""
+"""The environment in which learners and sources are built, including the named steps that stages
+may replace or wrap.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Context:
     ema: float | None = None
     """Decay of the averaged parameters that evaluation uses; None evaluates the parameters themselves."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """What the source says of its data beside shapes (how many classes, how large a vocabulary)."""
+    """Sizes of the source's data in addition to shapes (number of classes, size of the
+    vocabulary).
+    """
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same as tensors (how targets are scaled, the measures of a machine)."""
     classes: tuple[str, ...] = ()
@@ -74,9 +78,10 @@ class Context:
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
-        """The random generator of that name ("noise", "environment", ...), the same one whenever it is asked for.
+        """Returns the random generator of that name ("noise", "environment", ...), which is the
+        same for every call.
 
-        The same seed, name and device give the same numbers; the device is the context's unless told.
+        The same seed, name and device give the same numbers; the default device is the context's.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""What a stage promises about results, and by what a result is judged."""
+"""Promises of stages about results, and the metric that judges a result."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Exact:
-    """The same bits as the baseline."""
+    """Bits that equal the baseline's."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """The same algebra with other rounding."""
+    """Algebra that equals the baseline's, with other rounding."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,15 @@ class Objective:
     """Of the metric, without ``eval/``."""
     direction: Literal["maximize", "minimize"]
     margin: float = 0.05
-    """How much worse a stage may make it: in ``unit``, or without one as a share of what the baseline learns."""
+    """Largest allowed loss by a stage: in ``unit``, or without a unit as a share of
+    what the baseline learns.
+    """
     unit: str | None = None
     """Of the metric and its margin ("nats", "percentage points"); None makes the margin a share."""
 
     @property
     def sign(self) -> float:
-        """What turns the metric into a score of which more is better."""
+        """Returns the factor that turns the metric into a score to maximize."""
         return 1.0 if self.direction == "maximize" else -1.0
 
 

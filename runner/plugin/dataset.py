@@ -90,10 +90,12 @@ class DatasetSource(Source):
 
     @abstractmethod
     def datasets(self, config: Any) -> tuple[Any, Any]:
-        """What to train on, and what to evaluate on."""
+        """Returns the data for the training and the data for the evaluation."""
 
     def _pair(self, config: DatasetConfig) -> tuple[Any, Any]:
-        """What ``datasets`` returned, kept where it is used; a RunnerError if it cannot be trained on."""
+        """Returns the usable result of ``datasets``; raises a RunnerError if it cannot
+        be trained on.
+        """
         given: Any = self.datasets(config)
         who = method_named(self, "datasets")
         if not isinstance(given, tuple | list) or len(given) != 2:
@@ -109,14 +111,15 @@ class DatasetSource(Source):
         return train, held_out
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Makes samples into a batch; torch's way unless told."""
+        """Makes samples into a batch, by default like torch."""
         return default_collate(list(samples))
 
     def tokens(self, batch: Batch) -> int:
-        """How many tokens a batch holds, for sources that count in them."""
+        """Returns the number of tokens in a batch, for sources that count tokens."""
         return 0
 
-    def __getstate__(self) -> State:  # what collate may need in a worker; data go there by themselves
+    # The state that collate may need in a worker; data are sent separately.
+    def __getstate__(self) -> State:
         stays = ("context", "train", "held_out", "_stream", "_opening")
         return {name: value for name, value in vars(self).items() if name not in stays}
 
@@ -131,7 +134,9 @@ class DatasetSource(Source):
         return next(self._stream)
 
     def ahead(self) -> int:
-        """As many as one likes: what has been drawn ahead of the updates is drawn again by a resumed run."""
+        """Returns a large number: batches that were sampled in advance are sampled
+        again by a resumed run.
+        """
         return 2**30
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
@@ -140,7 +145,9 @@ class DatasetSource(Source):
         return {"samples": self._batch_size} | ({"tokens": self.tokens(batch)} if self._in_tokens else {})
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """All samples except those of a smaller last batch; None for a stream that does not report its length."""
+        """Returns all samples except those of a smaller last batch; None for a stream
+        without a length.
+        """
         samples = self._samples
         if samples is None:
             return None
@@ -154,11 +161,11 @@ class DatasetSource(Source):
         return fingerprint_of_data(self.train, self.held_out)
 
     def state_dict(self) -> State:
-        """How many batches were learnt from."""
+        """Returns the number of batches that were learned from."""
         return {"consumed": self.consumed}
 
     def load_state_dict(self, state: State) -> None:
-        """Goes on with the batch after those that were learnt from."""
+        """Continues with the batch after those that were learned from."""
         self.consumed, self._stream = state["consumed"], None
 
     def _batches(self, size: int, first: int, *, epochs_count: bool) -> Iterator[Batch]:
@@ -187,7 +194,7 @@ class DatasetSource(Source):
                 yield number, order[begun : begun + size]
 
     def _streamed(self, size: int, *, epochs_count: bool) -> Iterator[Batch]:
-        """The batches of a stream, from the very first one: it cannot begin elsewhere.
+        """Yields the batches of a stream, always from the first one.
 
         Args:
             size: Samples of a batch.
@@ -244,7 +251,7 @@ class DatasetSource(Source):
         """Adds metrics that the source measures to those of the learner.
 
         Raises:
-            RunnerError: Both have a metric of the same name, of which one would be lost.
+            RunnerError: Both have a metric of the same name, and one would be lost.
         """
         return join_metrics(f"{type(learner).__name__}.metrics", metrics, type(self).__name__, own)
 
@@ -272,11 +279,11 @@ class DatasetSource(Source):
             )
 
     def _refuse_one_pass(self, first: Batch) -> None:
-        """Raises if a stream does not begin with the same batch when it is read again."""
+        """Raises an error if a stream returns another first batch when it is read again."""
         again = next(iter(self.held_out_batches()), None)
         if again is not None and _same_tensors(first, again):
             return
-        problem = f"the held-out stream of '{self.config.kind}' begins with other samples when it is read again"
+        problem = f"the held-out stream of '{self.config.kind}' starts with other samples when it is read again"
         hint = "return a new iterator from __iter__, seed what is random in it there, or use data.workers: 1"
         raise UsageError(f"data: {problem}, so evaluations would differ: {hint}")
 
@@ -288,7 +295,8 @@ class DatasetSource(Source):
         self.held_out = SelectedRows(self.held_out, spread.to(self._home(self.held_out)))
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller.
+        """Yields the batches of the held-out set, in order and of the recipe's size;
+        the last may be smaller.
 
         The number of a batch seeds what is random in it, so every evaluation sees the same samples, whatever the
         number of workers.
@@ -334,7 +342,9 @@ class DatasetSource(Source):
         return rows.to(self.device) if self._home(rows).type == "cuda" else rows
 
     def _home(self, data: Any) -> torch.device:
-        """Where data, or the numbers of their samples, are kept: where they are used if they fit there."""
+        """Returns the device for data or numbers of samples: the one that uses them, if
+        they fit there.
+        """
         if self.device.type != "cuda" or not isinstance(data, Rows):
             return torch.device("cpu")
         memory: int = torch.cuda.get_device_properties(self.device).total_memory
@@ -354,7 +364,7 @@ def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
 
 
 def _same_tensors(first: Batch, second: Batch) -> bool:
-    """Whether two batches have the same tensors, to the bit."""
+    """Returns whether two batches have the same tensors, to the bit."""
     entries, others = ([leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)] for batch in (first, second))
     if len(entries) != len(others):
         return False

@@ -33,7 +33,7 @@ FETCH_HINT = "get it with: runner data get {name}, or add --download to runner r
 
 
 class ServedRequest(Config):
-    """What a served learner is asked, as JSON."""
+    """The JSON of a request to a served learner."""
 
     def group(self) -> Hashable:
         """Requests of equal groups can be answered as one batch."""
@@ -41,7 +41,7 @@ class ServedRequest(Config):
 
 
 class ServedResponse(Config):
-    """What a served learner answers, as JSON."""
+    """The JSON of a served learner's answer."""
 
 
 class Face(Config, ABC):
@@ -50,7 +50,7 @@ class Face(Config, ABC):
     kind: ClassVar[str]
     """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under ``optimization``."""
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """Settings that decide only how a training begins: a resumed run refuses another value of them."""
+    """Settings that matter only at the start of a training: a resumed run refuses another value."""
 
     @abstractmethod
     def implementation(self) -> type[Any]:
@@ -58,7 +58,7 @@ class Face(Config, ABC):
 
 
 class JudgedFace(Face, ABC):
-    """What learners and sources may both say; the source goes first."""
+    """Settings of learners and sources; those of the source have precedence."""
 
     headline: ClassVar[tuple[str, ...]] = ()
     """The evaluation metrics that a person looks at first, without ``eval/``."""
@@ -75,19 +75,23 @@ class LearnerConfig(JudgedFace, ABC):
     learns_from: ClassVar[str]
     """The form of data it needs; a source with the same ``provides`` fits."""
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw"}}
-    """What it optimizes, by name, each with the optimizer that a recipe need not write."""
+    """Names of the optimized roles, each with the default optimizer."""
     slots: ClassVar[frozenset[str]] = frozenset()
-    """Its methods that stages may hold, beside the steps that every pipeline has."""
+    """Methods that stages may replace or wrap, in addition to the steps of every pipeline."""
     answering: ClassVar[frozenset[str]] = frozenset()
-    """Those of ``slots`` that no update calls, but ``predict``."""
+    """The names in ``slots`` that no update calls, without ``predict``."""
     depends_on_progress: ClassVar[bool] = False
     """Whether an update looks at how far the training is, so that it is not the same computation in all of them."""
     request: ClassVar[type[ServedRequest] | None] = None
-    """What it is asked when it is served (``Learner.requested``); None if it cannot be."""
+    """The request when it is served, an input of ``Learner.requested``; None if it
+    cannot be served.
+    """
     response: ClassVar[type[ServedResponse] | None] = None
-    """What it answers then (``Learner.answered``)."""
+    """The response when it is served, a result of ``Learner.answered``."""
     page: ClassVar[str | None] = None
-    """A folder with ``index.html`` that is served beside it, from the folder of the module; None if there is none."""
+    """A folder with ``index.html`` that the server delivers, relative to the folder of the module;
+    None if there is none.
+    """
     prediction_batch: ClassVar[int | None] = None
     """Most samples that ``predict`` computes together; it computes a larger batch in parts. None: all of them.
 
@@ -95,7 +99,9 @@ class LearnerConfig(JudgedFace, ABC):
     """
 
     init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
-    """A run with whose weights the model begins, where names and shapes are the same: its name, digits or folder."""
+    """A run that provides initial weights where names and shapes are the same: its
+    name, digits or folder.
+    """
 
     def lacks(self, slot: str) -> str | None:
         """Why these settings offer no slot of that name, for the message to the user; None if they do."""
@@ -106,11 +112,13 @@ class LearnerConfig(JudgedFace, ABC):
         return None
 
     def phases(self) -> tuple[float, ...]:
-        """Returns the shares of the training at which updates begin to compute something else."""
+        """Returns the shares of the training after which updates compute something else."""
         return (0.0,)
 
     def draws(self) -> bool:
-        """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
+        """Returns whether an update uses torch's global generator (dropout), so that cutting a
+        batch changes it.
+        """
         return False
 
 
@@ -132,7 +140,7 @@ class SourceConfig(JudgedFace, ABC):
     provides: ClassVar[str]
     """The form of its batches, matched with ``LearnerConfig.learns_from``."""
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples"})
-    """What it counts, so what a training on it can be counted in."""
+    """The counts of the source: the possible units of a training's length."""
     depends_on_feedback: ClassVar[bool] = False
     """Whether what an update returns changes which batches are drawn next (priorities)."""
     shapes_vary: ClassVar[bool] = False
@@ -141,18 +149,20 @@ class SourceConfig(JudgedFace, ABC):
     """Published files that it can read; ``runner data`` lists and fetches them."""
 
     evaluation_size: ClassVar[str | None] = None
-    """The setting that says how much is evaluated, if there is one: a dotted path in ``data``."""
+    """The dotted path in ``data`` of the setting with the size of an evaluation, if there is
+    one.
+    """
     evaluation_seed: ClassVar[str | None] = None
     """The setting from whose seed it is drawn, if there is one."""
     pictures: ClassVar[tuple[str, ...]] = ()
     """Endings of the files that ``Source.render`` can draw, if there is that method."""
 
     def absent(self) -> list[DataFile]:
-        """Those of ``files`` that these settings need and that are not here."""
+        """Returns the missing files of ``files`` that these settings need."""
         return []
 
     def largest_batch(self) -> int | None:
-        """The largest batch that can be drawn, None if there is no limit."""
+        """Returns the largest batch that can be sampled, None if there is no limit."""
         return None
 
     def outline(self, batch_size: int) -> SourceOutline | None:
@@ -164,15 +174,19 @@ class SourceConfig(JudgedFace, ABC):
         return None
 
     def resident(self, device: str) -> bool:
-        """Whether its batches are made on a device of that type (``cpu``, ``cuda``), so that none has to be moved."""
+        """Returns whether its batches are made on a device of that type (``cpu``, ``cuda``), so
+        that none has to be moved.
+        """
         return device == "cpu"
 
     def is_synthetic(self) -> bool:
-        """Returns whether the data are synthetic, so that results say nothing about real data."""
+        """Returns whether the data are synthetic, so that results have no meaning for real data."""
         return "synthetic" in self.kind.split("_")
 
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
-        """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
+        """Yields contradictions between these settings and a training of that length: pairs of a
+        key and the problem.
+        """
         return iter(())
 
 
@@ -184,10 +198,12 @@ class DatasetConfig(SourceConfig):
     """Whether all of it is kept in memory, and on an accelerator where it fits."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes that load batches; 0 loads them in the training's own."""
+    """Number of processes that load batches; with 0, the training's process loads them."""
 
     def draws_samples(self) -> bool:
-        """Whether a sample is another one whenever it is drawn (augmentation), so that it cannot be kept."""
+        """Returns whether a sample is another one whenever it is drawn (augmentation), so that it
+        cannot be kept.
+        """
         return False
 
     def resident(self, device: str) -> bool:
@@ -202,23 +218,25 @@ class FileDatasetConfig(DatasetConfig):
     """A folder in which its files are looked for first, before RUNNER_DATA and the user's cache."""
 
     def locate(self, name: str) -> Path | None:
-        """Where a file is, as ``find`` says: an absolute path itself, anything else in the folders of data."""
+        """Returns the path of a file according to ``find``: an absolute path itself, a name in the
+        folders of data.
+        """
         return find(name, self.root, self.files)
 
     def nowhere(self, name: str) -> str:
-        """What to say of a file that is nowhere, and what to do about it."""
+        """Returns a message about a missing file, with the fix."""
         if Path(name).is_absolute():
             return f"no such file: {name}"
         is_published = any(file.name == name for file in self.files)
-        hint = f"; {FETCH_HINT.format(name=name)}" if is_published else ", nor beside the recipe"
+        hint = f"; {FETCH_HINT.format(name=name)}" if is_published else ", nor next to the recipe"
         return f"no '{name}' in {', '.join(map(str, folders(self.root)))}{hint}"
 
     def wanted(self) -> tuple[DataFile, ...]:
-        """Those of ``files`` that these settings need."""
+        """Returns the files that these settings need."""
         return self.files
 
     def absent(self) -> list[DataFile]:
-        """Those that are wanted and not here."""
+        """Returns the needed files that are missing."""
         return [file for file in self.wanted() if self.locate(file.name) is None]
 
 
@@ -252,7 +270,7 @@ class PublishedDatasetConfig(FileDatasetConfig):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a stage may look at to say what it promises, and whether it can work here."""
+    """The context with which a stage determines its contract, and whether it has an effect."""
 
     model: LearnerConfig
     data: SourceConfig
@@ -260,18 +278,21 @@ class Setting:
     stages: Mapping[str, StageConfig]
     """All stages that the recipe switches on, by kind."""
     unit: Unit
-    """What the training is counted in."""
+    """Unit of the training's length."""
 
 
 class StageConfig(Face, ABC):
-    """The settings of a stage; its card says what it does, when it helps, when it hurts.
+    """The settings of a stage; the docstring is its card: what it does, when it helps,
+    when it hurts.
 
-    Asking it changes nothing; ``contract`` and ``inactive`` depend on its fields and the setting alone.
+    Queries have no side effects; ``contract`` and ``inactive`` depend only on the
+    fields and the context.
     """
 
     sections: ClassVar[frozenset[str]] = frozenset({"optimization"})
-    """Where a recipe may switch it on, if it comes from a file: for the training, and for ``inference`` with its model;
-    of an installed one its entry points say so."""
+    """Sections of a recipe that may switch the stage on, if it comes from a file: the training, and
+    ``inference`` for its model; for an installed stage, entry points declare them.
+    """
     phase: ClassVar[int]
     """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach in this order."""
     claims: ClassVar[frozenset[str]] = frozenset()
@@ -281,7 +302,9 @@ class StageConfig(Face, ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     """Kinds of the stages that must be on with this one."""
     works_through: ClassVar[frozenset[str] | None] = None
-    """Slots of which the learner must call one for the stage to do anything; unless told, all that it takes hold of."""
+    """Slots; the stage is without effect if the learner calls none of them. By default,
+    all that it changes.
+    """
     traces: ClassVar[bool] = False
     """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
     prepares: ClassVar[bool] = False
@@ -291,7 +314,7 @@ class StageConfig(Face, ABC):
 
     @abstractmethod
     def contract(self, setting: Setting) -> Contract:
-        """What the stage promises about results here."""
+        """Returns the promise of the stage about results here."""
 
     def inactive(self, setting: Setting) -> str | None:
         """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""

@@ -78,7 +78,7 @@ def _raising(file: str, line: int, function: str) -> CodeType:
 
 
 def is_shortage(error: Exception) -> bool:
-    """Whether shared memory is used up: torch collates right into it in a worker."""
+    """Returns whether shared memory is used up: torch collates right into it in a worker."""
     text = str(error)
     return isinstance(error, RuntimeError) and "/torch_" in text and "No space left on device" in text
 

@@ -26,12 +26,14 @@ class DataFile:
     name: str
     """Under which it is kept and a recipe names it."""
     url: str
-    """Where it is, for good: with a commit in it; empty if it was made from others, as ``about`` says."""
+    """The permanent address, with a commit in it; empty if the file was made from others, as
+    described in ``about``.
+    """
     sha256: str
     size: int
     """Bytes."""
     about: str
-    """What it is, by whom, and under which licence."""
+    """Content, author and licence."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Anchor:
     """Marks a setting that is a path: a relative one starts at the file that it is written in."""
 
     named: bool = False
-    """Whether a bare name with no such file beside the recipe is that of a file in the folders of data."""
+    """Whether a bare name that is not next to the recipe may be a file in the folders of data."""
 
     def absolute(self, text: str, source: Path | str) -> str:
         """A path made absolute, or a bare name as it is; what is written in no file starts at the working directory."""
@@ -56,7 +58,9 @@ DataName = Annotated[str, Anchor(named=True)]
 
 
 def folders(root: str | None = None) -> list[Path]:
-    """Where data files are looked for, in order: the recipe's ``data.root``, ``RUNNER_DATA``, the user's cache."""
+    """Returns the folders of data files in the order of the search: the recipe's ``data.root``,
+    ``RUNNER_DATA``, the user's cache.
+    """
     named = [Path(text).absolute() for text in (root, os.environ.get("RUNNER_DATA")) if text]
     return [*named, Path(platformdirs.user_cache_dir("runner", appauthor=False), "data")]
 
@@ -75,7 +79,8 @@ def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> 
 
 
 def fetch(file: DataFile) -> tuple[Path, bool]:
-    """Downloads a file into ``RUNNER_DATA`` or the user's cache, unless it is there; says whether it had to.
+    """Downloads a missing file into ``RUNNER_DATA`` or the user's cache; returns
+    whether that was necessary.
 
     What cannot be had, or has another digest, is a RunnerError, and nothing is kept.
     """
@@ -103,6 +108,8 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
 
 
 def _difference(path: Path, file: DataFile) -> str:
-    """What tells a file on disk from the published one; empty if they are the same."""
+    """Returns the difference between a file on disk and the published one; empty if
+    they are the same.
+    """
     found = sha256(path)
     return "" if found == file.sha256 else f"its SHA-256 is {found}, and should be {file.sha256}"

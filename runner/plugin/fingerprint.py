@@ -1,4 +1,4 @@
-"""Fingerprints of data: what tells the data that a training has read from others."""
+"""Fingerprints of data, which identify the data of a training."""
 
 from __future__ import annotations
 

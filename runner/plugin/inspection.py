@@ -40,9 +40,9 @@ class Inspection(Dataset[Any]):
     """Reads the first sample of a dataset, in whichever process it is requested.
 
     Attributes:
-        plugins: Stands first, because attributes are unpickled in order.
-        train: What is trained on, a map-style dataset or a stream; None if it is not to be read.
-        held_out: What is evaluated on, likewise.
+        plugins: Must be the first attribute, because attributes are unpickled in order.
+        train: Data for the training, a map-style dataset or a stream; None to skip it.
+        held_out: Data for the evaluation, likewise.
         collate: Makes samples into a batch.
         samples: First samples that were read already; None reads one.
     """
@@ -67,7 +67,7 @@ class Inspection(Dataset[Any]):
             return Facts(held_out=held_out)
         count = length(self.train)
         if count == 0:
-            raise UsageError("data: there is no sample to train on")
+            raise UsageError("data: no sample to train on")
         sample = self._first_sample()
 
         def repeat(times: int) -> Batch:
@@ -106,7 +106,7 @@ def shapes_and_layout(
 
 
 def is_stream(data: Any) -> bool:
-    """Whether data can only be iterated, not indexed."""
+    """Returns whether data can only be iterated, not indexed."""
     return isinstance(data, IterableDataset) or (isinstance(data, Iterable) and not hasattr(data, "__getitem__"))
 
 

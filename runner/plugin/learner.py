@@ -1,4 +1,4 @@
-"""What learns, in two storeys: a module and a loss, or an update of one's own."""
+"""Learners with two interfaces: a module and a loss, or a custom update."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ FROZEN = "frozen_parameters"
 class Learner(ABC):
     """Parameters, losses and one ``update``, written as a short story of slots.
 
-    Beside the slots that its settings declare, every learner has those of ``PIPELINE``: ``precision`` to enter around
-    a forward, ``unscale`` before a look at gradients, and what the others say.
+    In addition to the slots in its settings, every learner has those of ``PIPELINE``:
+    ``precision`` to enter around a forward, ``unscale`` before gradients are read, and
+    others as their names indicate.
     """
 
     noise_layout: ClassVar[BatchLayout] = BatchLayout()
@@ -78,7 +79,7 @@ class Learner(ABC):
         )
 
     def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
-        """Declares that the optimizer of that role steps this module, once in so many updates."""
+        """Declares that the role's optimizer steps this module, once every ``every`` updates."""
         if "roles" not in vars(self):
             raise RunnerError(f"{method_named(self, '__init__')} should call super().__init__(config, shapes, context)")
         if name not in self.context.optimizers:
@@ -89,7 +90,7 @@ class Learner(ABC):
 
     @abstractmethod
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """One training step; returns detached tensors and ``Mean``s by name.
+        """Performs one training step; returns detached tensors and ``Mean``s by name.
 
         Scalars and means are logged as ``train/<name>``, each over the updates that returned it; others go to
         ``Source.feedback``.
@@ -100,7 +101,7 @@ class Learner(ABC):
         """The deterministic answer that is evaluated and served (a classifier's logits, not a draw from them)."""
 
     def inputs(self, batch: Batch) -> Any:
-        """What of a batch ``predict`` answers to: the batch itself unless told."""
+        """Returns the input of ``predict`` in a batch: by default the batch."""
         return batch
 
     def refused(self, request: Any) -> str | None:
@@ -112,11 +113,11 @@ class Learner(ABC):
         return None
 
     def requested(self, requests: Sequence[Any]) -> Any:
-        """What ``predict`` answers to for requests of one group; the answer to one may not depend on others."""
+        """Returns ``predict``'s input for requests of one group; answers must be independent."""
         raise TypeError(f"{type(self).__name__} has no requested(requests), which a server needs")
 
     def answered(self, requests: Sequence[Any], outputs: Any) -> Sequence[ServedResponse]:
-        """One ``response`` of the config for each request, from what ``predict`` said."""
+        """Returns one ``response`` for each request, from the result of ``predict``."""
         raise TypeError(f"{type(self).__name__} has no answered(requests, outputs), which a server needs")
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
@@ -131,7 +132,7 @@ class Learner(ABC):
     def evaluating(self) -> Iterator[None]:
         """Entered around evaluation: modules are in evaluation mode, with averaged parameters if ``train.ema`` is set.
 
-        Afterwards each part has its own mode and parameters again.
+        Afterwards each module has its previous mode and parameters.
         """
         if self._evaluating:  # predict inside an evaluation
             yield
@@ -167,11 +168,11 @@ class Learner(ABC):
         return ()
 
     def prunable(self) -> Iterable[Prunable]:
-        """What can be taken out of the model, layer by layer."""
+        """Returns the removable parts of the model, layer by layer."""
         return ()
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Everything with parameters, by name."""
+        """Returns all modules with parameters, by name."""
         return {name: role.module for name, role in self.roles.items()}
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
@@ -217,7 +218,7 @@ class Learner(ABC):
         return {name: parameter.grad for name, parameter in self.named_parameters()}
 
     def periods(self) -> dict[str, int]:
-        """How many updates pass between two steps of a parameter, by name; those not named are stepped in every one."""
+        """Returns the updates between two steps of a parameter by name; the default is one."""
         rare = [(name, role) for name, role in self.roles.items() if role.every > 1]
         return {f"{name}.{own}": role.every for name, role in rare for own, _ in role.module.named_parameters()}
 
@@ -237,12 +238,12 @@ class Learner(ABC):
         }
 
     def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
-        """Of a state, by the names of ``modules``: the parameters and buffers that another training may begin with."""
+        """Returns a state's parameters and buffers for another training, by name in ``modules``."""
         found: Mapping[str, Mapping[str, Tensor]] = state["modules"]
         return found
 
     def complete_state(self) -> State:
-        """Returns ``state_dict`` and what every learner has beside it: averages, and which parameters are frozen."""
+        """Returns ``state_dict`` and the common state: averages, and names of frozen parameters."""
         frozen: dict[str, list[str]] = {}
         for name, module in self.modules().items():
             frozen[name] = [own for own, parameter in module.named_parameters() if not parameter.requires_grad]
@@ -313,7 +314,7 @@ class GradientLearner(Learner):
     # --- the update ---------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """One gradient and one step of the optimizer."""
+        """Computes one gradient and performs one step of the optimizer."""
         self.model.zero_grad()
         loss: Loss = self.slots.forward_backward(batch, noise, progress)
         self.model.step()
@@ -324,7 +325,8 @@ class GradientLearner(Learner):
     ) -> Loss:
         """Adds the gradient of the loss to that of the parameters; returns the loss, detached.
 
-        Where the batch is part of a larger one, ``denominator`` says from its count what to divide its sum by.
+        If the batch is part of a larger one, ``denominator`` converts its count to the
+        divisor of its sum.
         """
         loss: Loss = self.slots.loss(batch, noise, progress)
         if not self._has_loss:  # the first time alone, because an update is short
@@ -334,19 +336,19 @@ class GradientLearner(Learner):
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
     def forward(self, *inputs: Any) -> Any:
-        """The module's output, in the parameters' own type whatever the precision inside."""
+        """Returns the module's output in the parameters' type, whatever the precision inside."""
         with self.slots.precision():
             output = self.module(*inputs)
         dtype = self._parameter.dtype
         if isinstance(output, Tensor) and output.dtype == dtype:
-            return output  # at once, for small models
+            return output  # early, for small models
         dtype = dtype.to_real()  # where all parameters are complex
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def inputs(self, batch: Batch) -> Any:
-        """The first tensor of a batch unless told."""
+        """Returns the first tensor of a batch by default."""
         if type(self).predict is GradientLearner.predict:
             self._check_inputs()
         return next(tensors(batch))
@@ -366,7 +368,7 @@ class GradientLearner(Learner):
         arguments = ", ".join([*needed, *(f"{name}=" for name in named)])
         call = ", ".join([*(f"inputs[{number}]" for number in range(len(needed))), *(f"{name}=..." for name in named)])
         raise RunnerError(
-            f"{method_named(self, 'build')} returns a module whose forward takes ({arguments}), and a model is asked "
+            f"{method_named(self, 'build')} returns a module whose forward takes ({arguments}), and a model is called "
             f"with the first tensor of a batch alone: write {learner}.inputs(batch), which returns all of them, and "
             f"{learner}.predict(inputs), which calls self.slots.forward({call})"
         )

@@ -1,7 +1,7 @@
 """Batches of a dataset, loaded in this process or by worker processes.
 
-Worker processes begin with data that nobody has read: their parent never does, and file descriptors that a fork hands
-on are reopened. What fails in a worker is raised in the parent as the original exception.
+Worker processes start with unread data: their parent never reads them, and file descriptors that a
+fork inherits are reopened. An error in a worker is raised in the parent as the original exception.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runner.system.errors import RunnerError, UsageError
 
 
 def own_files(worker: int = 0) -> None:  # noqa: ARG001 (DataLoader passes the worker's number)
-    """Gives this process its own position in every file that a fork has handed on.
+    """Gives this process a separate position in every inherited file.
 
     Forked processes share the position of an open file: each read of one moves it for all of them.
     """
@@ -77,7 +77,8 @@ def load_batches(
     try:
         yield from _loaded(iterator, workers, data)
     finally:
-        # A collector of garbage closes the queues before workers are told to end, and torch waits 5 s for each.
+        # The garbage collector closes the queues before workers are stopped, and torch waits 5 s
+        # for each.
         for process in getattr(iterator, "_workers", ()):
             process.terminate()
 
@@ -103,7 +104,7 @@ def _started(loader: DataLoader[Any], workers: int) -> Iterator[Any]:
     handler = signal.getsignal(signal.SIGCHLD)
     try:
         with warnings.catch_warnings():
-            # The message below has more to say.
+            # The message below has more details.
             warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
             iterator = iter(loader)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:

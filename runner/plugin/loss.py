@@ -1,4 +1,4 @@
-"""What a batch costs, as a learner of the first storey says it."""
+"""The loss of a batch, as returned by a learner with a module and a loss."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runner.system.errors import RunnerError
 
 
 class Loss(NamedTuple):
-    """What a batch costs: the gradient is that of ``sum / count``, however the batch is cut."""
+    """The loss of a batch: the gradient is that of ``sum / count``, however the batch is cut."""
 
     sum: Tensor
     """Of all items, a scalar."""
     count: Any
     """How many they are (samples, tokens): a number or a tensor."""
     also: Mapping[str, Mean] = {}
-    """What else to log, detached."""
+    """Further values to log, detached."""
 
     def means(self) -> dict[str, Mean]:
         """Returns all of it under the names that are logged.
@@ -34,7 +34,9 @@ class Loss(NamedTuple):
 
     @staticmethod
     def total(parts: Sequence[Loss]) -> Loss:
-        """What a batch costs that was cut into parts; every part may log what others do not."""
+        """Returns the loss of a batch that was cut into parts; every part may log different
+        values.
+        """
         also: dict[str, Mean] = {}
         for part in parts:
             for name, mean in part.also.items():
@@ -47,7 +49,7 @@ class Loss(NamedTuple):
 
 
 def check_loss(loss: Any, who: str) -> None:
-    """Raises a RunnerError if what a method returned, ``who``, is no loss that can be trained with."""
+    """Raises a RunnerError if the result of the method ``who`` is not a loss for training."""
     total: Any = loss.sum if isinstance(loss, Loss) else None
     if not isinstance(loss, Loss):
         wrong = f"got {type(loss).__name__}"

@@ -15,18 +15,18 @@ class _Schedule(Config):
     """Share of the training in which the learning rate rises linearly from 1 % to all of it."""
 
     def factor(self, fraction: float) -> float:
-        """What the learning rate is multiplied by when that share of the training is over, 0 to 1."""
+        """Returns the factor of the learning rate after a share of the training, 0 to 1."""
         if fraction < self.warmup:
             return WARMUP_START + (1 - WARMUP_START) * fraction / self.warmup
         return self._after((fraction - self.warmup) / (1 - self.warmup))
 
     def _after(self, fraction: float) -> float:
-        """The same after the warm-up, by the share of what is left then."""
+        """Returns the factor after the warm-up, by the share of the remaining training."""
         return 1.0
 
 
 class ConstantConfig(_Schedule):
-    """The same learning rate all the time, after a warm-up."""
+    """A constant learning rate, after a warm-up."""
 
     kind: Literal["constant"] = "constant"
     """Constant."""
@@ -64,7 +64,7 @@ class StepConfig(_Schedule):
     every: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of the training after the warm-up between two steps."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """What each step multiplies the learning rate by."""
+    """The factor of the learning rate at each step."""
 
     def _after(self, fraction: float) -> float:
         return float(self.gamma ** math.floor(fraction / self.every + 1e-9))  # the rounding of a sum of shares

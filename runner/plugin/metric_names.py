@@ -23,7 +23,7 @@ def join_metrics(who: str, first: Mapping[str, float], other: str, second: Mappi
     """Joins the metrics of two methods.
 
     Raises:
-        RunnerError: Both have a metric of the same name, of which one would be lost.
+        RunnerError: Both have a metric of the same name, and one would be lost.
     """
     refuse_names(who, first, second, f"is a metric of {other}")
     return {**first, **second}

@@ -1,4 +1,4 @@
-"""Errors of a plugin's own code, as one paragraph that its author can use."""
+"""Errors in a plugin's code, as one paragraph for its author."""
 
 import sys
 import traceback
@@ -13,7 +13,9 @@ from runner.system.names import shown_path
 from runner.system.secrets import redact
 
 _MESSAGE_LINES, _FIRST_STEPS, _LAST_STEPS = 8, 2, 4
-"""A paragraph has at most so many lines; a recursion has a thousand steps, and some messages of torch do, too."""
+"""Limits of the lines of a paragraph; a recursion has a thousand steps, and some
+messages of torch, too.
+"""
 
 
 def mistake(error: BaseException) -> PluginError | None:
@@ -96,7 +98,9 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _is_of_plugin(frame: FrameType, known: frozenset[str]) -> bool:
-    """Whether a frame is of an installed plugin's package, of a plugin file or class, or of what is beside a file."""
+    """Returns whether a frame is of an installed plugin's package, of a plugin file or class, or of
+    a file in its folder.
+    """
     module = str(frame.f_globals.get("__name__"))
     if module in MODULES or any(f"{module}.".startswith(f"{package}.") for package in known):
         return True

@@ -60,7 +60,7 @@ _DESCRIPTIONS = {
 
 
 def _as_written(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
-    """Leaves a whole number one, so that a lock reads like its recipe."""
+    """Returns an integer unchanged, so that a lock has the same text as its recipe."""
     check(value)
     if info.field_name == "lr" and value < 0:
         raise ValueError("should not be below 0")
@@ -71,12 +71,14 @@ _Number = Annotated[float, WrapValidator(_as_written)]
 
 
 class OptimizerSettings(Config):
-    """The optimizer of one role; ``settings_of`` a kind has all of its signature, but what says how to compute."""
+    """The optimizer of one role; ``settings_of`` a kind has all parameters of its signature except
+    those of the implementation.
+    """
 
     kind: ClassVar[str]
     """Of ``torch.optim``, in lower case: ``adamw``, ``sgd``."""
     elsewhere: ClassVar = dict.fromkeys(
-        HOW_TO_COMPUTE, "says how to compute, not what: that is for stages (fused_optimizer, cuda_graph)"
+        HOW_TO_COMPUTE, "selects an implementation, which is the task of stages (fused_optimizer, cuda_graph)"
     )
 
     lr: _Number
@@ -84,15 +86,15 @@ class OptimizerSettings(Config):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """To which gradients are clipped; null leaves them as they are."""
     spare: tuple[Annotated[Spared, WithJsonSchema({"enum": list(SPARED)})], ...] = SPARED
-    """What weight decay leaves alone."""
+    """Parameters without weight decay."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of its signature."""
+        """Returns the settings of the optimizer's signature."""
         return {name: value for name, value in self if name not in OWN}
 
     def values(self) -> dict[str, Any]:
-        """As a recipe writes them."""
+        """Returns the values in the form of a recipe."""
         return dict(to_jsonable_python({"kind": self.kind, **self.settings, **dict(self)}))  # torch's come first
 
     def optimizer(self) -> type[Optimizer]:
@@ -137,7 +139,9 @@ class OptimizerSettings(Config):
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Loads a state that an optimizer with other kernels may have left; this one keeps its own."""
+    """Loads a state of an optimizer that may have used other kernels; the kernels of
+    this one are unchanged.
+    """
     import torch
 
     groups = copy.deepcopy(saved["param_groups"])
@@ -146,7 +150,7 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         in_graph = isinstance(own["lr"], torch.Tensor)  # which reads the learning rate from where it is
         group |= {name: own[name] for name in HOW_TO_COMPUTE if name in own}
         group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
-    # Copied, because torch would go on with the very tensors that it is given.
+    # Copied, because torch would use the passed tensors themselves.
     state = map_tensors(_copied, saved["state"])
     load_exactly(optimizer, {"state": state, "param_groups": groups}, keep_saved_types=not _is_recast(optimizer, state))
 
@@ -164,7 +168,9 @@ def _is_recast(optimizer: Optimizer, saved: Mapping[Any, Any]) -> bool:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy in memory of its own; a sparse tensor, as some moments of sparse gradients are, has no order of memory."""
+    """Returns an independent copy; a sparse tensor, as some moments of sparse gradients are, has no
+    order of memory.
+    """
     import torch
 
     if tensor.layout != torch.strided:
@@ -180,17 +186,19 @@ def load_exactly(
 ) -> None:
     """Loads a state without the conversions that ``Optimizer.load_state_dict`` makes.
 
-    torch converts what is loaded to the type of the parameter, and the count of steps of a capturable optimizer to
-    float32: a moment in float32 beside a parameter in bfloat16 is rounded, an index becomes a floating-point number,
-    and the bias correction of a float64 training has eight digits. Here a number keeps the type that the optimizer has
-    for it already, or else the type in which it was saved.
+    torch converts loaded numbers to the type of the parameter, and the count of steps of a
+    capturable optimizer to float32: a moment in float32 of a parameter in bfloat16 is rounded, an
+    index becomes a floating-point number, and the bias correction of a float64 training has eight
+    digits. Here a number keeps the type that the optimizer has for it already, or else the type in
+    which it was saved.
 
     Args:
-        optimizer: What the state is loaded into.
-        saved: What ``state_dict`` of an optimizer returned.
+        optimizer: Receives the state.
+        saved: The result of ``state_dict`` of an optimizer.
         load: Loads it; ``load_state_dict`` of the optimizer's class by default.
-        keep_saved_types: Whether numbers of which this optimizer has none yet keep the type in which they were saved.
-            If not, only single numbers do, and the rest takes the type of its parameter.
+        keep_saved_types: Whether numbers that this optimizer does not have yet keep the
+            type in which they were saved. If not, only single numbers do, and others
+            get the type of their parameter.
     """
     before = {parameter: dict(entry) for parameter, entry in optimizer.state.items() if isinstance(entry, Mapping)}
     if load is None:
@@ -219,7 +227,7 @@ def load_exactly(
 
 
 def _are_plain_tensors(*values: Any) -> bool:
-    """Whether all of them are dense tensors of no subclass with a layout of its own."""
+    """Returns whether all values are dense tensors without a subclass or a special layout."""
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)
@@ -227,7 +235,8 @@ def _are_plain_tensors(*values: Any) -> bool:
 
 
 def _laid_out_as(value: Tensor, present: Any, parameter: Tensor) -> Tensor:
-    """The value with the strides of what was there before, or else of its parameter, if it has that shape.
+    """Returns the value with the strides of the previous value, or else of its
+    parameter, if it has that shape.
 
     Fused kernels go through a parameter and its state in the order of memory.
     """
@@ -239,7 +248,9 @@ def _laid_out_as(value: Tensor, present: Any, parameter: Tensor) -> Tensor:
 
 @cache
 def kinds() -> dict[str, tuple[str, Path]]:
-    """Class and file of every kind, sorted; without LBFGS, which asks for a closure that evaluates the loss again."""
+    """Returns class and file of every kind, sorted; without LBFGS, which needs a closure that
+    evaluates the loss again.
+    """
     spec = find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -282,7 +293,9 @@ def settings_of(kind: str) -> type[OptimizerSettings]:
 
 
 def _type(annotation: str, default: Any) -> Any:
-    """What a recipe may say for a setting of torch's; a tensor can stand in none."""
+    """Returns the type of a recipe's setting for a parameter of torch; a recipe cannot
+    contain a tensor.
+    """
     if isinstance(default, tuple):
         item: Any = _Number | None if None in default else _Number
         length = len(default)

@@ -31,7 +31,8 @@ class TensorOutline:
 
 @dataclass(frozen=True)
 class SourceOutline:
-    """What a learner needs of a source to be built, and the largest batch that the source can produce.
+    """The information on a source that building a learner needs, and the largest batch
+    of the source.
 
     Attributes:
         batch: The tree of a batch, with a ``TensorOutline`` for each tensor.

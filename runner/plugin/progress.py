@@ -1,4 +1,4 @@
-"""How far a training is, in every unit that it can be counted in."""
+"""Progress of a training, in every possible unit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Literal, get_args
 
 Unit = Literal["updates", "epochs", "samples", "tokens", "env_steps"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-"""What a training can be counted in; a recipe's ``train`` names exactly one."""
+"""Units of a training's length; a recipe's ``train`` names exactly one."""
 
 
 @dataclass
 class Progress:
-    """Counts of a training, and its length in the recipe's own unit."""
+    """Counts of a training, and its length in the recipe's unit."""
 
     unit: Unit
     length: int
@@ -30,12 +30,14 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How much of ``length`` is done."""
+        """Returns the finished part of ``length``."""
         return int(getattr(self, self.unit))
 
     @property
     def position(self) -> int:
-        """What grows with every update that may end a stretch of work: ``done``, or of epochs the samples."""
+        """Returns a count that grows with every update that may end a stretch of work: ``done``, or
+        the samples for epochs.
+        """
         return self.samples if self.unit == "epochs" else self.done
 
     @property

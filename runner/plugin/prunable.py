@@ -1,4 +1,4 @@
-"""What can be taken out of a network so that a smaller one is left."""
+"""The removable parts of a network, for pruning."""
 
 from __future__ import annotations
 

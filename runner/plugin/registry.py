@@ -1,4 +1,4 @@
-"""Which plugins there are, by section and kind; nothing is imported until it is asked for."""
+"""The available plugins, by section and kind; a plugin is imported when it is first used."""
 
 import hashlib
 import importlib
@@ -32,7 +32,7 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 CHECKS = "check"
 """In names of entry points, the section of checks for ``runner verify``, which no recipe names."""
 PROVIDER_DIGITS = 12
-"""Of the SHA-256 of a plugin file, which stand for its version."""
+"""Number of digits of the SHA-256 of a plugin file that are its version."""
 FILES: set[Path] = set()
 """Plugin files that this process has imported."""
 MODULES: set[str] = set()
@@ -44,7 +44,7 @@ _FACES: dict[Section, type[Any]] = {
 
 @dataclass(frozen=True)
 class Provider:
-    """Who brought a plugin."""
+    """The origin of a plugin."""
 
     name: str
     """A distribution, or the path of a local file."""
@@ -91,7 +91,9 @@ class Registry:
         return sorted(kind for of, kind in self._plugins if of == section)
 
     def get(self, section: Section, kind: str) -> type[Any]:
-        """The face of a kind; that it cannot be imported or is not what its name says is a UsageError."""
+        """Returns the configuration class of a kind; raises a UsageError if the import fails or its
+        name does not match.
+        """
         where = f"{section}.{kind} of {self.provider(section, kind)}"
         try:
             face = self._plugins[section, kind][1]()
@@ -104,7 +106,7 @@ class Registry:
             moving = "docs/plugins.md has a section on moving"
             raise UsageError(f"{where} is written for version 1 of the plugin API, and this is 2: {old}; {moving}")
         if inspect.isabstract(face):
-            raise UsageError(f"{where} is abstract: it lacks a method that every {base.__name__} has")
+            raise UsageError(f"{where} is abstract: a method of {base.__name__} is missing")
         if getattr(face, "kind", None) != kind:
             raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
         return face
@@ -114,7 +116,7 @@ class Registry:
         """The checks that plugins add to ``runner verify``.
 
         Raises:
-            UsageError: One cannot be imported, or lacks a part of a check.
+            UsageError: One cannot be imported, or is incomplete.
         """
         checks = []
         for load in self._checks.values():
@@ -127,7 +129,7 @@ class Registry:
         return checks
 
     def provider(self, section: Section, kind: str) -> Provider:
-        """Who brought a kind; that there is none is a UsageError."""
+        """Returns the origin of a kind; raises a UsageError for an unknown kind."""
         if (section, kind) not in self._plugins:
             raise UsageError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
         return self._plugins[section, kind][0]
@@ -179,7 +181,7 @@ def _require_complete(check: Any) -> None:
     missing = [text for text in ("name", "question", "catches") if not isinstance(getattr(check, text, None), str)]
     missing += sorted(check.__abstractmethods__)
     if missing:
-        raise UsageError(f"check {name} lacks {', '.join(missing)}")
+        raise UsageError(f"check {name}: {', '.join(missing)} missing")
 
 
 def _check_plugins(plugins: Any) -> None:
@@ -202,7 +204,9 @@ def _check_plugins(plugins: Any) -> None:
 
 
 def _version_of(face: type[Any]) -> str:
-    """Returns the first digits of the SHA-256 of a class's module, or of the class where that is no file."""
+    """Returns the first digits of the SHA-256 of a class's module, or of the class if
+    that is not a file.
+    """
     file = getattr(sys.modules.get(face.__module__), "__file__", None)
     try:
         content = Path(file).read_bytes() if file else inspect.getsource(face).encode()
@@ -212,13 +216,13 @@ def _version_of(face: type[Any]) -> str:
 
 
 def packages() -> frozenset[str]:
-    """The packages in which installed plugins are; the runner's own are in ``runner.plugins``."""
+    """Returns the packages of installed plugins; those that ship are in ``runner.plugins``."""
     first = {each.value.partition(".")[0] for each in _installed(tuple(sys.path))}
     return frozenset(first - {"runner"} | {GROUP})
 
 
 def _stands_in(face: type[Any], section: Section) -> bool:
-    """Whether a recipe can name a face from a file in a section that it fits."""
+    """Returns whether a recipe can name a configuration from a file in a section."""
     return not issubclass(face, StageConfig) or section in face.sections
 
 
@@ -233,13 +237,15 @@ def _provider(found: Distribution | None) -> Provider:
 
 
 def _of_the_old_api(face: type[Any]) -> str | None:
-    """What gives a class away as one of the plugin API's first version; None if nothing does."""
+    """Returns the feature of a class that identifies the plugin API's first version;
+    None without one.
+    """
     if issubclass(face, Stage):
         return "a stage's settings are a StageConfig, whose implementation() names the Stage"
     if issubclass(face, LearnerConfig) and callable(face.slots):
         return "slots is a set of names on the class, no method"
     if issubclass(face, SourceConfig) and "simulates" in vars(face):
-        return "simulates is gone: units says what a source counts"
+        return "simulates is gone: units contains the counts of a source"
     if issubclass(face, SourceConfig) and isinstance(vars(face).get("objective"), tuple):
         return "objective is an Objective(name, direction), no tuple"
     return None
@@ -262,19 +268,19 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     provider = Provider(shown_path(path), digest)
     name = f"runner_plugin_{path.stem}_{digest}"
     if name in sys.modules and Path(str(sys.modules[name].__file__)).resolve() != path.resolve():
-        # The same text in two folders may import different modules beside it.
+        # The same text in two folders may import different modules from its folder.
         name += f"_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:PROVIDER_DIGITS]}"
     FILES.add(path.resolve())
     if name in sys.modules:
         return sys.modules[name], provider
-    # Modules beside the file are found, too: last, so that a random.py there shadows nothing, and for good, because
-    # implementation() imports what computes later.
+    # Modules in the file's folder are importable, too: last in the order, so that a random.py there
+    # shadows nothing, and permanently, because implementation() imports code later.
     folder = path.resolve().parent
     FOLDERS.add(folder)
     importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"plugin {shown_path(path)} is no Python file")
+        raise UsageError(f"plugin {shown_path(path)} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes look their module up by name
     FOLDERS.prepare(module, folder)

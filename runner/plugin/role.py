@@ -1,4 +1,4 @@
-"""A group of parameters with an optimizer of its own."""
+"""A group of parameters with a separate optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Role:
         self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
         self.every = every
         """How many updates pass between two of its steps; what watches gradients waits as long."""
-        self.max_grad_norm = self.settings.max_grad_norm  # asking settings takes microseconds
+        self.max_grad_norm = self.settings.max_grad_norm  # reading settings takes microseconds
 
     def parameters(self) -> list[Tensor]:
         """The parameters that need a gradient now."""
@@ -34,7 +34,7 @@ class Role:
         self.slots.zero_grad(self.optimizer)
 
     def step(self) -> None:
-        """Clips the gradients if the recipe says so, and steps the optimizer."""
+        """Clips the gradients if the recipe requires it, and steps the optimizer."""
         if self.max_grad_norm is not None:
             self.slots.unscale(self.optimizer)
             self.slots.clip(self._stepped_parameters(), self.max_grad_norm)

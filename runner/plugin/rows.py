@@ -1,4 +1,4 @@
-"""Data that are in memory as a whole."""
+"""Data that are completely in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.system.errors import RunnerError
 
 @runtime_checkable
 class Rows(Protocol):
-    """Data that are in memory as a whole, of which many samples can be had at once."""
+    """Data that are completely in memory, and return many samples in one call."""
 
     nbytes: int
 
@@ -25,7 +25,7 @@ class Rows(Protocol):
         """The samples with these numbers, [B], as a batch."""
 
     def to(self, device: torch.device) -> Rows:
-        """The same data on a device."""
+        """Returns the same data on a device."""
 
 
 class TensorRows:
@@ -41,7 +41,7 @@ class TensorRows:
                 raise RunnerError(f"'{name}' should be a tensor, got {type(each).__name__}{remedy}")
         rows = {name: len(tensor) if tensor.dim() else 0 for name, tensor in self.tensors.items()}
         if len(set(rows.values())) != 1:
-            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "there are no tensors"
+            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "got no tensor"
             raise RunnerError(f"every tensor should have one row for each sample, but {counted}")
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
@@ -53,7 +53,7 @@ class TensorRows:
         return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
 
     def to(self, device: torch.device) -> TensorRows:
-        """The same rows on a device."""
+        """Returns the same rows on a device."""
         return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 

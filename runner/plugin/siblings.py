@@ -1,4 +1,6 @@
-"""Imports of what is beside a plugin file, where files in two folders have modules of one name."""
+"""Imports of modules in a plugin file's folder, also if two folders have modules of the same
+name.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _PREFIX = "runner_folder_"
 class Folders:
     """The folders of plugin files: modules of the first are imported as usual, those of a later one may be private.
 
-    A module is private if a folder before has one of the same name. Every plugin file imports the one beside it, at
-    import and later, and what is in none of the folders is imported as usual.
+    A module is private if an earlier folder has one of the same name. Every plugin file
+    imports the module in its folder, at import and later; modules that are in none of
+    the folders are imported as usual.
     """
 
     def __init__(self) -> None:
@@ -42,20 +45,22 @@ class Folders:
             sys.path.append(str(folder))
 
     def prepare(self, module: ModuleType, folder: Path) -> None:
-        """Lets a module that is about to be executed import what is beside it in a folder."""
+        """Prepares a module before its execution to import modules in a folder."""
         if self._folders and folder != self._folders[0]:
             importer = _Importer(self, folder)
             vars(module)["__builtins__"] = {**vars(builtins), "__import__": importer}
 
     def private_name(self, name: str, folder: Path) -> str | None:
-        """The name in ``sys.modules`` of a top-level module beside a plugin file, or None if it is not private."""
+        """Returns the name in ``sys.modules`` of a top-level module in a plugin file's folder, or
+        None if it is not private.
+        """
         if folder not in self._folders or not _contains(folder, name):
             return None
         earlier = self._folders[: self._folders.index(folder)]
         folders = {str(path) for path in self._folders}
         elsewhere = [entry for entry in sys.path if entry not in folders]
         is_taken = any(_contains(path, name) for path in earlier)
-        # A random.py beside a plugin file shadows nothing.
+        # A random.py in a plugin file's folder shadows nothing.
         if not is_taken or name in sys.builtin_module_names or PathFinder.find_spec(name, elsewhere) is not None:
             return None
         return f"{_package(folder).__name__}.{name}"
@@ -89,7 +94,9 @@ class _Importer:
 
 
 class _PrivateFinder(MetaPathFinder):
-    """Finds modules of the private packages, and lets them import what is beside them, too."""
+    """Finds modules of the private packages, and prepares them to import modules of
+    their folder, too.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -135,5 +142,5 @@ def _package(folder: Path) -> ModuleType:
 
 
 def _contains(folder: Path, name: str) -> bool:
-    """Whether a folder has a module or a package of a name."""
+    """Returns whether a folder has a module or a package of a name."""
     return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()

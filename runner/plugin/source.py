@@ -1,4 +1,4 @@
-"""Where batches come from."""
+"""Sources of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.plugin.progress import Progress
 
 Batch = Any
-"""A tree of tensors: dictionaries, lists and tuples in one another. Its size is the source's to say."""
+"""A tree of tensors: nested dictionaries, lists and tuples. The source determines its size."""
 State = dict[str, Any]
 """Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can hold."""
 _READ_ROWS = 4096
@@ -29,7 +29,8 @@ _READ_ROWS = 4096
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring buffer in a state: rows numbered as they were written, of which the newest ``capacity`` are kept.
+    """A ring buffer in a state: rows numbered in the order of writing; only the newest
+    ``capacity`` exist.
 
     A row never changes once it is written, so a checkpoint needs to write only those that the one before has not.
     """
@@ -46,39 +47,49 @@ class Ring:
         return max(0, self.written - self.capacity)
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        """All rows that are kept, a few thousand at a time, each time with the number of the first."""
+        """Yields all existing rows in pieces of a few thousand, each with the number of
+        its first row.
+        """
         for start in range(self.first, self.written, _READ_ROWS):
             yield start, self.read(start, min(start + _READ_ROWS, self.written))
 
 
 class Source(ABC):
-    """Where batches come from; what does not evaluate a model itself (a dataset) is a ``DatasetSource``."""
+    """Source of batches; a source that does not evaluate a model itself (a dataset) is
+    a ``DatasetSource``.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
+    """Shapes of the tensors in a batch by name, without the batch dimension, as far as
+    a learner needs them.
+    """
     sizes: Mapping[str, int] = {}
-    """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
+    """Further sizes for a learner, by name (``classes``, ``vocabulary``)."""
     classes: Sequence[str] = ()
-    """Names of what its labels stand for, by number. They are kept with the model: with others it is not used."""
+    """Names of the classes of its labels, by number. They are saved with the model: it
+    is not used with others.
+    """
     tables: Mapping[str, Tensor] = {}
-    """What else a learner may need to know, as tensors (how targets are scaled, the measures of a machine)."""
+    """Further tensors for a learner (scales of targets, dimensions of a machine)."""
     layout: BatchLayout = BatchLayout()
     """Which entries of a batch have one row per sample: all tensors with dimensions unless declared otherwise."""
     activities: ClassVar[Mapping[str, str]] = {}
-    """Slots that the source defines and whose time is reported apart, each with the word for it while it lasts."""
+    """Slots of the source whose time is reported separately, each with a word for the display."""
 
     @abstractmethod
     def __init__(self, config: Any, context: Context) -> None: ...
 
     def bind(self, learner: Learner) -> None:  # noqa: B027 (a dataset does not need it)
-        """Gets to know who learns; a simulator acts with it."""
+        """Receives the learner; a simulator acts with it."""
 
     @abstractmethod
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
         """The next batch, or None if the source has moved on without having one (a simulator that warms up)."""
 
     def ahead(self) -> int:
-        """How many more batches may be drawn now without any update, or its feedback, changing what they hold."""
+        """Returns how many further batches may be sampled before an update or its
+        feedback changes their content.
+        """
         return 0
 
     def size(self, batch: Batch) -> int:
@@ -98,7 +109,7 @@ class Source(ABC):
             return self.layout.take(batch, index)
         except ValueError as error:
             owner = type(self).__name__
-            hint = f"name what belongs to a batch as a whole in {owner}.layout = BatchLayout(shared={{...}})"
+            hint = f"name entries of the entire batch in {owner}.layout = BatchLayout(shared={{...}})"
             raise RunnerError(f"{owner}: a batch cannot be cut into parts: {error}; {hint}") from None
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
@@ -111,17 +122,17 @@ class Source(ABC):
 
         Each comes with the numbers of its rows. Sources that pad nothing have none.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how its batches are padded")
+        raise NotImplementedError(f"{type(self).__name__} does not define how its batches are padded")
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """How much further the training is, by unit but updates, now that a batch has been learnt from.
+        """Returns the progress by unit, without updates, after learning from a batch.
 
         Called once for every ``draw``, in order: also, with None, for those that had no batch.
         """
         return {} if batch is None else {"samples": self.size(batch)}
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """Samples of one epoch in batches of that size; None if there are no epochs."""
+        """Returns the samples of one epoch in batches of that size; None without epochs."""
         return None
 
     def fingerprint(self) -> str | None:
@@ -152,9 +163,10 @@ class Source(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no show_data")
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
-        """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.
+        """Rehearses the evaluation once after the first update, so that a mistake is
+        reported immediately.
 
-        Returns metrics of the same names, if so little can tell them.
+        Returns metrics of the same names, if they can be determined from so little.
         """
         from runner.plugin.learner import Learner
 
@@ -165,19 +177,21 @@ class Source(ABC):
             if isinstance(error, RunnerError) or type(learner).inputs is not Learner.inputs:
                 raise
             who, said = method_named(learner, "predict"), f"{type(error).__name__}: {error}"
-            whole = f"{type(learner).__name__} has no inputs(batch) that says what of a batch it answers to"
-            raise RunnerError(f"{who} was given a whole batch, and failed: {said}; {whole}") from error
+            whole = f"{type(learner).__name__} has no inputs(batch), which selects its input from a batch"
+            raise RunnerError(f"{who} failed for a complete batch: {said}; {whole}") from error
         return None
 
     def limit_evaluation(self, samples: int) -> None:  # noqa: B027 (a simulator has no such samples)
         """Evaluates at most this number of held-out samples from now on, where the source can."""
 
     def statistics(self) -> dict[str, float]:
-        """What happened while drawing since the last call; logged as ``train/<name>``."""
+        """Returns statistics of sampling since the last call; logged as ``train/<name>``."""
         return {}
 
     def state_dict(self) -> State:
-        """What a resumed run needs to draw the same batches; the context's generators are kept anyway."""
+        """Returns the state that a resumed run needs to sample the same batches,
+        without the context's generators.
+        """
         return {}
 
     def load_state_dict(self, state: State) -> None:  # noqa: B027 (there may be nothing)

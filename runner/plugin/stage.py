@@ -1,4 +1,6 @@
-"""The works of one switchable speed-up or memory saving, and what they may take hold of."""
+"""Base class for the implementation of a speed-up or memory saving, and the interfaces
+that it uses.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Stage(ABC):
     bytes: int | None = None
     """Of the files that are needed where a program answers in the place of a trained model's network."""
     program_bytes: int = 0
-    """Of that program, which is in memory beside the network."""
+    """Bytes of that program, which is in memory in addition to the network."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -42,17 +44,17 @@ class Stage(ABC):
 
     @abstractmethod
     def attach(self, pipeline: Pipeline) -> None:
-        """Takes hold of its slots; learner and source exist, optimizers do not yet.
+        """Replaces or wraps its slots; learner and source exist, optimizers do not yet.
 
         As a stage for ``inference``, with optimizers and the weights of a finished run: modules may be replaced.
         """
 
     def closing_notes(self) -> Sequence[str]:
-        """What it has found out by the end of the training, for the closing table."""
+        """Returns remarks at the end of the training, for the closing table."""
         return ()
 
     def state_dict(self) -> State:
-        """What a resumed run needs to continue bit for bit."""
+        """Returns the state that a resumed run needs to continue bit for bit."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
@@ -63,7 +65,7 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class Probe:
-    """One real training step measured in a child process."""
+    """The measurement of real training steps in a child process."""
 
     samples_per_second: float
     peak_bytes: int
@@ -71,7 +73,7 @@ class Probe:
 
 
 class Plan(Protocol):
-    """What ``Stage.prepare`` may change before anything is built."""
+    """The values that ``Stage.prepare`` may change before anything is built."""
 
     batch_size: int
 
@@ -79,15 +81,15 @@ class Plan(Protocol):
         """Trains a few steps with that batch size in a child process; None if memory does not suffice."""
 
     def note(self, text: str) -> None:
-        """Says something about the stage in the closing table."""
+        """Adds a remark on the stage to the closing table."""
 
     @property
     def choices(self) -> Choices:
-        """What the stage selects by measuring, which the run keeps."""
+        """Returns the selections that the stage makes by measuring, which the run records."""
 
 
 class Pipeline(Protocol):
-    """What ``Stage.attach`` takes hold of."""
+    """The pipeline for ``Stage.attach``."""
 
     slots: Slots
     learner: Learner
@@ -101,10 +103,10 @@ class Pipeline(Protocol):
 
     @property
     def choices(self) -> Choices:
-        """What the stage selects by measuring, which the run keeps."""
+        """Returns the selections that the stage makes by measuring, which the run records."""
 
     def batches(self) -> Iterator[tuple[Batch, Batch]]:
         """Batches without end, each with its noise, as updates draw them; there are optimizers by then."""
 
     def note(self, text: str) -> None:
-        """Says something about the stage in the closing table."""
+        """Adds a remark on the stage to the closing table."""

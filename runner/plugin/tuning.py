@@ -14,7 +14,7 @@ RETUNE = "search again with --retune"
 
 
 class Setup(NamedTuple):
-    """What a choice was made for.
+    """The conditions for which a choice was made.
 
     Attributes:
         machine: As ``tuning_machine`` returns it.
@@ -53,7 +53,7 @@ def machine_refusal(setup: Setup, machine: Mapping[str, Any], where: str) -> str
 
 @dataclass
 class Tuning:
-    """All tuning choices of one pipeline.
+    """The tuning choices of one pipeline.
 
     Attributes:
         machine: The machine on which the pipeline runs.
@@ -154,12 +154,14 @@ class Choices:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no choice of an earlier process may be used, as in the timed processes of an ablation."""
+        """Returns whether no choice of an earlier process may be used, as in the timed
+        processes of an ablation.
+        """
         return self.tuning.is_fresh
 
     @property
     def searches(self) -> bool:
-        """Whether the stage may search. If not, what has no choice stays at its default."""
+        """Returns whether the stage may search. If not, what has no choice stays at its default."""
         return self.tuning.searches
 
     @property

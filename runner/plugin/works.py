@@ -1,6 +1,7 @@
-"""What the works of a plugin lack, found before anything is built: read from their source, for importing takes seconds.
+"""Finds incomplete implementations of plugins before anything is built: from their source code,
+because importing takes seconds.
 
-What cannot be read is believed to be whole until it is imported.
+Unreadable code counts as complete until it is imported.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ class Works:
     def lacks(self, methods: Sequence[str]) -> str:
         """The message about them."""
         named = ", ".join(f"'{name}'" for name in methods)
-        return f"class {self.name} in {shown_path(self.file)} lacks the method{'s' * (len(methods) > 1)} {named}"
+        return f"class {self.name} in {shown_path(self.file)} has no method{'s' * (len(methods) > 1)} {named}"
 
 
 def lacking(face: type[Face]) -> str | None:
-    """Which methods the works of a face lack; None if there are all, or if that cannot be read.
+    """Returns a message about missing methods of an implementation; None if it is
+    complete or unreadable.
 
-    A source that can be drawn says so twice: by a method, and by the endings of the files in its settings.
+    A source that can draw declares that twice: by a method, and by the suffixes of
+    files in its settings.
     """
     works = works_of(face)
     if works is None or works.abstract:
         return None if works is None else works.lacks(sorted(works.abstract))
     pictures, draws = getattr(face, "pictures", None), works.owners.get("render") != _SOURCE
     if pictures and not draws:
-        return (
-            f"{works.lacks(['render'])}, although {face.__name__}.pictures says that it draws {' and '.join(pictures)}"
-        )
+        return f"{works.lacks(['render'])}, although {face.__name__}.pictures contains {' and '.join(pictures)}"
     if pictures == () and draws:
         where = f"class {works.name} in {shown_path(works.file)}"
         return f"{where} has the method 'render', and {face.__name__}.pictures is empty"
@@ -63,7 +64,9 @@ def lacking(face: type[Face]) -> str | None:
 
 
 def unmeasured(model: type[Face], data: type[Face]) -> str | None:
-    """That a learner cannot be evaluated on held-out batches, although its source does so; else None."""
+    """Returns a message if a learner cannot be evaluated on the source's held-out
+    batches; else None.
+    """
     learner, source = works_of(model), works_of(data)
     if learner is None or source is None or learner.owners.get("metrics") != _LEARNER:
         return None
@@ -73,7 +76,7 @@ def unmeasured(model: type[Face], data: type[Face]) -> str | None:
 
 
 def imported(face: Face) -> type[Any]:
-    """The works themselves; a UsageError if they are none, or lack a method."""
+    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
     from runner.plugin.learner import Learner  # with torch, which validation does without
     from runner.plugin.source import Source
     from runner.plugin.stage import Stage
@@ -89,7 +92,7 @@ def imported(face: Face) -> type[Any]:
 
 @cache
 def works_of(face: type[Face]) -> Works | None:
-    """What the implementation of a face returns; None if that cannot be read."""
+    """Returns the implementation of a configuration class; None if it cannot be read."""
     implementation = face.implementation
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(implementation)))
@@ -100,7 +103,9 @@ def works_of(face: type[Face]) -> Works | None:
 
 
 def _named(dotted: str, tree: ast.AST, module: str) -> Works:
-    """The class that a name stands for in a part of a module; a LookupError if nobody can tell."""
+    """Returns the class to which a name in a part of a module refers; raises a LookupError if that
+    cannot be determined.
+    """
     first, _, rest = dotted.partition(".")
     target = _imports(tree, module).get(first)
     if target is not None:
@@ -111,7 +116,9 @@ def _named(dotted: str, tree: ast.AST, module: str) -> Works:
 
 
 def _imports(tree: ast.AST, module: str) -> dict[str, str]:
-    """What imported names stand for, also those that are imported for annotations alone."""
+    """Returns the targets of imported names, also of those that are imported only for
+    annotations.
+    """
     package = module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
     found = {}
     for node in ast.walk(tree):

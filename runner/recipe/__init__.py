@@ -1,1 +1,1 @@
-"""Recipes: read, merged, validated, and locked beside a run."""
+"""Recipes: reading, merging, validation, and the lock of a run."""

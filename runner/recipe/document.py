@@ -1,4 +1,4 @@
-"""YAML as recipes use it: read into nodes that know their place, and written so that it reads back."""
+"""Reads the YAML of recipes into nodes with their places, and writes values as YAML."""
 
 import json
 import math
@@ -43,12 +43,12 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written."""
+    """The place where a value was written."""
 
-    source: Path | str  # a file; or, for what stands in no file, its name ("--set #1", "default")
-    line: int = 0  # counted from 1; 0 if the place is the source as a whole
+    source: Path | str  # a file, or the name of another origin ("--set #1", "default")
+    line: int = 0  # counted from 1; 0 for the entire source
     column: int = 0  # counted from 1, in characters
-    text: str = ""  # the whole line
+    text: str = ""  # the complete line
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
@@ -64,33 +64,34 @@ class Place:
         """The line and below it a caret; empty if the place has no line."""
         if not self.text.strip():
             return ""
-        # Masked before a cut hides half of a secret, and escaped as it is printed: the caret stands below the place.
+        # The line is masked before it is cut, which could leave half of a secret, and escaped like
+        # the printed text, so that the caret is below the place.
         text = escape(redact(self.text))
         before = escape(redact(self.text[: self.column - 1]))
-        column = min(len(before), len(text))  # what is masked before it moves it
+        column = min(len(before), len(text))  # masking earlier text moves the column
         start = max(0, column - _LONGEST_EXCERPT // 2) if len(text) > _LONGEST_EXCERPT else 0
         line = text[start : start + _LONGEST_EXCERPT].rstrip()
-        # Tabs stay tabs, so that the caret stands where a terminal puts the character above it.
+        # Tabs stay tabs, so that a terminal puts the caret below its character.
         margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
         return f"    {line}\n    {margin}^"
 
 
 MAPPING = "<mapping>"
-"""The source of what a program passed as a mapping, in place of a file."""
-DEFAULT = Place("default")  # the origin of a value that nobody wrote
+"""The source of a mapping that a program passed instead of a file."""
+DEFAULT = Place("default")  # the origin of a default value
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file is the lock of a run, told by its name: the recipe stands in it under ``recipe``."""
+    """Returns whether a file has the name of a lock, which contains its recipe under ``recipe``."""
     return path.name.endswith(".lock.yaml")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a recipe."""
+    """A mistake in a recipe."""
 
     place: Place
-    path: str  # of the key, dotted; empty for the document as a whole
+    path: str  # the dotted path of the key; empty for the document
     message: str
 
     def __str__(self) -> str:
@@ -99,7 +100,7 @@ class Problem:
 
 
 class RecipeError(UsageError):
-    """Everything that is wrong with a recipe, each thing once and in the order of the files' lines."""
+    """The mistakes in a recipe, without repetition and in the order of the files' lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         def position(problem: Problem) -> tuple[bool, str, int, int]:
@@ -111,7 +112,7 @@ class RecipeError(UsageError):
 
 
 class LockError(RecipeError):
-    """The lock of a run that is damaged, or is no lock."""
+    """The lock of a run is damaged, or the file is not a lock."""
 
     exit_code = ExitCode.NO_CHECKPOINT
 
@@ -123,13 +124,13 @@ class Node:
     value: "Scalar | dict[str, Node] | list[Node]"
     place: Place
     key: Place | None = None  # of this value, if it has one
-    leftover: bool = False  # inherited from a section of another kind; dropped if the new kind does not know it
-    spelled: str = ""  # a scalar as it stands in the document, with quotes and escapes
-    start: int = 0  # where that begins in the text
+    leftover: bool = False  # inherited from another kind; dropped if the new one has no such key
+    spelled: str = ""  # a scalar as written in the document, with quotes and escapes
+    start: int = 0  # index of its first character in the text
 
     @property
     def children(self) -> "Mapping[Any, Node]":
-        """What is directly in a mapping or a list, by key or number; nothing in a scalar."""
+        """Returns the children of a mapping or a list, by key or number; empty for a scalar."""
         if isinstance(self.value, dict):
             return self.value
         return dict(enumerate(self.value)) if isinstance(self.value, list) else {}
@@ -154,11 +155,11 @@ class Node:
 
     @property
     def anchor(self) -> Place:
-        """Where a person would look for the value: at its key."""
+        """Returns the place to show for this value: its key if it has one."""
         return self.key or self.place
 
     def asked(self, path: str) -> Place:
-        """Where the value at a dotted path was asked for: at its key, or at the section that leaves it out."""
+        """Returns the place to show for a dotted path: its key, or the innermost existing section."""
         keys = path.split(".")
         found = (self.get(*keys[:depth]) for depth in range(len(keys), 0, -1))
         return next((node.anchor for node in found if node is not None), self.place)
@@ -175,7 +176,7 @@ class Node:
 
 
 def has_suffix(path: Path) -> bool:
-    """Whether a file is named as recipes and experiments are, also where a link leads."""
+    """Returns whether a file, and the target of a link, has a suffix of recipes and experiments."""
     return {path.suffix, path.resolve().suffix} <= set(SUFFIXES)
 
 
@@ -278,14 +279,14 @@ class _Reader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         self.composed += 1
-        if self.depth > MAX_DEPTH + 1 or self.composed > MAX_NODES:  # the document itself is no level
+        if self.depth > MAX_DEPTH + 1 or self.composed > MAX_NODES:
             self._refuse_size(self.peek_event().start_mark, self.composed > MAX_NODES)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def node(self, node: Any, key: Place | None, path: tuple[str, ...]) -> Node:
-        """What PyYAML has composed, with aliases expanded."""
+        """Converts a node of PyYAML, with aliases expanded."""
         mark = node.start_mark
         is_scalar = isinstance(node, yaml.ScalarNode)
         self.count += 1
@@ -363,8 +364,7 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-_WIDTH = 2**31 - 1
-"""No line is broken."""
+_WIDTH = 2**31 - 1  # no line is broken
 
 
 class _Dumper(yaml.CSafeDumper):

@@ -1,4 +1,6 @@
-"""Fills settings from nodes, and says what is wrong at the place where it was written."""
+"""Creates settings from nodes, and reports every mistake with the place where the
+value was written.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=Config)
 
-_PLUGIN_HINT = "; one of your own comes with --plugin FILE"
+_PLUGIN_HINT = "; --plugin FILE adds the plugins of a file"
 _SWITCH: dict[Any, bool] = {"on": True, True: True, "off": False, False: False}
 _WORDING = (
     ("Input should be", "should be"),
     ("String should", "should"),
     ("a valid number", "a number"),
-    ("a valid integer", "a whole number"),
+    ("a valid integer", "an integer"),
     ("a valid string", "text"),
     ("Input is not a valid path for <class 'pathlib.Path'>", "should be text"),
     ("Input is not a valid path", "should be text"),
@@ -49,7 +51,7 @@ _WORDING = (
     ("a valid dictionary", "a mapping"),
     ("an object", "a mapping"),
 )
-"""What pydantic says about JSON, in the words of YAML."""
+"""Replacements in messages of pydantic: terms of JSON and of Python, and the terms of YAML."""
 _QUOTED = re.compile(r"'([^']*)'")  # the names in pydantic's "'a', 'b' or 'c'"
 
 
@@ -58,8 +60,8 @@ def fill(
 ) -> Model | None:
     """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
 
-    What is wrong is added to ``problems``, at its dotted path below ``path``; the result is None then. ``others`` are
-    keys that may stand beside the model's own, for suggestions.
+    Mistakes are added to ``problems``, with their dotted paths below ``path``; the result is then
+    None. ``others`` are keys that are allowed in addition to the model's, for suggestions.
     """
     for leaf in secret_nodes([model], node):  # before a message can quote it, whether or not it is valid
         register(str(leaf.value), leaf.spelled.strip("\"'"))
@@ -225,7 +227,7 @@ def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
         named = _kind_of(node, path, kinds(), certain, "adamw")
         if named is not None and str(named[0].value) in kinds():
             fill(settings_of(str(named[0].value)), named[1], path, certain)
-            # The learner's own default may be another optimizer, which has other settings.
+            # The learner's default may be another optimizer, which has other settings.
             if "kind" not in node.children:
                 certain = [item for item in certain if item.path.rpartition(".")[2] not in known or _is_value(item)]
     problems += certain
@@ -297,7 +299,7 @@ def _problem(error: ErrorDetails, model: type[Config], node: Node, path: str, ot
     discriminator = error["ctx"]["discriminator"].strip("'")
     tag = found.get(discriminator)
     if tag is None:
-        return Problem(found.anchor, f"{dotted}.{discriminator}", "is missing: it says which settings follow")
+        return Problem(found.anchor, f"{dotted}.{discriminator}", "is missing: it determines the other settings")
     hint = suggestion(str(tag.value), _QUOTED.findall(error["ctx"]["expected_tags"]))
     return Problem(tag.place, f"{dotted}.{discriminator}", f"unknown {discriminator} {tag.shown}{hint}")
 
@@ -322,7 +324,7 @@ def _message(error: ErrorDetails, found: Node) -> str:
 def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
     """The keys of a location that are in the document, the node they lead to, and the last one if it leads nowhere.
 
-    What is no part of the document (names of union members) is passed over.
+    Names of union members are skipped, because they are not part of the document.
     """
     parts: list[str] = []
     missing: int | str | None = None
@@ -336,7 +338,7 @@ def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int 
 
 
 def _keys_at(model: type[Config], loc: tuple[int | str, ...]) -> set[str]:
-    """The keys of the models that may stand at a location; a union member's name chooses between them."""
+    """Returns the keys of the models at a location; the name of a union member selects one."""
     types: list[Any] = [model]
     for part in loc:
         types = _types_at(types, part) or [each for each in _models_in(types) if part in _tags(each)] or types

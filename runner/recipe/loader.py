@@ -1,4 +1,6 @@
-"""From a file to a validated recipe: over what it extends, under the command line, all that is wrong said at once."""
+"""Loads a recipe: the file, the files that it extends and the assignments of the command line; all
+mistakes are reported together.
+"""
 
 import json
 import os
@@ -35,20 +37,21 @@ from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, register
 
 PARTS = ("extends", "model", "data", "optimizer", "train", "optimization", "inference")
-"""The keys of a recipe beside those of ``Head``."""
+"""The keys of a recipe without those of ``Head``."""
 SUFFIX = ".yaml"
 NAMES = ("name", "tracking.experiment")
 """Settings that become names of folders, runs and experiments."""
 VERBS = {"ablation": "runner ablate", "study": "runner study run"}
-"""What takes files of other kinds than a recipe."""
+"""Commands for files of other types than recipes."""
 
 
 def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], catalog: Registry) -> Recipe:
-    """Reads, merges and validates a recipe; a ``RecipeError`` says everything that is wrong, each at its line.
+    """Reads, merges and validates a recipe; a ``RecipeError`` lists all mistakes with their lines.
 
-    It is a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships. Assignments
-    ``a.b.c=VALUE`` override it, the last one winning; those of an experiment's file come first, as they stand there.
-    A program may pass a mapping in the form of a file.
+    The reference is a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a
+    recipe that ships. Assignments ``a.b.c=VALUE`` override its values, and the last one wins; the
+    assignments of an experiment's file are nodes with their places, and precede the others. A
+    program may pass a mapping with the structure of a file.
     """
     problems: list[Problem] = []
     if isinstance(reference, Mapping):
@@ -120,7 +123,8 @@ def _taken_by(kind: Node) -> str:
 def from_values(
     values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry, tuning: Setup | None = None
 ) -> Recipe:
-    """A recipe that another process has loaded and given to this one; it may lack a plugin here (``RecipeError``).
+    """Creates the recipe that another process has loaded and sent; raises a ``RecipeError`` if a
+    plugin is missing in this process.
 
     The values are with secrets, and the path is of the file that it was loaded from, which is not read.
     """
@@ -130,14 +134,16 @@ def from_values(
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Settings by dotted path as ``--set`` takes them; a UsageError if they are no mapping."""
+    """Converts settings by dotted path to assignments for ``--set``; raises a UsageError if they
+    are not a mapping.
+    """
     if not isinstance(values, Mapping):
         raise UsageError(f"settings should be values by dotted path, as {{'train.epochs': 2}}, got {values!r:.80}")
     return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 
 def secret_assignments(recipe: Recipe) -> list[str]:
-    """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
+    """Returns assignments that restore masked secrets of a lock, for this process only."""
     pairs = zip(flatten(recipe.values(masked=False)), flatten(recipe.values()), strict=True)
     return assignments({path: clear for (path, clear), (_, masked) in pairs if clear != masked})
 
@@ -188,7 +194,8 @@ def find(reference: str | Path, folder: Path = Path()) -> Path:
     path, name = folder / reference, str(reference)
     is_bare = name == Path(name).name
     ships = shipped() if is_bare else {}
-    # Unlike Path.is_file, these take a name that is too long. A folder or a pipe is found: reading it tells.
+    # Unlike Path.is_file, os.path accepts a name that is too long. Folders and pipes pass here, and
+    # are refused when they are read.
     if not os.path.isfile(path) and name.removesuffix(SUFFIX) in ships:
         return ships[name.removesuffix(SUFFIX)]
     if os.path.exists(path):
@@ -234,7 +241,9 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
 
 
 def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
-    """As ``find``; that there is no such file is said where its name stands."""
+    """Returns the file of ``find``; raises a RecipeError with the place of the name if there is no
+    such recipe file.
+    """
     try:
         found = find(str(name.value), folder)
         wrong = "" if os.path.isfile(found) else "is not a file"
@@ -248,7 +257,9 @@ def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> P
 
 
 def _locked(root: Node) -> Node:
-    """The recipe in a lock, without the secrets that nobody wrote: a plugin finds them again (in the environment)."""
+    """Returns the recipe of a lock without masked secrets that were defaults: a plugin reads them
+    again, for example from the environment.
+    """
     recipe, origins = root.get("recipe"), root.get("origins")
     if recipe is None or not isinstance(recipe.value, dict):
         raise LockError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
@@ -264,8 +275,8 @@ def _locked(root: Node) -> Node:
 def merge(base: Node, over: Node) -> Node:
     """Lays one value over another: mappings merge key by key, everything else replaces.
 
-    Where a mapping names another ``kind`` than the one below it, the inherited keys are marked as leftovers: those that
-    the new kind does not know belonged to the old one.
+    Where a mapping names another ``kind`` than the one below it, the inherited keys are marked as
+    leftovers: those that the new kind does not have belonged to the previous kind.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
@@ -274,12 +285,13 @@ def merge(base: Node, over: Node) -> Node:
     children = {key: replace(node, leftover=node.leftover or changed) for key, node in base.value.items()}
     for key, node in over.value.items():
         children[key] = merge(children[key], node) if key in children else node
-    section = over if changed else base  # it stands where it was opened, unless it has become another one
+    # The place is that of the first definition, except for a section whose kind changed.
+    section = over if changed else base
     return replace(section, value=children, leftover=False)
 
 
 def _assignment(number: int, given: str | Node, problems: list[Problem]) -> Node:
-    """What is assigned, at its place: on the command line, where it has a number, or in a file."""
+    """Parses an assignment into a node with its place: a number or a line of a file."""
     text = str(given.value) if isinstance(given, Node) else given
     at = Place(f"--set #{number}", 1, 1, text)
     if isinstance(given, Node):

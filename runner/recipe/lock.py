@@ -29,17 +29,19 @@ from runner.system.trust import is_signed, signed
 
 VERSION = 1
 PATCH_NAME = "source.patch"
-DATA = "data"  # what the training has read, which only a source that is built can tell
-PLUGIN_FILES = "plugin_files"  # where they were: a hint for who runs it again, and no part of what is compared
-PLUGIN_SOURCES = "plugin_sources"  # SHA-256 of these and of what they import beside them, by path
+DATA = "data"  # the data of the training, which only a built source can report
+PLUGIN_FILES = "plugin_files"  # their paths: a hint for a repetition, excluded from comparisons
+# SHA-256 of these files and of the files that they import, by path
+PLUGIN_SOURCES = "plugin_sources"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide about results
 # Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate.
 _SHOWN = ("source", "tools", "hardware", "threads")
-_OF_MACHINE = ("hardware", "threads")  # of which a run that has imported torch knows more than one that has not
+# A run that has imported torch has more entries than one that has not.
+_OF_MACHINE = ("hardware", "threads")
 _FREE = {"recipe.system.wait"}  # settings that change no digit
 _REMEDY = "the lock cannot be used: restore it from the run's artifacts in MLflow, or start a new run from the recipe"
-PROCESSOR = "system"  # how the run began to use the processor; no part of what is compared
+PROCESSOR = "system"  # how the run used the processor at its start; excluded from comparisons
 _SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})) | {
     "recipe": (dict[str, Any], ...)
 }
@@ -48,11 +50,11 @@ _Whole = create_model("_Whole", __base__=Config, lock=(int, ...), **_SECTIONS)
 
 @dataclass(frozen=True)
 class Drift:
-    """One thing that is not as it was when a lock was written."""
+    """A difference between a lock and the present state."""
 
     name: str  # dotted path in the lock: "packages.torch"
-    locked: str  # what it was; "absent" if the lock does not have it
-    now: str  # what it is; "absent" if it is gone
+    locked: str  # the value in the lock, "absent" if it has none
+    now: str  # the present value, "absent" if there is none
     matters: bool  # whether results may change because of it
 
     def __str__(self) -> str:
@@ -64,13 +66,15 @@ def write_lock(
     init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
     fingerprint: str | None = None, checkout: Checkout | None = None, tuning: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
+    """Writes ``recipe.lock.yaml``, and ``source.patch`` if the source differs from its commit.
 
-    The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
-    secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
-    ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor, and
-    ``fingerprint`` tells its data from others. ``checkout`` is what ``source`` returned if the caller needs it too.
-    ``tuning`` are the tuning choices so far, as ``Tuning.data`` returns them.
+    The lock is itself a recipe, in which values of type ``SecretStr`` are masked: running it runs
+    the same values again. Known secrets are redacted in the patch too, and the patch excludes
+    changes in the folder ``results``.
+
+    ``init_from`` are the initial weights of the model, ``processor`` is the use of the processor,
+    and ``fingerprint`` identifies the data. ``checkout`` is the result of ``source``, if the caller
+    has it already. ``tuning`` are the tuning choices so far, as returned by ``Tuning.data``.
     """
     if checkout is None:
         checkout = source(recipe.path, results)
@@ -85,7 +89,7 @@ def write_lock(
     head |= redact_values({TUNING: dict(tuning)}) if tuning else {}
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins})
     facts |= _plugin_facts(recipe, run_dir, catalog)
-    # The code comes last: a lock that is cut anywhere lacks of it.
+    # The code comes last, so that a truncated lock never has a complete code.
     Manifest(run_dir).store_text(run_dir / LOCK_NAME, signed(dump(facts | {"code": code_of(recipe)}), run_dir))
     return run_dir / LOCK_NAME
 
@@ -101,7 +105,8 @@ def _plugin_facts(recipe: Recipe, run_dir: Path, catalog: Registry) -> dict[str,
 
 
 def _recorded_path(path: Path, run_dir: Path) -> str:
-    """Returns the path of a plugin file from a run's folder, so that a project can be moved as a whole.
+    """Returns the path of a plugin file relative to a run's folder, so that a project can be moved
+    with its workspace.
 
     A file outside of the project, the folder that contains the workspace, has its absolute path.
     """
@@ -113,7 +118,8 @@ def _recorded_path(path: Path, run_dir: Path) -> str:
 def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None) -> Drift | None:
     """Returns the difference between the data of a lock and those that are there now; None if there is none.
 
-    Of other settings for the data, which are a drift of their own, other data are expected.
+    If the settings of the data differ, that is reported as a drift of the settings, and the result
+    is None.
     """
     before = (locked.get(DATA) or {}).get("fingerprint")
     is_same_source = settings_of_data(locked["recipe"]["data"]) == settings_of_data(recipe.values()["data"])
@@ -125,16 +131,18 @@ def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | Non
 def update_lock(
     recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fingerprint: str | None = None, is_changed: bool = True
 ) -> None:  # fmt: skip
-    """Replaces the lock of a run that is resumed, if settings, code or packages are others, or if it is not signed.
+    """Replaces the lock of a run that is resumed if settings, code or packages have changed, or if
+    it is not signed.
 
-    The lock until then stays beside it if something has changed, with the step up to which it was true.
+    If something has changed, the previous lock is saved next to it, with the last step for which it
+    was valid in its name.
     """
     path = run_dir / LOCK_NAME
     if not is_changed and is_trusted(path):
         return
     locked = read_lock(path)
     previous, manifest = run_dir / f"until-{step}.lock.yaml", Manifest(run_dir)
-    if not manifest.exists():  # an earlier version has begun the run
+    if not manifest.exists():  # the run was started with an earlier version
         manifest.add({path: FileDigest.of(path)})
     if is_changed and not previous.exists():
         manifest.store_text(previous, path.read_text())
@@ -144,7 +152,7 @@ def update_lock(
     for name, value in flatten(facts["recipe"]):
         if name not in before or before[name] != value:
             origins[name] = recipe.origins[name].cited() if name in recipe.origins else "resume"
-    # The code comes last: a lock that is cut anywhere lacks of it.
+    # The code comes last, so that a truncated lock never has a complete code.
     locked.pop("code", None)
     locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
     locked |= {"digest": recipe.digest, "origins": redact_values(origins)} | _plugin_facts(recipe, run_dir, catalog)
@@ -157,7 +165,7 @@ def write_tuning(run_dir: Path, data: Mapping[str, Any]) -> None:
     locked: dict[str, Any] = read(path, []).plain()
     if (locked.get(TUNING) or {}) == data:
         return
-    # The code comes last: a lock that is cut anywhere lacks of it.
+    # The code comes last, so that a truncated lock never has a complete code.
     code = locked.pop("code", None)
     locked.pop(TUNING, None)
     locked |= redact_values({TUNING: dict(data)}) if data else {}
@@ -178,7 +186,8 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
         leaves = (leaf for leaf in secrets_of(recipe, parse(text, recipe.path, [])) if leaf.value is not None)
-        spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in leaves}  # what an alias repeats is there once
+        # A value that an alias repeats occurs once.
+        spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in leaves}
         for start, end in sorted(spans, reverse=True):
             text = f"{text[:start]}'{MASK}'{text[end:]}"
     write_durably(target, redact(text))
@@ -220,7 +229,9 @@ def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path
 
 
 def is_trusted(lock: Path) -> bool:
-    """Returns whether this user's runner wrote a lock here, on this machine, and nobody has changed it since."""
+    """Returns whether the runner of this user wrote a lock here, on this machine, and it is
+    unchanged since then.
+    """
     try:
         return is_signed(read_regular(lock).decode("utf-8", "surrogateescape"), lock.parent)
     except OSError:
@@ -245,7 +256,7 @@ def changed_sources(locked: Mapping[str, Any], files: Iterable[Path]) -> dict[Pa
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
-    """What has changed since a lock was written, from which the recipe was loaded: first what matters."""
+    """Returns the changes since the recipe's lock was written, those that matter first."""
     locked = read_lock(lock)
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
     found = []
@@ -260,7 +271,7 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
 
 
 def locked_threads(lock: Path) -> int | None:
-    """Threads with which a run began; None if its lock does not have them."""
+    """Returns the number of threads at the start of a run; None if its lock does not contain it."""
     values = read_lock(lock)
     threads = values.get(PROCESSOR) or values.get("threads") or {}
     count = threads.get("threads", threads.get("torch"))
@@ -279,7 +290,7 @@ def _faces(recipe: Recipe) -> list[type]:
 
 
 def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:
-    """What can change a result beside the code, redacted alike for a lock and for what it is compared with."""
+    """Returns what can change a result except code, redacted for locks and comparisons."""
     threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
     if torch := sys.modules.get("torch"):
         threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
@@ -288,7 +299,7 @@ def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict
     facts = {
         "recipe": recipe.values(),
         "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},
-        # A local file is known by its name and content: where it lies, seen from where, is no matter.
+        # A local file is identified by its name and content: its folder has no influence.
         "plugins": {name: f"{Path(each.name).name} {each.version}" for name, each in providers.items()},
         "packages": packages,
         "tools": {"runner": __version__} | tools,
@@ -299,7 +310,7 @@ def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict
 
 
 def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
-    """Who brought the plugins in use."""
+    """Returns the providers of the plugins in use."""
     used: dict[Section, Iterable[str]] = {"model": [recipe.model.kind], "data": [recipe.data.kind]}
     used |= {"optimization": recipe.stages, "inference": recipe.inference}
     return {f"{section}.{kind}": catalog.provider(section, kind) for section in used for kind in used[section]}

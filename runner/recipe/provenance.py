@@ -1,4 +1,4 @@
-"""What a run is made from beside its recipe: the code, its commit, and the packages that it finds."""
+"""The code, the commit and the packages with which a run computes."""
 
 import ast
 import hashlib
@@ -21,9 +21,10 @@ from runner.plugin.siblings import FOLDERS
 from runner.recipe.repository import GitError, open_repository
 
 _PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
-_ELSEWHERE = ("plugins", "recipes")  # folders of an installed package; in a checkout they lie beside it
+# Folders of an installed package; in a checkout they are next to it.
+_ELSEWHERE = ("plugins", "recipes")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, in whichever environment
-# Kept out of a patch even if somebody tracks them:
+# Excluded from a patch even if they are tracked:
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 _COMPUTES = ("torch", "numpy")
 _TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})  # no result depends on them; others bring what computes
@@ -107,7 +108,7 @@ def _files(spec: ModuleSpec | None) -> dict[str, Path]:
 
 
 def _imports(path: Path) -> list[str]:
-    """Absolute names of all that a file says it imports, also inside functions; sorted."""
+    """Returns the sorted absolute names of all imports in a file, also inside functions."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):  # templates and the like; what is imported in truth has been parsed by Python
@@ -118,7 +119,9 @@ def _imports(path: Path) -> list[str]:
 
 
 def _outside(name: str, importer: Path) -> ModuleSpec | None:
-    """As ``_outermost``; None for what ships with the runner or with Python, or a distribution has installed."""
+    """Returns the outermost package like ``_outermost``; None for modules of the runner, of Python,
+    or of an installed distribution.
+    """
     top = name.partition(".")[0]
     if top in (_PACKAGE, *sys.stdlib_module_names):
         return None
@@ -166,7 +169,7 @@ class Checkout:
 def source(recipe: Path, results: Path | None = None) -> Checkout | None:
     """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
     package = Path(runner.__file__).parent
-    # An installed package may lie in somebody's checkout without being part of it.
+    # An installed package may be inside a checkout of another project without being part of it.
     own = _checkout(package, results, tracked=package)
     return own if own is not None else checkout(recipe.absolute().parent, results)
 
@@ -191,7 +194,8 @@ def _checkout(folder: Path, results: Path | None, tracked: Path | None = None) -
 
 
 def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Versions of what is installed, by normalised name: of what can change a result, then of all else in use.
+    """Returns versions of installed distributions by normalised name: those that can change a
+    result, then all others in use.
 
     The former are torch, numpy, environments, the distributions of the plugins in use (what is none, such as a file, is
     passed over) and all that they need; an extra is in use as far as its packages are installed.
@@ -237,7 +241,9 @@ class _Installed(NamedTuple):
 
 @cache
 def _installed(name: str) -> _Installed | None:
-    """What the environment says of a distribution; None of one that is not installed, or of the name of a file."""
+    """Returns the metadata of a distribution; None if it is not installed, or if the name is that
+    of a file.
+    """
     try:
         found = distribution(name)
     except (PackageNotFoundError, ValueError):

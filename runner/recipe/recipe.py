@@ -1,4 +1,6 @@
-"""A validated recipe: what every one can say, whatever plugins it names, the whole, and what its parts demand."""
+"""The validated recipe, the sections that do not depend on plugins, and checks
+for contradictions between sections.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class TrainConfig(Config):
-    """How long to train and how often to look.
+    """Length of the training and intervals of its reports.
 
     A training is counted in exactly one unit; every interval here is in that unit.
     """
@@ -66,7 +68,7 @@ class TrainConfig(Config):
     checkpoint_every: Count | None = None
     """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so far."""
     preemptible: bool = False
-    """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
+    """Whether SIGTERM and SIGINT end the run with exit code 75, so that a scheduler resumes it."""
     stall_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds without an update or a finished evaluation after which the run fails; null only reports it."""
     memory_budget: Annotated[
@@ -75,7 +77,7 @@ class TrainConfig(Config):
     ] = None
     """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no limit."""
     sentinel: SentinelConfig | None = None
-    """Repeats some updates with the baseline while the training goes on, and compares; null repeats none."""
+    """Repeats some updates with the baseline meanwhile and compares; null repeats none."""
     log_every: Count | None = None
     """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
 
@@ -86,13 +88,13 @@ class TrainConfig(Config):
 
     @property
     def log_interval(self) -> int:
-        """``log_every``, or what stands for it."""
+        """Returns ``log_every``, or its default for this unit and length."""
         unit, length = self.length
         return self.log_every or (1000 if unit in ("updates", "env_steps") else max(1, length // 100))
 
 
 class TrackingConfig(Config):
-    """Where the run is kept in MLflow."""
+    """The experiment of the run in MLflow, and the metrics of the system."""
 
     experiment: Annotated[str, Field(min_length=1)] = "default"
     """The MLflow experiment that the run belongs to."""
@@ -101,7 +103,7 @@ class TrackingConfig(Config):
 
 
 class SystemConfig(Config):
-    """How a computation uses the processor."""
+    """Use of the processor by a computation."""
 
     threads: Literal["auto"] | Count = "auto"
     """Threads of one computation; auto takes as many as torch does, at most the cores that are allowed."""
@@ -111,11 +113,11 @@ class SystemConfig(Config):
     @field_validator("threads", mode="wrap")
     @classmethod
     def _auto_or_count(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        """Reports one problem, where each alternative would report its own."""
+        """Reports one problem instead of one for each alternative."""
         try:
             return validate(value)
         except ValidationError:
-            raise ValueError(f"should be auto or a whole number from 1, got {value!r}") from None
+            raise ValueError(f"should be auto or an integer of at least 1, got {value!r}") from None
 
 
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._:-]+)$", max_length=253)]
@@ -123,10 +125,12 @@ HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._:-]+)$", max_length=2
 
 
 class ServeConfig(Config):
-    """How a model is served over HTTP."""
+    """Settings of a model served over HTTP."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """The address to listen on; there is no password, so others than 127.0.0.1 are for networks that are trusted."""
+    """The address to listen on. Requests need no password, so use other addresses than 127.0.0.1
+    only in trusted networks.
+    """
     port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
     """The port; 0 takes a free one."""
     hosts: list[HostName] = Field(default_factory=list)
@@ -152,7 +156,7 @@ class ServeConfig(Config):
 
 
 class Head(Config):
-    """What a recipe says that no plugin of it has to fit."""
+    """The keys of a recipe that no plugin has to validate."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the run in MLflow and its folder: letters, digits, '.', '_' and '-'."""
@@ -168,9 +172,9 @@ class Head(Config):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that one run is made from, with the place where each value was written."""
+    """The values of a run, with the place where each was written."""
 
-    path: Path  # of the file that was asked for
+    path: Path  # the requested file
     name: str
     seed: int
     device: str  # "auto", "cpu", "cuda" or "cuda:N"
@@ -244,7 +248,9 @@ class Recipe:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What stands in no file but was assigned, as with ``--set``, by dotted path; a stage switched on is ``on``."""
+        """Returns the values that were assigned, for example with ``--set``, and are in no file, by
+        dotted path; a stage that was switched on is ``on``.
+        """
         places = {path: place.source for path, place in self.origins.items()}
         given = [
             path
@@ -260,7 +266,7 @@ class Recipe:
 
     @property
     def length(self) -> tuple[Unit, int]:
-        """What the training is counted in, and how many of it."""
+        """Returns the unit in which the training is counted, and its length."""
         return self.train.length
 
     @property
@@ -270,7 +276,7 @@ class Recipe:
 
     @property
     def objective(self) -> Objective | None:
-        """The declared objective, or what stands for it with this learner and source."""
+        """Returns the declared objective, or the default one of this learner and source."""
         return self.declared_objective or self.model.default_objective(self.data)
 
     @property
@@ -280,7 +286,9 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is trained; a stage that is off and one that is not named are the same."""
+        """Returns the SHA-256 of everything that determines the training; a stage that is off
+        equals one that is not named.
+        """
         values = self.values()
         for later in ("inference", "serve"):
             values.pop(later, None)
@@ -295,7 +303,7 @@ class Recipe:
 
 
 def _clear(value: Any) -> Any:
-    """What JSON has no form for: of a secret its text, which is known as one from now on."""
+    """Converts a value for JSON; returns the text of a secret and registers it as a secret."""
     if not isinstance(value, SecretStr | SecretBytes):
         return to_jsonable_python(value)
     secret = value.get_secret_value()
@@ -317,9 +325,10 @@ def conflicts(
     train: TrainConfig | None,
     stages: Mapping[str, Mapping[str, StageConfig | None]],
 ) -> list[Problem]:
-    """Everything that contradicts something else; parts that are not valid are None, and not judged.
+    """Returns all contradictions between sections; a section that is None is not checked.
 
-    ``stages`` are those that are on, by section, in the order in which they attach; ``root`` tells the places.
+    ``stages`` are the stages that are on, by section, in the order in which they attach; ``root``
+    contains the places.
     """
     found = list(_of_length(data, train)) if train is not None else []
     if model is not None and data is not None and model.learns_from != data.provides:

@@ -30,7 +30,7 @@ def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None
 
 
 def _short_names(sources: Iterable[Path | str]) -> dict[Path, str]:
-    """Returns a short and unique name for every file: its own, with as many folders as that needs."""
+    """Returns a short unique name for every file: its name, with folders if necessary."""
     paths = list(dict.fromkeys(source for source in sources if isinstance(source, Path)))
     names: dict[Path, str] = {}
     for path in paths:

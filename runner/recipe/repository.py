@@ -1,7 +1,7 @@
-"""Reads git repositories that anybody may have made, without starting a program that their configuration names.
+"""Reads git repositories of any origin, without starting a program that their configuration names.
 
-Git never sees the configuration of the repository: it works on a view, a temporary git directory that has a
-configuration of its own and links to the objects, references and the index of the repository.
+Git never reads the configuration of the repository: it works on a view, a temporary git directory
+with a separate configuration and links to the objects, references and index of the repository.
 """
 
 import os
@@ -59,7 +59,8 @@ class Repository:
     def patch(self, excluded: Sequence[str]) -> str:
         """Returns what has changed in tracked files since the commit, for ``git apply``.
 
-        The content of a file that Git LFS manages is no part of the patch. A line at the top has its SHA-256.
+        The content of a file that Git LFS manages is excluded from the patch. A line at the top has
+        its SHA-256.
 
         Args:
             excluded: Pathspecs of the files to leave out.
@@ -118,7 +119,8 @@ def open_repository(folder: Path) -> Iterator[Repository]:
 def _find(folder: Path) -> tuple[Path, Path]:
     """Returns the top of the working tree around a folder, and its git directory.
 
-    As git does, it does not search in GIT_CEILING_DIRECTORIES and above them, unless it begins there.
+    Like git, it does not search in GIT_CEILING_DIRECTORIES and above them, unless the search starts
+    there.
     """
     ceilings = {
         Path(each).resolve() for each in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if each
@@ -136,7 +138,7 @@ def _find(folder: Path) -> tuple[Path, Path]:
 
 
 def _build_view(view: Path, git_dir: Path, environment: Mapping[str, str]) -> None:
-    """Fills a git directory with links to the data of another one, and with a configuration of its own."""
+    """Fills a git directory with links to the data of another one and a separate configuration."""
     common = git_dir
     if (git_dir / "commondir").is_file():
         common = git_dir / os.fsdecode(read_regular(git_dir / "commondir", _MAX_BYTES, follow=True)).strip()
@@ -162,7 +164,7 @@ def _copy(path: Path, target: Path) -> None:
 
 def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str, str]) -> None:
     """Writes the configuration of a view: the user's and the repository's ways to compare files."""
-    # The user's own configuration is read outside of the repository, in a view without settings.
+    # The user's configuration is read outside of the repository, in a view without settings.
     write_text(view / "config", "[core]\n")
     of_user = {name: value for name, value in environment.items() if not name.startswith("GIT_CONFIG_")}
     listings = [_run(["config", "--includes", "--list", "-z"], of_user, Path("/"))]

@@ -1,4 +1,4 @@
-"""What a resumed run does with a setting that has changed: it applies it, or refuses it."""
+"""Rules for changed settings of a resumed run: they are applied or refused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.plugin.registry import Registry, Section
 from runner.recipe.recipe import Recipe, SystemConfig, TrackingConfig, TrainConfig, flatten
 from runner.system.errors import UsageError
 
-REMEDY = "start a new run, with model.init_from to begin with this one's weights"
-"""What to do about a setting that cannot change."""
+REMEDY = "start a new run, with model.init_from to start with the weights of this one"
+"""The fix for a setting that cannot change."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a resumed run does with another value of a setting.
+    """The treatment of a changed setting in a resumed run.
 
     Attributes:
         action: Whether the value is applied from then on, or the run is refused.
@@ -32,7 +32,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """A setting with another value than the run has trained with; ``None`` stands for no value."""
+    """A changed setting of a resumed run; ``None`` means that it has no value."""
 
     path: str
     before: Any
@@ -41,7 +41,7 @@ class Change:
 
 _REFUSED = {
     "name": "it names the run's folder",
-    "seed": "samples and random numbers of the whole run follow from it",
+    "seed": "it determines the samples and random numbers of the run",
     "model.kind": "the checkpoint is of another model",
     "model.init_from": "the weights were read when the run started",
     "data.kind": "a position in the data is not valid in other data",
@@ -75,11 +75,11 @@ _STATE_SHAPING = frozenset({"amsgrad", "centered", "initial_accumulator_value"})
 
 
 def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
-    """Returns what a resumed run does with another value of a setting.
+    """Returns the treatment of a changed setting in a resumed run.
 
     Args:
         path: Dotted path in the recipe.
-        fixed: Dotted paths of settings of plugins that decide only how a training begins.
+        fixed: Dotted paths of settings of plugins that matter only at the start of a training.
     """
     if path in _REFUSED:
         return Rule("refused", _REFUSED[path])
@@ -112,7 +112,7 @@ def _rule_of_optimizer(name: str) -> Rule:
 
 
 def fixed_settings(recipe: Recipe) -> frozenset[str]:
-    """Returns the settings of a recipe's plugins that decide only how a training begins, as dotted paths."""
+    """Returns the dotted paths of plugin settings that matter only at the start of a training."""
     paths = {f"{section}.{name}" for section in ("model", "data") for name in getattr(recipe, section).fixed}
     paths |= {f"optimization.{kind}.{name}" for kind, stage in recipe.stages.items() for name in stage.fixed}
     return frozenset(paths | {f"optimization.{kind}" for kind, stage in recipe.stages.items() if stage.prepares})
@@ -131,7 +131,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def refuse_fixed(before: Mapping[str, Any], recipe: Recipe) -> list[Change]:
-    """Returns what has changed since a run began.
+    """Returns the changes since a run was started.
 
     Args:
         before: The recipe of its lock.
@@ -186,7 +186,8 @@ def _text(value: Any) -> str:
 def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
     """Yields the dotted path of every setting that a recipe can have, with its rule.
 
-    Of a section whose settings depend on its ``kind``, the kind stands behind the section: ``model[gpt].width``.
+    If the settings of a section depend on its ``kind``, the path contains the kind after the
+    section: ``model[gpt].width``.
     """
     for name in ("name", "seed", "device"):
         yield name, rule_of(name)

@@ -1,4 +1,6 @@
-"""Settings of what watches a training: the memory that it may take, and comparisons with the baseline."""
+"""Settings of the safeguards of a training: its memory budget, and comparisons with the
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class MemoryBudgetConfig(Config):
 
 
 class SentinelConfig(Config):
-    """Verification of updates while a training goes on."""
+    """Verification of updates during a training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] = 0.01
     """Share of the time that it may take."""

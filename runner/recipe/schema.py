@@ -31,11 +31,11 @@ def schema(catalog: Registry) -> Json:
     properties = {
         **{name: head[name] for name in ("name", "seed", "device")},
         "extends": {"type": "string", "description": _EXTENDS},
-        "model": _section("model", "What learns.", catalog, definitions),
+        "model": _section("model", "The learner.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
         "lr_scheduler": {
-            "description": "How learning rates move; constant unless told.",
+            "description": "Schedule of the learning rates; constant by default.",
             "anyOf": [_model(each, f"lr_scheduler.{each.__name__}", definitions) for each in get_args(Schedule)],
         },
         "train": _model(TrainConfig, "train", definitions),
@@ -45,7 +45,7 @@ def schema(catalog: Registry) -> Json:
         },
         "inference": {
             **_stages("inference", catalog, definitions),
-            "description": "What a trained model is made faster and smaller by: each on, off, or on with settings.",
+            "description": "Stages that make a trained model faster or smaller: each is on, off, or has settings.",
         },
         "tracking": _model(TrackingConfig, "tracking", definitions),
         "system": _model(SystemConfig, "system", definitions),
@@ -88,7 +88,9 @@ def _plugin(section: Section, kind: str, catalog: Registry, definitions: Json) -
 
 
 def _optimizer(catalog: Registry, definitions: Json) -> Json:
-    """One optimizer for all roles, or one for each role of whatever learner."""
+    """Returns the schema of one optimizer for all roles, or of one optimizer per
+    role of any learner.
+    """
     forms = []
     for kind in kinds():
         settings = settings_of(kind).model_json_schema()["properties"]
@@ -99,7 +101,7 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     one: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
-    description = "One of torch.optim for all roles of the learner, or one for each; left out, the learner's own."
+    description = "One optimizer of torch.optim for all roles of the learner, or one per role; default: the learner's."
     by_role = {role: {**one, "description": f"The optimizer of the role {role}."} for role in roles}
     return {"description": description, "anyOf": [one, _closed(by_role)]}
 
@@ -109,14 +111,14 @@ def _closed(properties: Json) -> Json:
 
 
 def _model(model: type[Config], name: str, definitions: Json) -> Json:
-    """The schema of a model, with the models inside it moved to ``definitions`` under names of their own."""
+    """Returns the schema of a model; the models inside it move to ``definitions``."""
     found = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
     definitions.update({f"{name}.{inner}": each for inner, each in found.pop("$defs", {}).items()})
     return found
 
 
 def _loosened(schema: Any, whole: bool = False) -> Any:
-    """Accepts digits in groups and, unless a file is whole by itself, parts of it."""
+    """Accepts grouped digits and, if the files can extend others, missing required keys."""
     if isinstance(schema, list):
         return [_loosened(each, whole) for each in schema]
     if not isinstance(schema, dict):

@@ -57,7 +57,7 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await work
 
-    # FastAPI's own documentation page would load its scripts from another server: see add_docs.
+    # FastAPI's documentation page would load its scripts from another server: see add_docs.
     app = FastAPI(
         title=model.name, version=__version__, lifespan=working, docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -191,7 +191,7 @@ def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Ser
     @app.get("/example", response_model=None, responses={404: {"model": ErrorAnswer}})
     async def example() -> Response | dict[str, Any]:
         """A request that the model can answer."""
-        return error_response(404, "there is no example of a request") if model.example is None else model.example
+        return error_response(404, "this model has no example of a request") if model.example is None else model.example
 
     @app.get("/metrics", response_class=Response)
     async def counted() -> Response:

@@ -1,4 +1,4 @@
-"""Requests that wait for a short while, so that a model answers several of them at once."""
+"""Collects requests for a short time, so that a model answers several of them together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answers = Callable[[Sequence[ServedRequest]], Sequence[Answer]]
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may wait."""
+    """The queue contains the largest number of requests."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_after} s")
@@ -34,7 +34,9 @@ class ClientGoneError(Exception):
 
 
 class _AbandonedError(BaseException):
-    """Raised in the thread of the model when nobody waits for its batch; no error, so that no model handles it."""
+    """Raised in the thread of the model when no client waits for its batch; a BaseException, so
+    that no model handles it.
+    """
 
 
 @dataclass(eq=False)
@@ -46,15 +48,17 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects requests of equal groups into batches, and computes one batch after another in a thread of its own."""
+    """Collects requests of equal groups into batches, and computes one batch
+    after another in a separate thread.
+    """
 
     def __init__(self, answers: Answers, settings: ServeConfig, began: Callable[[int], object]) -> None:
-        """Keeps what to do.
+        """Stores the arguments.
 
         Args:
-            answers: computes a batch, in the thread.
-            settings: sizes and waiting times.
-            began: is told the size of every batch.
+            answers: Computes a batch, in the thread.
+            settings: Sizes and waiting times.
+            began: Called with the size of every batch.
         """
         self._answers, self._settings, self._began = answers, settings, began
         self._max_batch = 1 if settings.bit_exact else settings.max_batch
@@ -68,7 +72,9 @@ class Batcher:
         self._changes = threading.Lock()
         """Held while that batch changes, or is abandoned."""
         self.clients: Callable[[], float] = lambda: math.inf
-        """How many there are: when all of them wait for an answer, waiting for more is in vain."""
+        """Returns the number of clients: when all of them wait for an answer, waiting for more
+        requests has no use.
+        """
         self.cut_off = 0
         """Requests that the server stopped before they were answered."""
 
@@ -79,7 +85,7 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether none can wait any more."""
+        """Returns whether the queue has no free place."""
         return self.waiting >= self._settings.queue
 
     async def ask(self, request: ServedRequest, gone: asyncio.Future[None] | None = None) -> bytes:
@@ -116,7 +122,7 @@ class Batcher:
             self._abandon()
 
     async def run(self) -> None:
-        """Computes what is asked, until it is cancelled."""
+        """Computes batches until it is cancelled."""
         # A daemon: a batch that does not end must not keep the process from ending.
         self._thread = threading.Thread(target=self._compute, name="model", daemon=True)
         self._thread.start()
@@ -173,7 +179,7 @@ class Batcher:
             _raise_in_thread(threading.get_ident(), None)  # takes back what was not raised yet
 
     def _abandon(self) -> None:
-        """Ends the batch that is being computed if nobody waits for any of its answers."""
+        """Ends the batch that is being computed if no client waits for any of its answers."""
         with self._changes:
             nobody_waits = all(each.future.done() for each in self._computed)
             if self._computed and nobody_waits and self._thread is not None and self._thread.ident is not None:

@@ -77,7 +77,7 @@ class Bodies:
         return body
 
     def _make_place(self) -> None:
-        """Ends the oldest incomplete body if there is no place for one more."""
+        """Ends the oldest incomplete body if all places are taken."""
         if len(self._large) < LARGE_BODIES:
             return
         oldest = next((timeout for timeout, is_complete in self._large.items() if not is_complete), None)

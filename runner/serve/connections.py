@@ -1,4 +1,6 @@
-"""Connections: how many there are, for whom each of them waits, and which of them end when there are too many."""
+"""Limits the number of connections: records for whom each of them waits, and
+closes some when there are too many.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ SMALLEST_PIECE = 64
 class Connections:
     """The open connections of a server.
 
-    A connection waits for its client (idle, or slow while a body is sent or an answer is read), or the server works
-    for it. If there are more than ``limit``, those that wait for their clients end: idle ones first, the longest
-    waiting first. Only if the others are busy or have just begun to wait, up to ``reserve`` more are open.
+    A connection waits for its client (idle, or slow while a body is sent or an answer is read), or
+    the server works for it. If there are more than ``limit``, those that wait for their clients are
+    closed: idle ones first, the longest waiting first. Only if the others are busy or have just
+    started to wait, up to ``reserve`` more are open.
 
     Args:
         limit: Connections for which the server may work at the same time.
@@ -129,8 +132,9 @@ class CarefulParser(h11.Connection):
         """Returns the next event.
 
         Raises:
-            RemoteProtocolError: A body has two lengths, by which requests can be smuggled past a proxy, or comes in
-                pieces of a few bytes, each of which costs as much as a large one.
+            RemoteProtocolError: A body has two lengths, which allows requests to
+                be smuggled past a proxy, or arrives in pieces of a few bytes,
+                each of which costs as much as a large one.
         """
         try:
             event = super().next_event()
@@ -154,7 +158,7 @@ class CarefulParser(h11.Connection):
 
 
 class LingeringTransport:
-    """A transport of which closing may be left to the connection.
+    """A transport that can leave closing to the connection.
 
     Args:
         transport: asyncio's transport.
@@ -243,7 +247,9 @@ class Connection(H11Protocol):
         self._refuse(400, f"the request is not valid HTTP: {self.conn.reason}")
 
     def end(self) -> None:
-        """Ends the connection in favour of others; a client whose request has begun gets an answer."""
+        """Closes the connection in favour of others; a client that has started a
+        request gets an answer.
+        """
         is_sending_body = self.cycle is not None and self.cycle.more_body and not self.cycle.response_started
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -299,7 +305,7 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(self.patience, self.transport.abort)
 
     def _classify(self) -> None:
-        """Notes for whom the connection waits."""
+        """Records for whom the connection waits."""
         if self._lingers or self.cycle is None:
             self.registry.set_idle(self)
         elif self.flow.write_paused or (self.cycle.more_body and not self.cycle.response_complete):

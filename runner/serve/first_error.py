@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 CONTAINERS = {"list", "tuple", "set", "frozenset", "deque", "dict"}
 """Types of pydantic's schemas that hold items."""
 MODELS = {"model", "dataclass", "typed-dict"}
-"""Types of pydantic's schemas that do not inherit the settings of what contains them."""
+"""Types of pydantic's schemas that do not inherit the settings of the schema that contains them."""
 FIELDS = {"model-fields", "typed-dict", "dataclass-args"}
 """Types of pydantic's schemas that hold named fields."""
 OPAQUE = {"cls", "metadata", "default", "config", "serialization", "expected"}
@@ -92,7 +92,7 @@ def _names(fields: Mapping[str, Any] | Sequence[Any]) -> set[str]:
 
 
 def _aliases(alias: Any) -> set[str]:
-    """Returns the keys at which an alias begins: a name, a path, or several paths."""
+    """Returns the first keys of an alias: a name, a path, or several paths."""
     if alias is None:
         return set()
     if isinstance(alias, str):

@@ -1,4 +1,4 @@
-"""What surrounds all routes: allowed hosts, scarce connections, security headers and errors of plugins."""
+"""Middleware around all routes: allowed hosts, limits, security headers and errors of plugins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Guard:
     Args:
         app: The application.
         settings: Allowed hosts.
-        answered: Called with path, status and seconds of every answer that begins.
+        answered: Called with path, status and seconds of every answer when it starts.
     """
 
     def __init__(self, app: ASGIApp, settings: ServeConfig, answered: Callable[[str, int, float], object]) -> None:

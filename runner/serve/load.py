@@ -1,4 +1,4 @@
-"""From the name of a model to what is served."""
+"""Loads a model by name for serving."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runner.train.trained import trained
 
 
 def load(model: str, recipe: str | None, settings: Sequence[str], registry: Registry) -> tuple[ServedModel, Recipe]:
-    """A model as it is served, and the recipe that says how.
+    """Returns a model for serving, and the recipe with its settings.
 
     Args:
-        model: a run or a version, as ``trained`` understands it.
-        recipe: one whose sections ``inference`` and ``serve`` are meant, instead of those of the run.
-        settings: ``A.B.C=VALUE``, of either.
-        registry: plugins.
+        model: A run or a version, in any form that ``trained`` accepts.
+        recipe: A recipe whose sections ``inference`` and ``serve`` replace those of the run.
+        settings: ``A.B.C=VALUE``, for either.
+        registry: The plugins.
 
     Raises:
-        RunnerError: there is no such model, its weights are damaged, or it cannot be served.
+        RunnerError: There is no such model, its weights are damaged, or it cannot be served.
     """
     found = trained(model, sets=() if recipe else settings, plugins=registry.files)
     if recipe:

@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it."""
+"""Metrics of the server in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServerMetrics:
         self._waiting = Gauge("runner_waiting_requests", "Requests that wait for their turn.", registry=self._registry)
 
     def watch(self, waiting: Callable[[], int]) -> None:
-        """Says how many wait whenever that is asked."""
+        """Registers a function that returns the number of waiting requests."""
         self._waiting.set_function(waiting)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
@@ -39,5 +39,5 @@ class ServerMetrics:
             self._seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -44,7 +44,9 @@ class ServedModel:
     """A request that the model can answer, as JSON."""
 
     def answers(self, requests: Sequence[ServedRequest]) -> list[Answer]:
-        """One for each request of a group; where they cannot be had together, each is asked for alone."""
+        """Returns one answer for each request of a group; if the batch fails,
+        each request is computed alone.
+        """
         try:
             return [*self._together(requests)]
         except Exception as error:

@@ -16,13 +16,15 @@ from starlette.responses import HTMLResponse, Response
 from runner.serve.responses import SOURCES, error_response
 
 _GENERIC = Path(__file__).parent / "page"
-"""The page of models without their own, and the style that other pages may use."""
+"""The generic page of models without a specific one, and the style that other pages may use."""
 _DOCS = "fastapi_offline"
 """The distribution with the scripts of the documentation page."""
 
 
 def add_page(app: FastAPI, folder: Path | None) -> None:
-    """Mounts the model's page at the root; files that its folder lacks are those of the generic page."""
+    """Mounts the model's page at the root; missing files are replaced by those of the generic
+    page.
+    """
     files = StaticFiles(directory=_GENERIC if folder is None else folder, html=True)
     if folder is not None:
         files.all_directories.append(_GENERIC)
@@ -48,7 +50,7 @@ def add_docs(app: FastAPI) -> None:
         swagger_favicon_url="docs/files/favicon.png",
     )
     html = bytes(page.body).decode()
-    # The page has one script of its own. Its digest allows it, and no other inline script.
+    # The digest of the page's only script allows that script, and no other inline script.
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     digests = [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)

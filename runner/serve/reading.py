@@ -1,4 +1,6 @@
-"""From the body of a request to the request: JSON, the form that the learner declares, and the learner's own rules."""
+"""Reads the body of a request: JSON, the form that the learner declares, and the learner's
+checks.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def parse_json(body: bytes | bytearray) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
     Raises:
-        MalformedError: It is no JSON, a key appears twice in an object, or objects are nested too deeply.
+        MalformedError: It is not JSON, a key appears twice in an object, or
+            objects are nested too deeply.
     """
     if not body:
         raise MalformedError("body: field required")
@@ -84,7 +87,7 @@ def parse_json(body: bytes | bytearray) -> Any:
         raise MalformedError(f"the body is not JSON: byte {error.start} is not UTF-8") from None
     except RecursionError:
         raise MalformedError("the body is nested too deeply") from None
-    except ValueError as error:  # a whole number of thousands of digits
+    except ValueError as error:  # an integer of thousands of digits
         raise MalformedError(f"the body is not JSON: {error}") from None
 
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from runner.system.secrets import redact
 
 SOURCES = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'"
-"""What a page may load: nothing from elsewhere."""
+"""Sources that a page may load from: only this server."""
 SECURITY_HEADERS = {"content-security-policy": SOURCES, "x-content-type-options": "nosniff"}
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again if the server cannot estimate the time."""
@@ -27,7 +27,7 @@ class ErrorAnswer(BaseModel):
 
 
 def error_response(status: int, message: str, **headers: str) -> JSONResponse:
-    """Returns an error; an underscore in the name of a header stands for a hyphen."""
+    """Returns an error; an underscore in the name of a header represents a hyphen."""
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("retry_after", str(RETRY_AFTER_S))
     content = ErrorAnswer(error=shortened(message)).model_dump()

@@ -31,7 +31,7 @@ OTHER_FILES = 128
 def bound(settings: ServeConfig) -> socket.socket:
     """A socket on the address of the settings, which does not listen yet; a ``UsageError`` if it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Named as TCP, by which asyncio knows that small packets are not to be held back (40 ms an answer).
+    # With TCP as the protocol, asyncio disables the delay of small packets (40 ms per answer).
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left is free
@@ -68,22 +68,26 @@ def allow_files(connections: int) -> int:
 
 
 class AnnouncingServer(uvicorn.Server):
-    """uvicorn's server, which says where it is once it answers, and ends without killing its process."""
+    """uvicorn's server, which announces its address when it accepts requests, and
+    ends without killing its process.
+    """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], object]) -> None:
         super().__init__(config)
         self._announce = announce
         self.signals: list[int] = []
-        """By which it was told to end."""
+        """The signals that stopped it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to answer."""
+        """Starts to accept requests."""
         await super().startup(sockets)
         self._announce()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends at SIGTERM and Ctrl-C when all is answered; uvicorn's own would then raise them once more."""
+        """Stops at SIGTERM and Ctrl-C when all requests are answered; uvicorn's
+        handler would raise the signal again.
+        """
         before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -100,7 +104,7 @@ class AnnouncingServer(uvicorn.Server):
 def serve(
     model: ServedModel, settings: ServeConfig, listener: socket.socket, announce: Callable[[str], object]
 ) -> ExitCode:
-    """Answers requests until SIGTERM or Ctrl-C, and then those that were asked before.
+    """Answers requests until SIGTERM or Ctrl-C, and then the pending ones.
 
     Returns:
         0 if all of them were answered after SIGTERM, 130 after Ctrl-C; 143 if some took longer than ``drain_s``.
@@ -116,10 +120,12 @@ def serve(
         log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=settings.drain_s,
     )  # fmt: skip
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what matters is in the answers and in our own messages
+    # The answers and the runner's messages contain what matters.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server = AnnouncingServer(config, lambda: announce(address_of(listener)))
     app.state.batcher.clients = lambda: len(server.server_state.connections)
-    # What exists now stays: collections that traverse it would block all threads while a large body is parsed.
+    # Existing objects are excluded from collections, which would block all
+    # threads while a large body is parsed.
     gc.freeze()
     with closing(listener):
         asyncio.run(server.serve([listener]))

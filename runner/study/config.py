@@ -1,4 +1,4 @@
-"""What a study's file can say, and the search space that it spans."""
+"""The settings of a study's file, and its search space."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ParameterConfig(Config):
     float: Annotated[list[Real], Field(min_length=2, max_length=2)] | None = None
     """The least and the greatest value of a number."""
     int: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
-    """The least and the greatest value of a whole number."""
+    """The smallest and the largest value of an integer."""
     choice: Annotated[list[Any], Field(min_length=2)] | None = None
     """Values to choose from: for a stage ``off``, ``on`` or its settings."""
     log: bool = False
@@ -56,20 +56,20 @@ class ParameterConfig(Config):
             return self
         low, high = self.levels
         if not low < high:
-            raise ValueError(f"the range begins at {low:g} and ends at {high:g}: it should begin below its end")
+            raise ValueError(f"the range starts at {low:g} and ends at {high:g}: it should start below its end")
         if self.log and low <= 0:
-            raise ValueError(f"a logarithmic range has to begin above 0, not at {low:g}")
+            raise ValueError(f"a logarithmic range should start above 0, not at {low:g}")
         if self.log and self.step is not None:
             raise ValueError("a range has either log or step")
         if self.int is not None and self.step is not None and self.step != round(self.step):
-            raise ValueError(f"the step of a whole number should be one, not {self.step:g}")
+            raise ValueError(f"the step of an integer should be an integer, not {self.step:g}")
         if self.step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step)):
-            raise ValueError(f"steps of {self.step:g} from {low:g} never come to {high:g}: end the range at a step")
+            raise ValueError(f"steps of {self.step:g} from {low:g} do not reach {high:g}: end the range at a step")
         return self
 
     @property
     def levels(self) -> list[Any]:
-        """Values that stand for all others when it is asked what is allowed: every choice, or both ends."""
+        """Returns values that represent all others in a validation: every choice, or both ends."""
         return list(self.choice or self.float or self.int or ())
 
     @property
@@ -79,14 +79,14 @@ class ParameterConfig(Config):
 
     @property
     def count(self) -> Real:
-        """How many values there are; infinite in a range of real numbers."""
+        """Returns the number of values; infinite in a range of real numbers."""
         if self.choice is not None:
             return len(self.choice)
         low, high = self.levels
         return math.inf if self.spacing is None else 1 + round((high - low) / self.spacing)
 
     def has(self, value: Any) -> bool:
-        """Whether a number is in the range."""
+        """Returns whether a number is in the range."""
         low, high = self.levels
         if isinstance(value, bool) or not isinstance(value, Real | Whole) or not low <= value <= high:
             return False
@@ -102,16 +102,16 @@ class ParameterConfig(Config):
 
 
 class ObjectiveConfig(Config):
-    """What a metric is wanted to be."""
+    """The direction of a metric, and which of its values count."""
 
     direction: Literal["maximize", "minimize"]
     """Whether more is better."""
     value: Literal["last", "best", "mean", "median"] | None = None
-    """Which of the values that a training logs counts; the last unless told."""
+    """Which of the values that a training logs counts; the last by default."""
     reach: Real | None = None
     """If given, the objective is how long it takes until the metric is as good as this, and less is better."""
     reach_in: Literal["seconds", "progress"] | None = None
-    """What ``reach`` counts: seconds of training, unless told, or progress in the recipe's own unit."""
+    """Unit of ``reach``: seconds of training (the default), or progress in the recipe's unit."""
 
     @model_validator(mode="after")
     def _all_count(self) -> ObjectiveConfig:
@@ -123,7 +123,7 @@ class ObjectiveConfig(Config):
 
 
 class BoundConfig(Config):
-    """What a metric's last value has to be for a configuration to count."""
+    """Bounds of a metric's last value; a configuration counts if they are met."""
 
     min: Real | None = None
     """The least that it may be."""
@@ -138,12 +138,14 @@ class BoundConfig(Config):
 
 
 class SamplerConfig(Config):
-    """How the next configuration is chosen."""
+    """Selection of the next configuration."""
 
     kind: Literal["tpe", "random", "nsga2"] = "tpe"
     """Tree-structured Parzen estimator, uniformly at random, or the genetic algorithm NSGA-II."""
     startup: Count | None = None
-    """Trials at random before ``tpe`` learns from them, or the size of a generation of ``nsga2``; 10 unless told."""
+    """Random trials before ``tpe`` uses results, or the size of a generation of
+    ``nsga2``; 10 by default.
+    """
 
     @model_validator(mode="after")
     def _all_count(self) -> SamplerConfig:
@@ -153,13 +155,15 @@ class SamplerConfig(Config):
 
 
 class PrunerConfig(Config):
-    """When a trial is ended that will not be among the best; with one objective only."""
+    """Early end of trials that will not be among the best; with one objective only."""
 
     kind: Literal["auto", "off", "median", "hyperband", "wilcoxon"] = "auto"
     """Compares evaluations (``median``, ``hyperband``) or seeds (``wilcoxon``); ``auto`` is ``wilcoxon`` with several
     seeds, else ``median``."""
     startup: Annotated[Whole, Field(ge=0)] | None = None
-    """How many are not pruned in the beginning: of ``median`` trials, 5 unless told; of ``wilcoxon`` seeds, 2."""
+    """Number of trials that ``median`` never prunes at the start, 5 by default, or of seeds for
+    ``wilcoxon``, 2 by default.
+    """
 
     @model_validator(mode="after")
     def _all_count(self) -> PrunerConfig:
@@ -169,25 +173,27 @@ class PrunerConfig(Config):
 
 
 class BudgetConfig(Config):
-    """What the whole study may use, in all its sessions and workers together."""
+    """Limits of the study, for all its sessions and workers together."""
 
     trials: Count = 20
     """Number of trials, whatever becomes of them."""
     seconds: Positive | None = None
-    """Time during which trials were running; no trial is begun after it."""
+    """Time during which trials were running; afterwards no trial starts."""
     device_seconds: Positive | None = None
-    """The sum of the times of all trials; no trial is begun after it."""
+    """The sum of the times of all trials; afterwards no trial starts."""
     parallel: Count = 1
     """Trials at a time that ``runner study run`` trains."""
 
 
 class LimitsConfig(Config):
-    """What one training may use before it is ended."""
+    """Limits of one training."""
 
     seconds: Positive | None = None
     """Its length."""
     memory_gib: Positive | None = None
-    """Memory of its processes on the host; half of what is free when it begins unless told."""
+    """Memory of its processes on the host; by default half of the memory that is
+    free when it starts.
+    """
     silence: Positive = 600.0
     """Seconds without a sign of progress after which it counts as hung; longer than any compilation."""
 
@@ -203,7 +209,7 @@ class StudyConfig(Config):
     """A study: a search over stages and hyperparameters of a recipe."""
 
     kind: Literal["study"]
-    """Says that this file is a study."""
+    """Marks this file as a study."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the study in its storage, its folder and its run in MLflow."""
     recipe: Annotated[str, Field(min_length=1)]
@@ -211,7 +217,9 @@ class StudyConfig(Config):
     set: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE`` for all trials."""
     space: dict[str, ParameterConfig] = Field(min_length=1)
-    """What is searched, by dotted path of the recipe; the settings of a stage exist where it is on."""
+    """The search space, by dotted path of the recipe; settings of a stage exist
+    where the stage is on.
+    """
     objectives: dict[
         str, Annotated[ObjectiveConfig, BeforeValidator(_spelled_out, json_schema_input_type=_Objective)]
     ] = Field(min_length=1)
@@ -221,17 +229,19 @@ class StudyConfig(Config):
     seeds: Count = 1
     """Trainings of a trial, with the recipe's seed and those after it; what counts is their mean."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
-    """What is suggested follows from it and from what came out before."""
+    """Suggestions are a function of the seed and of earlier results."""
     sampler: SamplerConfig = SamplerConfig()
     """How the next configuration is chosen."""
     pruner: PrunerConfig = PrunerConfig()
     """When a trial is ended early."""
     retries: Annotated[Whole, Field(ge=0)] = 1
-    """How often a training goes on from its checkpoint after a crash that need not come again."""
+    """Number of times that a training continues from its checkpoint after a crash
+    that may not be repeated.
+    """
     budget: BudgetConfig = BudgetConfig()
-    """What the study may use."""
+    """Limits of the study."""
     limits: LimitsConfig = LimitsConfig()
-    """What one training may use."""
+    """Limits of one training."""
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyConfig:
@@ -265,7 +275,7 @@ class StudyConfig(Config):
 
     @property
     def pruner_kind(self) -> str:
-        """What ``auto`` means here."""
+        """Returns the pruner that ``auto`` selects here."""
         if self.pruner.kind != "auto":
             return self.pruner.kind
         if len(self.objectives) > 1 or next(iter(self.objectives.values())).reach is not None:
@@ -275,7 +285,7 @@ class StudyConfig(Config):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting that is searched."""
+    """A searched setting."""
 
     path: str
     config: ParameterConfig
@@ -300,7 +310,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """All settings that are searched, switches of stages first and none before what it needs."""
+    """The searched settings: switches of stages first, and none before the switches it needs."""
 
     parameters: Sequence[Parameter]
     on: Collection[str]  # the stages that are on in the recipe
@@ -309,12 +319,15 @@ class Space:
     def of(
         cls, searched: Mapping[str, ParameterConfig], requirements: Mapping[str, Collection[str]], on: Collection[str]
     ) -> Space:
-        """That of a file's settings, by what every stage requires and which are on in the recipe."""
+        """Creates the search space of a file, from the requirements of every stage and the stages
+        that are on in the recipe.
+        """
         arranged, parameters = list[Parameter](), [Parameter(path, config) for path, config in searched.items()]
         switches = {parameter.stage: parameter for parameter in parameters if parameter.stage is not None}
 
         def arrange(stage: str) -> None:
-            switch = switches.pop(stage, None)  # so also stages that need each other come to an end
+            # Also ends the recursion for stages that require each other.
+            switch = switches.pop(stage, None)
             if switch is not None:
                 for required in requirements[stage]:
                     arrange(required)
@@ -335,11 +348,14 @@ class Space:
 
     @property
     def configurations(self) -> float:
-        """How many there are, conditions aside; infinite with a range of real numbers."""
+        """Returns the number of configurations without conditions; infinite with
+        a range of real numbers.
+        """
         return math.prod(parameter.config.count for parameter in self.parameters)
 
     def settle(self, ask: Callable[[Parameter], Any]) -> dict[str, Any]:
-        """The value of every setting that exists, by path; asked for where its stages are on.
+        """Returns the value of every setting that exists, by path; ``ask`` is called for settings
+        whose stages are on.
 
         A stage whose requirements are not met is off.
         """
@@ -370,5 +386,5 @@ def short(path: str) -> str:
 
 
 def is_on(value: Any) -> bool:
-    """Whether the value of a stage switches it on."""
+    """Returns whether the value of a stage switches it on."""
     return value not in (OFF, False)

@@ -32,11 +32,11 @@ FORECAST_SECONDS = 30.0
 _LOUD = 0.25  # load for each core from which on a measurement of speed is not worth beginning
 _FIXED = {  # settings that cannot be searched, and why
     "name": "it names the runs",
-    "seed": "the study's 'seeds' says how many there are",
-    "tracking": "it says where the runs are kept",
+    "seed": "the study's 'seeds' determines the seeds",
+    "tracking": "it determines where runs are recorded",
     "extends": "it is only valid in a recipe",
 }
-# What may change while a study goes on; recipe and assignments count by what they come to:
+# Settings that may change during a study; recipe and assignments count by their result:
 _UNESSENTIAL = {"budget", "limits", "retries", "recipe", "set"}
 _LOGGED = ("eval/", "train/", "perf/")
 
@@ -48,12 +48,14 @@ class Definition:
     path: Path
     config: StudyConfig
     sets: tuple[str, ...]  # assignments for all trials, those of the command line last
-    recipe: Recipe  # what is searched around
+    recipe: Recipe  # the base of the search
     space: Space
     catalog: Registry
 
     def recipe_of(self, values: Mapping[str, Any], seed: int | None = None) -> Recipe:
-        """The recipe with these settings by path, or a ``RecipeError``; with its own seed unless told."""
+        """Returns the recipe with these settings by path, or raises a
+        ``RecipeError``; its seed is unchanged by default.
+        """
         seeded = [] if seed is None else [f"seed={seed}"]
         return load(self.recipe.path, (*self.sets, *assignments(values), *seeded), self.catalog)
 
@@ -79,22 +81,24 @@ class Definition:
 
     @property
     def seeds(self) -> list[int]:
-        """Those of a trial's trainings."""
+        """Returns the seeds of a trial's trainings."""
         return [self.recipe.seed + number for number in range(self.config.seeds)]
 
     @property
     def essentials(self) -> dict[str, Any]:
-        """The study's settings that decide what a trial is and what it comes to; budget and limits do not."""
+        """Returns the study's settings that determine trials and their results,
+        without budget and limits.
+        """
         return self.config.model_dump(mode="json", exclude=_UNESSENTIAL)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides what a trial is and what it comes to."""
+        """Returns the SHA-256 of everything that determines trials and their results."""
         return hashlib.sha256(json.dumps([self.essentials, self.recipe.digest], sort_keys=True).encode()).hexdigest()
 
     @property
     def described(self) -> dict[str, Any]:
-        """What the study's storage keeps of it, without secrets."""
+        """Returns the description of the study for its storage, without secrets."""
         whole = {
             "digest": self.digest, "file": str(self.path.resolve()), "sets": list(self.sets[len(self.config.set) :]),
             "config": self.config.model_dump(mode="json"), "recipe": self.recipe.values(),
@@ -103,7 +107,7 @@ class Definition:
         return dict(json.loads(json.dumps(redact_values(whole))))
 
     def differing(self, described: Mapping[str, Any]) -> list[str]:
-        """The dotted paths of what decides and is not as it was described."""
+        """Returns the dotted paths of determining settings that differ from a description."""
 
         def essential(whole: Mapping[str, Any]) -> dict[str, Any]:
             config = {name: value for name, value in whole["config"].items() if name not in _UNESSENTIAL}
@@ -118,7 +122,7 @@ def load_study(
 ) -> Definition:
     """Reads and validates a study's file, its recipe with assignments of the command line after those of the file.
 
-    Seconds, if given, are what the study may use instead of those in the file.
+    ``seconds`` replaces the study's budget of seconds in the file.
 
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
@@ -132,7 +136,7 @@ def load_study(
     for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
         for name in metrics:
             if name != VERIFY and not name.startswith(_LOGGED):
-                message = f"is not a metric of a training; their names begin with {', '.join(_LOGGED)}"
+                message = f"is not a metric of a training; their names start with {', '.join(_LOGGED)}"
                 problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
     if problems:
         raise RecipeError(problems)
@@ -176,7 +180,7 @@ def _space(searched: Mapping[str, ParameterConfig], on: Collection[str], catalog
         for other in searched:
             is_switch = section == STAGES and len(other.split(".")) == 2
             if path.startswith(f"{other}.") and not is_switch:
-                refuse(path, f"is part of '{other}', which is searched as a whole")
+                refuse(path, f"is part of '{other}', which is searched in one piece")
     if problems:
         raise RecipeError(problems)
     space = Space.of(searched, requirements, on)
@@ -194,7 +198,7 @@ def _try_values(definition: Definition, root: Node) -> None:
     problems, possible = list[Problem](), dict[str, list[tuple[int, Any]]]()
 
     def refuse(path: str, messages: Sequence[str], number: int | None) -> None:
-        """Says it at the value of that number, or at the key."""
+        """Adds problems at the value with that number, or at the key."""
         values = [value for name in ("choice", "float", "int") for value in root.items("space", path, name)]
         named = (root.get("space", path) or root).anchor
         place = named if number is None or number >= len(values) else values[number].place
@@ -222,7 +226,9 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
         needed += [each for each in switches[kind].needs if each not in needed] if kind in switches else []
 
     def harmless(parameter: Parameter) -> Any:
-        """A value for a stage that is not asked about: on where one of the others needs it, else as in the recipe."""
+        """Returns a value for a stage that is not under test: on where another stage requires it,
+        else as in the recipe.
+        """
         wants_on = parameter.stage in {*needed, *space.on}
         return next((each for each in parameter.config.levels if is_on(each) == wants_on), parameter.config.levels[0])
 
@@ -243,9 +249,9 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one short training of the recipe as it is says about the study."""
+    """The forecast of a study's time from one short training of the recipe."""
 
-    start_seconds: float  # until the training begins
+    start_seconds: float  # until the training starts
     seconds_a_step: float
     trial_seconds: float
     study_seconds: float  # of all trials, if none ends early and all are as fast as the recipe as it is
@@ -253,12 +259,12 @@ class Forecast:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What ``runner study plan`` says."""
+    """The output of ``runner study plan``."""
 
     name: str
     recipe: str
     space: Sequence[tuple[str, str, str]]  # path, values, and the stages that the setting needs
-    configurations: float | None  # None with a range of real numbers, which has endlessly many
+    configurations: float | None  # None with a range of real numbers
     trials: int
     trainings: int
     budget: str
@@ -301,13 +307,13 @@ def _remarks(definition: Definition) -> Iterator[str]:
             promised = (recipe.stages.get(stage) or definition.catalog.get(STAGES, stage)()).contract(setting)
             if isinstance(promised, Statistical):
                 yield (
-                    f"{stage} promises what only whole trainings can show (Statistical): with verify: pass no "
+                    f"{stage} has a promise that only complete trainings can prove (Statistical): with verify: pass no "
                     "configuration with it counts; verify: no_fail lets it through"
                 )
     if config.pruner_kind in ("median", "hyperband") and recipe.train.evaluate_every is None:
         yield "nothing is pruned: train.evaluate_every is null, so that a training is judged at its end only"
     if recipe.train.checkpoint_every is None:
-        yield "train.checkpoint_every is null: a trial that is interrupted begins anew"
+        yield "train.checkpoint_every is null: an interrupted trial starts again"
     if space.configurations <= config.budget.trials:
         yield f"{config.budget.trials} trials are more than there are configurations"
     if conditional := [each.path for each in space.parameters if each.needs]:

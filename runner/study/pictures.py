@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.study.config import short
 from runner.system.plots import BLACK, BLUE, GREY, VERMILLION, draw_all, legend
@@ -25,7 +25,7 @@ _MARKS: Mapping[str, Mapping[str, Any]] = {
 """By what became of a trial: what is best is drawn last, so that nothing hides it."""
 _STRIP = 0.4  # of the room of a choice, over which its trials are spread from the first to the last
 SLICE = "slice-"
-"""How the names of pictures of one setting begin."""
+"""Prefix of the names of plots of one setting."""
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
@@ -71,7 +71,9 @@ def _front(summary: Summary, canvas: Any) -> None:
     axes = canvas.subplots()
     one, other = list(summary.objectives)[:2]
     front = sorted((row.values[one], row.values[other]) for row in summary.best)
-    axes.plot(*_columns(front), color=VERMILLION, linewidth=0.8)
+    # Steps, because no trial is known to reach a value between two others.
+    side: Literal["pre", "post"] = "pre" if summary.objectives[one] == "maximize" else "post"
+    axes.step(*_columns(front), where=side, color=VERMILLION, linewidth=0.8)
     _points(axes, summary, ((row.values[one], row.values[other], row) for row in summary.rows if row.values))
     for place in dict.fromkeys(front):
         there = [row.number for row in summary.best if (row.values[one], row.values[other]) == place]
@@ -97,7 +99,9 @@ def _importance(summary: Summary, canvas: Any) -> None:
 
 
 def _slice(summary: Summary, path: str, canvas: Any) -> None:
-    """One setting against every objective; whatever the setting, an objective has the same scale."""
+    """Draws one setting against every objective; an objective has the same scale for all
+    settings.
+    """
     tried = [row for row in summary.rows if row.values and path in row.settings]
     settings = [row.settings[path] for row in tried]
     numbers = all(isinstance(setting, int | float) and not isinstance(setting, bool) for setting in settings)
@@ -113,14 +117,16 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
             axes.xaxis.get_major_locator().set_params(subs=(1, 3) if max(settings) < 1e3 * min(settings) else (1,))
             axes.xaxis.set_major_formatter("{x:g}")
         if not numbers:
-            choices = list(dict.fromkeys(map(str, settings)))
+            choices = sorted(set(map(str, settings)))
             axes.set(xticks=range(len(choices)), xticklabels=choices, xlim=(-0.5, len(choices) - 0.5))
     legend(canvas)
 
 
 def _strip(choices: Sequence[str]) -> list[float]:
-    """Where trials stand above their choices: each at its own place, in order, so that none hides another."""
-    places = list(dict.fromkeys(choices))
+    """Returns x positions of trials above their choices: side by side in order,
+    so that none hides another.
+    """
+    places = sorted(set(choices))  # in the same order in every plot
     found = []
     for number, choice in enumerate(choices):
         before, of = choices[:number].count(choice), choices.count(choice)

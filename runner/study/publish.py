@@ -36,16 +36,18 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Writes a study to MLflow. A store that goes away costs no trial: what it lacks is sent when it is back.
+    """Writes a study to MLflow. An unreachable store fails no trial: missing data
+    are sent when it is available again.
 
-    One worker at a time may make the publisher of a study; its identity is no other's, whatever that is called.
+    Only one worker at a time may create the publisher of a study. The identity of a study is
+    unique, even if names repeat.
     """
 
     def __init__(self, store: Store, study: Study, definition: Definition) -> None:
         self._store, self._study, self._name = store, study, f"{study.study_name}-{study.user_attrs[IDENTITY]}"
         config, recipe = definition.config, definition.recipe
         self._experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, tuple(config.objectives)))
-        # Of these a value is what a run logs last, so that it stands in the same column:
+        # The value of these objectives equals the last logged value, and is in the same column:
         objectives = config.objectives.items()
         self._alike = [name for name, each in objectives if each.reach is None and each.value in (None, "last")]
         self._several = config.seeds > 1
@@ -67,7 +69,9 @@ class Publisher:
         return f"{self._name}-{number:04d}"
 
     def trial(self, number: int, settings: Mapping[str, Any], tags: Mapping[str, object]) -> str:
-        """The run of a trial that begins, or goes on, with its whole recipe; empty if MLflow cannot be reached now."""
+        """Returns the run of a trial that starts or continues, with its recipe; empty if MLflow
+        cannot be reached now.
+        """
         run_id = self._run_of(number)
         if run_id:
             self._send(run_id, params_of(settings), {**self._tags(number), **params_of(tags)}, "RUNNING")
@@ -75,7 +79,9 @@ class Publisher:
 
     @contextmanager
     def shipping(self, run_id: str, folder: Path) -> Iterator[None]:
-        """Carries what a training logs to MLflow, beside it and a last time when it has ended."""
+        """Sends the log of a training to MLflow during the training, and a last time after its
+        end.
+        """
         make_folder(folder)
         os.close(open_file(folder / SPOOL, os.O_WRONLY | os.O_CREAT))
         if not run_id:
@@ -90,14 +96,16 @@ class Publisher:
             shipper.try_to_ship()
 
     def interrupt(self, run_id: str) -> None:
-        """Says that a trial stands still."""
+        """Marks a trial as interrupted."""
         if run_id:
             self._send(run_id, {}, {}, "KILLED")
 
     def tell(
         self, folder: Path, settings: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
     ) -> None:
-        """Keeps what a trial has come to in a spool of its folder, which is named by its number, and sends it."""
+        """Writes the result of a trial to a spool in its folder, which is named
+        by its number, and sends it.
+        """
         make_folder(folder)
         spool = Spool(folder / SPOOL)
         spool.append(
@@ -109,7 +117,9 @@ class Publisher:
         self.catch_up(folder.parent)
 
     def catch_up(self, trials: Path) -> None:
-        """Sends what trials have come to and MLflow does not have yet, from a folder that has one for each."""
+        """Sends results of trials that MLflow does not have yet, from a folder
+        with one subfolder per trial.
+        """
         for spool in filter(unsent, sorted(trials.glob(f"*/{SPOOL}"))):
             run_id = self._run_of(int(spool.parent.name))
             if not run_id:
@@ -118,7 +128,7 @@ class Publisher:
             all(Shipper(self._store, run_id, each).try_to_ship() for each in spools)
 
     def end(self, status: str, summary: Summary, artifacts: Sequence[Path]) -> None:
-        """Says how the study stands, with its report; of the best trial the study has the values, too."""
+        """Writes the status of the study with its report, and the values of the best trial."""
         for path in artifacts:
             self._try(self._store.client.log_artifact, self._parent, str(path))
         said, metrics = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials", list[Metric]()
@@ -137,7 +147,9 @@ class Publisher:
         self._try(self._store.set_status, self._parent, status, _now())
 
     def _metrics(self, values: Mapping[str, float], beside: bool) -> dict[str, float]:
-        """The values of objectives, and ``beside`` them the same under the names of a run's metrics."""
+        """Returns the values of objectives, and with ``beside`` also under the
+        names of a run's metrics.
+        """
         found = {f"objective/{name}": value for name, value in values.items()}
         found |= {name: value for name, value in values.items() if beside and name in self._alike}
         return {mlflow_key(name): value for name, value in found.items()}
@@ -150,9 +162,10 @@ class Publisher:
     def _run_of(self, number: int) -> str:
         """The run of a trial; empty, with a warning, if MLflow cannot be reached now."""
         try:
-            return self._run(f"trial {number} of {self._name}")  # what differs stands first, as columns are narrow
+            # The differing part comes first, because columns are narrow.
+            return self._run(f"trial {number} of {self._name}")
         except StorageError as error:
-            _log.warning("%s; it is told when it answers again", error)
+            _log.warning("%s; the results are sent when it is available again", error)
             return ""
 
     def _tags(self, number: int) -> dict[str, str]:
@@ -179,7 +192,7 @@ class Publisher:
 
 
 def _facts(definition: Definition) -> dict[str, str]:
-    """What a study is, and what to do with it."""
+    """Returns the description of a study, with the commands for it."""
     config, file = definition.config, shlex.quote(shown_path(definition.path))
     searched = [path.removeprefix("optimization.") for path in config.space]
     wanted = (f"{name} ({each.direction})" for name, each in config.objectives.items())
@@ -189,7 +202,7 @@ def _facts(definition: Definition) -> dict[str, str]:
         "overridden": code(*definition.sets),
         "searched": code(*searched),
         "objectives": ", ".join(wanted),
-        "go on with it": code(f"runner study run {file}"),
+        "continue it": code(f"runner study run {file}"),
         "look at it": code(f"runner study show {config.name}"),
         "use what is best": code(f"runner study best {config.name} > best.yaml"),
     }

@@ -1,4 +1,4 @@
-"""What ``runner ls`` knows of a study, in its folder, from trial to trial."""
+"""The record of a study for ``runner ls``, in the study's folder, updated with every trial."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.tracking.workspace import Workspace
 def study_record(
     name: str, definition: Definition, study: Study, here: Workspace, status: Literal["RUNNING"] | Status
 ) -> Record:
-    """How a study stands, of which the folder has this name."""
+    """Returns the record of a study, whose folder has this name."""
     config, recipe, now = definition.config, definition.recipe, time.time()
     trials = study.get_trials(deepcopy=False)
     begun = [each["begin"] for trial in trials for each in trial.user_attrs.get(ATTEMPTS, ())]

@@ -1,4 +1,4 @@
-"""What a study will come to or has come to: tables for a terminal, and a page that needs nothing beside it."""
+"""The plan and the results of a study: tables for a terminal, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def show_plan(plan: StudyPlan, console: Console) -> None:
 
 
 def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
-    """One page with everything in it, pictures too; a hint says why there are none, if so."""
+    """Returns a page that contains everything, including plots; ``hint`` is the
+    reason if there are none.
+    """
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("runner.study", "."), autoescape=True, trim_blocks=True)

@@ -1,4 +1,5 @@
-"""The studies of a workspace, or of many machines: Optuna's storage, who works on which trial, and suggestions.
+"""Optuna's storage for the studies of a workspace or of many machines, the leases
+of trials, and suggestions.
 
 Suggestions follow from the study's seed, the trial's number and what came out before, and from nothing else.
 """
@@ -47,13 +48,14 @@ from runner.tracking.workspace import Workspace
 VARIABLE = "OPTUNA_STORAGE"
 _DATABASE = "optuna.db"
 DEFINITION, IDENTITY = "runner.definition", "runner.id"  # attributes of a study
-TOP_UP = -1  # the lease of whoever adds trials to the queue
+TOP_UP = -1  # the lease for adding trials to the queue
 _TRIES = 5
-BEAT_SECONDS = 5.0  # between two signs of life of who holds a trial
+BEAT_SECONDS = 5.0  # between two heartbeats of a worker
 DEAD_SECONDS = 60.0  # without a beat after which a holder on another machine is taken for dead
 _WAIT_SECONDS = 0.2
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would say of every conditional setting that it is drawn alone
+# It would warn that every conditional setting is sampled independently.
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class _Base(MappedAsDataclass, DeclarativeBase):
@@ -61,7 +63,7 @@ class _Base(MappedAsDataclass, DeclarativeBase):
 
 
 class Lease(_Base):
-    """Who holds a trial: a row, unique by study and trial."""
+    """The worker of a trial: a row, unique by study and trial."""
 
     __tablename__ = "runner_leases"
     study: Mapped[str] = mapped_column(String(128), primary_key=True)
@@ -71,9 +73,10 @@ class Lease(_Base):
         String(256)
     )  # host, boot, process namespace and machine, in which ``pid`` counts
     pid: Mapped[int] = mapped_column(BigInteger)
-    born: Mapped[float]  # when the process began, which tells it from a later one with the same number
+    # Start of the process, which distinguishes it from a later one with the same number.
+    born: Mapped[float]
     beats: Mapped[int] = mapped_column(BigInteger)
-    seen: Mapped[float]  # when it was last heard of, in seconds since 1970 by its own clock
+    seen: Mapped[float]  # last heartbeat, in seconds since 1970 by the worker's clock
 
     @property
     def owner(self) -> Owner:
@@ -97,7 +100,9 @@ class Leases:
             _Base.metadata.create_all(engine)
 
     def claim(self, trial: int) -> bool:
-        """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
+        """Claims a trial that has no worker, or a dead one; returns False if it belongs to
+        another.
+        """
         holder, own = self.holder(trial), Owner.this_process()
         place = " ".join((own.host, own.boot_id, own.namespace, own.machine))
         mine = {"worker": self.worker, "place": place, "pid": own.pid,
@@ -115,7 +120,7 @@ class Leases:
 
     @contextmanager
     def waiting(self, trial: int) -> Iterator[None]:
-        """Holds a lease for a moment, when whoever holds it has given it up."""
+        """Holds a lease for a moment, after any other holder has released it."""
         while not self.claim(trial):
             time.sleep(_WAIT_SECONDS)
         try:
@@ -124,7 +129,9 @@ class Leases:
             self.release(trial)
 
     def beat(self, trial: int) -> bool:
-        """Says that this worker lives; false if the trial is no longer its own."""
+        """Writes a heartbeat of this worker; returns False if the trial belongs to another one
+        now.
+        """
         mine = update(Lease).where(self._row(trial), Lease.worker == self.worker)
         return self._execute(mine.values(beats=Lease.beats + 1, seen=time.time()))
 
@@ -137,7 +144,7 @@ class Leases:
         self._execute(delete(Lease).where(Lease.study == self._study))
 
     def holder(self, trial: int) -> Lease | None:
-        """Who holds a trial; None if nobody does."""
+        """Returns the lease of a trial; None if it has none."""
         return next((lease for lease in self.all() if lease.trial == trial), None)
 
     def all(self) -> list[Lease]:
@@ -146,7 +153,8 @@ class Leases:
             return list(session.scalars(select(Lease).where(Lease.study == self._study)))
 
     def alive(self, lease: Lease) -> bool | None:
-        """Whether its holder lives; None of one elsewhere that has not been seen to beat, nor been silent for too long.
+        """Returns whether the holder is alive; None for one on another machine without an observed
+        heartbeat, until it was silent for too long.
 
         Silence is measured by this clock: two clocks need not agree.
         """
@@ -163,7 +171,7 @@ class Leases:
         return (Lease.study == self._study) & (Lease.trial == trial)
 
     def _execute(self, statement: Any) -> bool:
-        """Whether it has changed one row, for an update."""
+        """Returns whether an update has changed one row."""
         with self._engine.begin() as connection:
             return int(connection.execute(statement).rowcount) == 1
 
@@ -195,7 +203,8 @@ class StudyStore(RDBStorage):
             make_folder(workspace.root)
             if is_link(database):
                 raise OSError(f"{database} is a symbolic link, which is not followed")
-            with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
+            # A database that several processes create together stays broken.
+            with FileLock(workspace.root / "optuna.lock"):
                 for _ in range(_TRIES - 1):
                     with suppress(exc.IntegrityError, exc.ProgrammingError):
                         return cls(url, engine_kwargs=engine)
@@ -218,15 +227,17 @@ class StudyStore(RDBStorage):
     @classmethod
     @contextmanager
     def session(cls, workspace: Workspace, reading: bool = False) -> Iterator[StudyStore]:
-        """Opens it for a while; a ``StorageError`` says where study and trials stand if it goes away."""
+        """Opens the storage inside the ``with``; a ``StorageError`` reports if it
+        becomes unreachable.
+        """
         store = cls.open(workspace, reading)
         try:
             yield store
         except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise StorageError(
-                f"study storage {redact(store.url)} does not answer any more: {reason}; the same command goes on from "
-                "there"
+                f"study storage {redact(store.url)} does not answer any more: {reason}; the same command continues "
+                "from there"
             ) from error
         finally:
             store.remove_session()
@@ -244,14 +255,14 @@ class StudyStore(RDBStorage):
         kept = study.user_attrs.get(DEFINITION)
         if kept is None:
             if study.trials:
-                raise UsageError(f"study '{config.name}' was not begun by the runner; give this one another name")
+                raise UsageError(f"study '{config.name}' was not created by the runner; give this one another name")
             study.set_user_attr(IDENTITY, uuid.uuid4().hex[:8])
             with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
                 study.set_metric_names(list(config.objectives))  # for optuna-dashboard
         elif kept["digest"] != definition.digest:
-            shown = ", ".join(definition.differing(kept)[:6]) or "what the recipe runs"
+            shown = ", ".join(definition.differing(kept)[:6]) or "the code of the recipe"
             raise UsageError(
-                f"study '{config.name}' was begun with another definition ({shown}); give this one another name, or "
+                f"study '{config.name}' was created with another definition ({shown}); give this one another name, or "
                 "replace that one: --fresh"
             )
         study.set_user_attr(DEFINITION, definition.described)  # budget and limits may change
@@ -266,7 +277,7 @@ class StudyStore(RDBStorage):
             raise UsageError(f"no study '{name}' in {redact(self.url)}{suggestion(name, known)}")
         study = optuna.load_study(study_name=name, storage=self)
         if DEFINITION not in study.user_attrs:
-            raise UsageError(f"study '{name}' was not begun by the runner")
+            raise UsageError(f"study '{name}' was not created by the runner")
         return study
 
     def top_up(self, study: Study, definition: Definition, leases: Leases) -> None:
@@ -276,7 +287,7 @@ class StudyStore(RDBStorage):
                 study.enqueue_trial((definition.as_given() or {}) if number == 0 else {})
 
     def trial(self, study: Study, number: int) -> Trial:
-        """A trial that is not finished, by its number, to go on with: it runs from now on."""
+        """Returns an unfinished trial by its number, in state RUNNING, to continue it."""
         study_id = self.get_study_id_from_name(study.study_name)
         trial_id = self.get_trial_id_from_study_id_trial_number(study_id, number)
         self.set_trial_state_values(trial_id, TrialState.RUNNING)
@@ -296,7 +307,8 @@ def forget(name: str, workspace: Workspace) -> None:
     """Forgets what a study of that name has tried, and lays its folder aside; MLflow keeps it.
 
     Raises:
-        UsageError: a worker is at it; of one on another machine it may take a minute to know.
+        UsageError: A worker is active; for one on another machine, that may take
+            a minute to determine.
     """
     with StudyStore.session(workspace) as store:
         leases = Leases(store.engine, name)
@@ -327,8 +339,9 @@ def verdict_key(recipe: Recipe, searched: Mapping[str, Any]) -> str:
 class PerTrialSampler(BaseSampler):
     """A fresh sampler for every trial, and for every parameter that is not drawn together with others.
 
-    Optuna stores no sampler's generator, so that one which goes on from trial to trial would suggest something else
-    after a restart. Here a trial that is begun again, even in the middle of its suggestions, is suggested the same.
+    Optuna does not store a sampler's generator, so that one sampler for all trials would suggest
+    something else after a restart. Here a trial that is started again, even in the middle of its
+    suggestions, receives the same suggestions.
     """
 
     def __init__(self, config: StudyConfig) -> None:
@@ -336,7 +349,9 @@ class PerTrialSampler(BaseSampler):
         self._together: BaseSampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters that are drawn together, which Optuna asks for just before it has them drawn."""
+        """Returns the parameters that are sampled together; Optuna calls this
+        just before sampling them.
+        """
         self._together = self._new(trial.number, "")
         return self._together.infer_relative_search_space(study, trial)
 
@@ -365,7 +380,9 @@ class PerTrialSampler(BaseSampler):
 
 
 def pruner(config: StudyConfig, goal: int, every: int) -> BasePruner:
-    """Decides whether a trial goes on, whose trainings end at a step and are evaluated every so many."""
+    """Returns the pruner for trainings that end at ``goal`` and are evaluated
+    every ``every`` steps.
+    """
     kind, startup = config.pruner_kind, config.pruner.startup
     if kind == "median":
         return MedianPruner(n_startup_trials=5 if startup is None else startup)

@@ -1,4 +1,4 @@
-"""What trials keep beside Optuna's own and came to by what they logged, and what a study has come to by that."""
+"""Attempts and logged values of trials, and the summary of a study."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ ATTEMPTS, RECIPE, VALUES, CAUSE = "runner.attempts", "runner.recipe", "runner.va
 REASON, OVERHEAD, NEIGHBOURS, VERDICT = "runner.reason", "runner.overhead_s", "runner.neighbours", "runner.verdict"
 DISTURBED = 0.1  # the share of the processor that others may take before a measurement of speed is in doubt
 KILLED = "killed with its worker"
-Interval = tuple[float, float]  # begin and end in seconds since 1970
+Interval = tuple[float, float]  # start and end in seconds since 1970
 FEWEST = 5  # trials with a stage, and without, that its worth needs
-FEWEST_DECIDE = 16  # trials that importance needs; with fewer it mostly shows chance
+FEWEST_DECIDE = 16  # trials that importance needs; with fewer it is dominated by chance
 _TOP = 5  # trials that are the best, to importance, if a tenth of all are fewer
 _RESAMPLES = 2000
 
 
 class Attempts:
-    """The attempts at one trial, each with ``begin``, ``seed`` (or what else it is) and then ``end`` and ``cause``.
+    """The attempts at one trial, each with ``begin``, ``seed`` (or another step)
+    and then ``end`` and ``cause``.
 
     That of a worker that is gone ended when it was last seen; of one that is ``lost`` no end is kept.
     """
@@ -56,7 +57,9 @@ class Attempts:
 
     @contextmanager
     def at(self, seed: int | str) -> Iterator[dict[str, Any]]:
-        """One that lasts as long as this; it was stopped, unless it is given another cause."""
+        """Records an attempt that lasts as long as the ``with``; its cause is
+        STOPPED unless another is set.
+        """
         attempt: dict[str, Any] = {"begin": time.time(), "seed": seed}
         self._all.append(attempt)
         self._trial.set_user_attr(ATTEMPTS, self._all)
@@ -68,13 +71,13 @@ class Attempts:
                 self._trial.set_user_attr(ATTEMPTS, self._all)
 
     def of(self, seed: int | str, *causes: str) -> list[dict[str, Any]]:
-        """Those at one training, with one of these causes if any are given."""
+        """Returns the attempts at one training, with one of these causes if any are given."""
         return [each for each in self._all if each["seed"] == seed and (not causes or each.get("cause") in causes)]
 
 
 @dataclass(frozen=True)
 class Used:
-    """What of a budget is spent."""
+    """The used part of a budget."""
 
     trials: int
     seconds: float
@@ -82,7 +85,9 @@ class Used:
 
     @classmethod
     def by(cls, trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
-        """In all sessions and workers; leases say how long what has not ended was alive."""
+        """Returns the used part in all sessions and workers; leases show how long
+        unfinished trials were alive.
+        """
         seen = {lease.trial: lease.seen for lease in leases}
         intervals = [
             (each["begin"], each.get("end") or max(each["begin"], seen.get(trial.number, 0.0)))
@@ -94,7 +99,9 @@ class Used:
 
 
 def neighbours(own_seconds: float, seconds: float) -> float:
-    """The share of this process's processors that others took since ``psutil.cpu_percent`` was last asked, 0 to 1."""
+    """Returns the share of this process's processors that others used since the last call of
+    ``psutil.cpu_percent``, 0 to 1.
+    """
     every = psutil.cpu_percent(percpu=True)
     cores = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else [*range(len(every))]
     busy = [every[core] / 100 for core in cores or () if core < len(every)]
@@ -102,7 +109,7 @@ def neighbours(own_seconds: float, seconds: float) -> float:
 
 
 class Point(NamedTuple):
-    """One logged value."""
+    """A logged value."""
 
     at: float  # seconds since 1970
     step: int
@@ -113,7 +120,7 @@ Logged = Mapping[str, Sequence[Point]]
 
 
 def logged_by(spool: Path, prefix: str) -> Logged:
-    """All that a training logged, by metric, in order."""
+    """Returns all logged values of a training, by metric, in order."""
     found: dict[str, list[Point]] = defaultdict(list)
     for line, _ in lines(spool):
         for name, value in line.metrics.items():
@@ -130,7 +137,9 @@ def objectives(config: StudyConfig, logged: Logged, active: Sequence[Interval]) 
 
 
 def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
-    """How far the last value of every bounded metric is beyond its bound; 0 or less is within. Raises as above."""
+    """Returns by how much the last value of every bounded metric exceeds its bound; 0 or less is
+    within. Raises as above.
+    """
     found = {}
     for name, bound in config.constraints.items():
         if not isinstance(bound, str):
@@ -174,15 +183,16 @@ def _points(name: str, logged: Logged) -> Sequence[Point]:
 
 @dataclass(frozen=True)
 class Row:
-    """One trial."""
+    """The row of a trial."""
 
     number: int
     state: str  # Optuna's: COMPLETE, PRUNED, FAIL, RUNNING or WAITING
-    cause: str  # what became of it: done, pruned, out of memory, diverged, ...; infeasible if a bound is not kept
+    # The result: done, pruned, out of memory, diverged, ...; infeasible if a bound is violated.
+    cause: str
     reason: str
     values: Mapping[str, float]
     settings: Mapping[str, Any]
-    verdict: str  # the gate's; empty if it was not asked
+    verdict: str  # of the gate; empty if it did not judge
     best: bool  # whether nothing is better in all objectives
     is_recipe: bool  # whether it is the recipe as it was given
     seconds: float
@@ -205,7 +215,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything that ``runner study show`` says."""
+    """The output of ``runner study show``."""
 
     name: str
     file: str
@@ -217,7 +227,7 @@ class Summary:
     importance: Mapping[str, Mapping[str, float]]  # share of each setting, by objective
     worth: Sequence[Worth]
     causes: Mapping[str, int]
-    overhead_s: float | None  # what the runner took around a trial's training, in the median
+    overhead_s: float | None  # the runner's overhead per trial, in the median
     disturbed: int  # trials whose measured speed is in doubt
     seeds: int  # trainings of a trial
     logarithmic: Sequence[str]  # settings that are searched by their logarithm
@@ -232,7 +242,7 @@ class Summary:
         return sorted(front, key=lambda row: row.values[name], reverse=direction == "maximize")
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the summary as a JSON object."""
         data = asdict(self) | {"best": [row.number for row in self.best]}
         for row in data["rows"]:
             del row["recipe"]
@@ -240,14 +250,14 @@ class Summary:
 
 
 def find(reference: str, workspace: Workspace) -> Summary:
-    """A study by its name or its file, as it stands."""
+    """Returns the present summary of a study by its name or its file."""
     with StudyStore.session(workspace, reading=True) as store:
         study = store.find(reference)
         return summarise(study, Leases(store.engine, study.study_name).all(), store.dashboard)
 
 
 def summarise(study: Study, leases: Sequence[Lease] = (), dashboard: str = "") -> Summary:
-    """Reads a study that was begun by the runner, and on which those who hold leases work now."""
+    """Summarises a study of the runner; leases identify the trials that workers are running now."""
     described = study.user_attrs[DEFINITION]
     config = StudyConfig.model_validate(described["config"])
     waits = TrialState.WAITING  # beyond a budget that was lowered
@@ -293,7 +303,9 @@ def _row(trial: FrozenTrial, config: StudyConfig, best: bool) -> Row:
 
 
 def _importance(study: Study, names: Sequence[str], counting: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
-    """How much each setting decides by PED-ANOVA (Watanabe, Bansal and Hutter 2023): what sets the best apart."""
+    """Returns the importance of each setting by PED-ANOVA (Watanabe, Bansal and Hutter 2023): how
+    it separates the best trials.
+    """
     if len(counting) < FEWEST_DECIDE:
         return {}
     evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))

@@ -1,4 +1,4 @@
-"""Several workers of a study on one machine, each in a process of its own, shown as one."""
+"""Several workers of a study on one machine, each in a separate process, displayed as one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from runner.study.definition import Definition
     from runner.study.worker import StudyDisplay
 
-_END_SECONDS = 60.0  # for workers beside each other, to write their checkpoints
+_END_SECONDS = 60.0  # for local workers to write their checkpoints
 
 
 def work_together(
     definition: Definition, sets: Sequence[str], files: Sequence[Path], stop: Stop, display: StudyDisplay
 ) -> str:
-    """As ``work``, by as many workers on this machine as the budget has; ``sets`` are those of the command line."""
+    """Works like ``work``, with as many local workers as the budget has; ``sets``
+    are those of the command line.
+    """
     parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
     threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
     display.say(f"{parallel} workers with {threads} threads each")
@@ -50,14 +52,14 @@ def work_together(
     with display.phase("waiting for the workers"), ThreadPoolExecutor(parallel) as pool:
         failed = [error for error in pool.map(one, range(parallel)) if error is not None]
     if failed and not stop:
-        error = RunnerError(f"{len(failed)} of {parallel} workers failed; what they said is above")
+        error = RunnerError(f"{len(failed)} of {parallel} workers failed; their messages are above")
         error.exit_code = failed[0].exit_code
         raise error
-    return "it was told to end" if stop else ""
+    return "stopped by a signal" if stop else ""
 
 
 class _Forwarding:
-    """Shows nothing, and tells the parent what is to be shown."""
+    """Displays nothing, and sends the display to the parent."""
 
     def __init__(self, parent: Parent) -> None:
         self._parent = parent
@@ -67,20 +69,20 @@ class _Forwarding:
         self._parent.tell(say=[text])
 
     def phase(self, _name: str) -> AbstractContextManager[None]:
-        """Tells nobody: there are others."""
+        """Does nothing: there are other workers."""
         return nullcontext()
 
     def standing(self, trials: int, seconds: float, best: Mapping[str, float]) -> None:
-        """How the study stands."""
+        """Sends the state of the study."""
         self._parent.tell(standing=[trials, seconds, dict(best)])
 
     def trial(self, number: int, doing: str, figures: str = "") -> None:
-        """How a trial stands."""
+        """Sends the state of a trial."""
         self._parent.tell(trial=[number, doing, figures])
 
 
 def main(parent: Parent) -> None:
-    """One of several workers of this machine."""
+    """Runs one of several workers of this machine."""
     from runner.study.definition import load_study
     from runner.study.worker import work
 

@@ -1,4 +1,6 @@
-"""One training of a trial, and the gate's verdict before it: as the worker sees them, and in their child processes."""
+"""Trainings of trials, and verdicts of the gate before them: for the worker, and in
+child processes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from runner.train.chosen import load_resumed
 from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
-PRUNED = "pruned"  # the cause where a training was told not to go on, because it will not be among the best
+PRUNED = "pruned"  # the cause of a training that was stopped because it will not be among the best
 _GRACE_SECONDS = 30.0  # for a checkpoint, after SIGTERM
 _SIGN_SECONDS = 0.5
 _free_at_first = cache(available_memory)
@@ -41,14 +43,14 @@ _free_at_first = cache(available_memory)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training, or a whole trial, ended."""
+    """The end of a training, or of a trial."""
 
     cause: str = Cause.DONE  # a ``Cause``, or ``PRUNED``
     reason: str = ""
     seconds: float = 0.0
     training_seconds: float | None = None  # without starting and ending the process; None if it was cut short
     cpu_seconds: float = 0.0  # of the process and its children, as far as seen
-    anew: bool = False  # whether it has to begin anew, because its checkpoints cannot be gone on from
+    anew: bool = False  # whether it must start again, because its checkpoints cannot be used
     values: Mapping[str, float] = field(default_factory=dict)  # of a trial's objectives
     excess: Mapping[str, float] = field(default_factory=dict)  # of a trial's metrics beyond their bounds
 
@@ -58,11 +60,11 @@ def train(
     go_on: Callable[[float, int], bool] = lambda _value, _step: True, metric: str = "", prefix: str = "",
     advance: Callable[[int, Mapping[str, float]], None] = lambda _step, _metrics: None,
 ) -> Ended:  # fmt: skip
-    """One attempt at one training, to its end, whatever end that is; no process is left when this returns.
+    """Attempts one training; returns when it has ended in any way and no process remains.
 
-    It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on;
-    ``advance`` is told the step and the newest metrics.
-    The folder exists, and receives its checkpoints and its metrics, whose names begin with the prefix.
+    ``stop`` is called with every step, and ``go_on`` with every value of the metric and its step;
+    ``advance`` receives the step and the newest metrics. The folder exists, and receives
+    checkpoints and metrics, whose names start with the prefix.
     """
     begun, step, metrics = time.monotonic(), 0, dict[str, float]()
     ended = Ended(Cause.CRASHED, "it ended with exit code 0 and without a word")
@@ -88,9 +90,9 @@ def train(
             ended = Ended(error.cause, f"{error}{where}", anew=error.exit_code == ExitCode.NO_CHECKPOINT)
         except OSError:  # it has ended instead of listening
             ended = Ended(Cause.CRASHED, "it ended in the middle of a question")
-    # Who stops the worker may signal the child, too.
+    # A signal to the worker may reach the child, too.
     if ended.cause not in (Cause.DONE, PRUNED) and stopping():
-        ended = Ended(Cause.STOPPED, "the worker was told to end")
+        ended = Ended(Cause.STOPPED, "the worker was stopped by a signal")
     return replace(ended, seconds=time.monotonic() - begun, cpu_seconds=child.cpu_seconds)
 
 
@@ -110,7 +112,9 @@ def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Ca
 
 
 def limits_of(config: StudyConfig) -> Limits:
-    """The limits of one training; all that go on at a time may take half of the memory that was free at first."""
+    """Returns the limits of one training; simultaneous trainings together may use half of the
+    memory that was free at first.
+    """
     limits = config.limits
     memory = _free_at_first() / 2 / config.budget.parallel if limits.memory_gib is None else limits.memory_gib * 2**30
     return Limits(limits.seconds or math.inf, limits.silence, memory, _GRACE_SECONDS)
@@ -129,7 +133,7 @@ def main(parent: Parent) -> None:
     folder = Path(parent.options["folder"])
     state = load_resumed(folder / CHECKPOINTS)
     if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
-        raise CheckpointError("what the training runs has changed since its checkpoint")
+        raise CheckpointError("the code or settings of the training have changed since its checkpoint")
     threads = locked_threads(folder / LOCK_NAME) if state else None
     with share_processor(recipe.system.threads, recipe.system.wait, threads) as use, stop_on_signals() as stop:
         generators.seed(recipe.seed)
@@ -153,7 +157,7 @@ def main(parent: Parent) -> None:
 
 
 class _ReportingRecorder(Recorder):
-    """Logs to a spool, which the parent carries to MLflow, and tells the parent how far the training is."""
+    """Logs to a spool, which the parent sends to MLflow, and reports progress to the parent."""
 
     def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
         super().__init__(spool, cursor, step, parent.options["prefix"])
@@ -162,7 +166,9 @@ class _ReportingRecorder(Recorder):
         self.pruned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step; asks whether to go on if one of them decides that."""
+        """Logs metrics of one step; requests the decision of the parent if one of
+        them is the pruned metric.
+        """
         super().log(metrics, step)
         value = metrics.get(self._parent.options["metric"])
         if value is not None and not self._parent.ask(value=float(value), step=step):
@@ -176,8 +182,8 @@ class _ReportingRecorder(Recorder):
             self._parent.tell(step=step, metrics=metrics)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Tells nobody."""
+        """Does nothing."""
         return nullcontext()
 
     def improved(self, best: float) -> None:
-        """Tells nobody."""
+        """Does nothing."""

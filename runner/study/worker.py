@@ -43,8 +43,8 @@ from runner.train.budget import fitted
 from runner.train.checkpoint import CHECKPOINTS, checkpoints
 from runner.train.signals import Stop
 
-FEASIBLE = "trained"  # the constraint that tells Optuna of a configuration that cannot be trained to a result
-BEGINNING, REPORTING = -2, -3  # the leases of whoever makes the study, and of whoever writes its report
+FEASIBLE = "trained"  # the constraint that marks configurations without a result
+BEGINNING, REPORTING = -2, -3  # the leases for creating the study, and for writing its report
 _GATE, _NOT_REACHED = "gate", "not reached"
 # These belong to the configuration, which would end like that again:
 _INFEASIBLE = (Cause.OUT_OF_MEMORY, Cause.DIVERGED, Cause.TIMEOUT, Cause.INVALID, _GATE, _NOT_REACHED)
@@ -56,7 +56,7 @@ _WAIT_SECONDS = 1.0  # between two looks whether a trial of another worker has b
 
 
 class StudyDisplay(Protocol):
-    """Who shows a person how the study goes."""
+    """Display of the progress of a study."""
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -65,18 +65,18 @@ class StudyDisplay(Protocol):
         """Entered around what takes a while."""
 
     def standing(self, trials: int, seconds: float, best: Mapping[str, float]) -> None:
-        """Told how many trials are finished, what of the budget's seconds is spent, and the best values so far."""
+        """Called with the finished trials, the used seconds, and the best values so far."""
 
     def trial(self, number: int, doing: str, figures: str = "") -> None:
-        """Told what a trial does, and how far it is; nothing when this worker has left it."""
+        """Called with phase and progress of a trial; empty when this worker has left it."""
 
 
 def work(definition: Definition, here: Workspace, files: Sequence[Path], stop: Stop, display: StudyDisplay) -> str:
-    """Works on a study as one worker, writes its report, and says why it ended before all trials; empty if it did not.
+    """Works on a study, writes its report, and returns why it ended before all trials, or "".
 
     Raises:
-        StorageError: the study's storage or MLflow cannot be reached.
-        UsageError: the study was begun with another definition, or asks for what no training logs.
+        StorageError: The study's storage or MLflow cannot be reached.
+        UsageError: The study was created with another definition, or no training logs a metric.
     """
     with StudyStore.session(here) as store:
         with display.phase("opening the study"):
@@ -115,7 +115,7 @@ class _Worker:
         self._alone = FileLock(_SHARED / f"runner-timing-{os.getuid()}.lock") if config.timed else None
 
     def run(self) -> str:
-        """Works until there is nothing left to do; says why it ended, nothing if all trials are finished."""
+        """Works until all trials are finished; returns the reason of an earlier end."""
         while not self.stop:
             with self._turn() as mine:
                 ended, took = self._look_for_one() if mine else (None, False)
@@ -123,10 +123,10 @@ class _Worker:
                 return ended
             if not took:
                 time.sleep(_WAIT_SECONDS)
-        return "it was told to end"
+        return "stopped by a signal"
 
     def conclude(self) -> None:
-        """Writes the report as it stands, and tells MLflow."""
+        """Writes the present report, and sends it to MLflow."""
         with self.display.phase("writing the report"), self._leases.waiting(REPORTING):
             summary = kept.summarise(self.study, dashboard=self._store.dashboard)
             files = write_report(summary, self.folder)
@@ -135,7 +135,7 @@ class _Worker:
             self.note(status)
 
     def note(self, status: Literal["RUNNING"] | Status) -> None:
-        """Tells who watches how the study stands, and ``runner ls`` if the disk takes it."""
+        """Updates the display of the study, and its record unless the disk refuses."""
         record = study_record(self.folder.name, self.definition, self.study, self.here, status)
         self.display.standing(record.step, record.seconds, record.metrics)
         with suppress(OSError):
@@ -143,7 +143,7 @@ class _Worker:
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
-        """Waits until no other worker of this machine times a trial; false if it is told to end before."""
+        """Waits until no other local worker measures a trial; yields False if stopped before."""
         if self._alone is not None:
             with suppress(Timeout):
                 self._alone.acquire(blocking=False)
@@ -170,7 +170,7 @@ class _Worker:
             spent = f"{budget.seconds:g} s of trials"
         elif used.device_seconds >= (budget.device_seconds or math.inf):
             spent = f"{budget.device_seconds:g} s on devices"
-        # What has begun comes first: to be ended when the budget is spent, and for the next suggestion to know of it.
+        # Started trials come first: the budget may end them, and suggestions need their results.
         if spent or None in [self._leases.alive(lease) for lease in leases if lease.trial >= 0]:
             unfinished = [trial for trial in unfinished if trial.state == TrialState.RUNNING]
         took = any(map(self._take, unfinished))
@@ -198,7 +198,7 @@ class _Worker:
                 trial = self._store.trial(self.study, number)
                 reach("study.begun")
                 if before is not None:
-                    self.display.say(f"trial {number} goes on: its worker, process {before.pid}, is gone")
+                    self.display.say(f"trial {number} continues: its worker, process {before.pid}, is gone")
                 _TrialRun(self, trial, 0.0 if before is None else before.seen, lost).run()
         except _StoppedError as error:
             self.display.say(str(error))
@@ -213,11 +213,11 @@ class _Worker:
 
 
 class _StoppedError(RunnerError):
-    """The worker was told to end, or another has taken the trial because this one was not heard of for too long."""
+    """The worker was stopped, or was silent for too long and lost its trial."""
 
 
 class _TrialRun:
-    """Brings one trial to its end: suggested, judged by the gate if that is asked, trained with every seed, told."""
+    """Performs one trial: suggestion, verdict of the gate, trainings, and result."""
 
     def __init__(self, worker: _Worker, trial: Trial, seen: float, lost: Event) -> None:
         self._worker, self._definition, self._trial, self._lost = worker, worker.definition, trial, lost
@@ -225,13 +225,13 @@ class _TrialRun:
         self._folder = worker.folder / "trials" / f"{trial.number:04d}"
         self._attempts, self._limits = kept.Attempts(trial, seen, lost), limits_of(self._config)
         self._run_id = ""
-        self._params: dict[str, Any] = {}  # what is searched
+        self._params: dict[str, Any] = {}  # searched settings
         self._settings: dict[str, Any] = {}  # all of them, once the recipe is put together
         self._overrides = ""
         self._trained, self._began = 0.0, time.time()
 
     def run(self) -> None:
-        """Suggests, trains and tells; a ``_StoppedError`` if it goes on another time, or is another worker's now."""
+        """Performs the trial; raises a ``_StoppedError`` if it is continued elsewhere or later."""
         settled = self._definition.space.settle(lambda parameter: parameter.suggested(self._trial))
         self._params = {path: label(value) for path, value in settled.items()}
         self._overrides = ", ".join(assignments(settled))
@@ -269,14 +269,14 @@ class _TrialRun:
         return fitted(recipe, self._definition.catalog, self._say)
 
     def _judged(self, recipe: Recipe) -> Ended | None:
-        """What the gate has against the configuration; asked once a study for stages with the same settings."""
+        """Returns the gate's objection; it judges the same stage settings once per study."""
         wanted = self._config.constraints.get(VERIFY)
         if wanted is None:
             return None
         key, study = verdict_key(recipe, self._params), self._trial.study
         verdict = study.user_attrs.get(key)
         if verdict is None:
-            self._show("asking the gate")
+            self._show("waiting for the gate")
             with self._attempts.at(_GATE) as attempt:
                 verdict = redact_values(judge(recipe, self._worker.files, self._limits, self._is_told_to_end))
                 attempt["cause"] = _GATE
@@ -316,7 +316,7 @@ class _TrialRun:
         return Ended(values=means[0], excess=means[1])
 
     def _train_one(self, recipe: Recipe, folder: Path, prefix: str) -> Ended:
-        """One training, gone on with where it was interrupted by what need not come again."""
+        """Performs one training, which continues after interruptions that may not be repeated."""
         (unit, goal), retries, seed = recipe.length, self._config.retries, recipe.seed
         metric = next(iter(self._config.objectives)) if self._config.pruner_kind in ("median", "hyperband") else ""
         own = f"seed {seed}, " if len(self._definition.seeds) > 1 else ""
@@ -342,7 +342,7 @@ class _TrialRun:
                 raise self._why_ended()
             anew = ended.anew
             if anew:
-                self._say(f"{ended.reason}; it begins anew")
+                self._say(f"{ended.reason}; it starts again")
                 continue
             self._trained += ended.training_seconds or 0.0
             if self._config.timed:
@@ -366,17 +366,17 @@ class _TrialRun:
         return bool(self._worker.stop) or self._lost.is_set()
 
     def _why_ended(self) -> RunnerError:
-        why = "is another worker's now" if self._lost.is_set() else "goes on from its checkpoint another time"
+        why = "belongs to another worker now" if self._lost.is_set() else "will continue from its checkpoint"
         return _StoppedError(f"trial {self._trial.number} {why}")
 
     def _goes_on(self, value: float, step: int) -> bool:
-        """Reports a value to Optuna, once, and asks whether the trial is worth going on with."""
+        """Reports a value to Optuna, once, and returns whether the trial should continue."""
         if step not in self._trial.study.get_trials(deepcopy=False)[self._trial.number].intermediate_values:
             self._trial.report(value, step)
         return not self._trial.should_prune()
 
     def _tell(self, ended: Ended) -> None:
-        """Tells Optuna and MLflow what the trial has come to."""
+        """Writes the result of the trial to Optuna and MLflow."""
         trial, reason, state = self._trial, redact(ended.reason), _STATES.get(ended.cause, TrialState.FAIL)
         trial.set_user_attr(kept.CAUSE, str(ended.cause))
         trial.set_user_attr(kept.REASON, reason)

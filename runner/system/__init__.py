@@ -1,1 +1,1 @@
-"""What the rest stands on: errors, files, hardware, random generators, secrets."""
+"""Foundations of all other packages: errors, files, hardware, random generators, secrets."""

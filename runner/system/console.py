@@ -57,7 +57,7 @@ class Console(rich.console.Console):
 
 
 class PrintedLines(FileProxy):
-    """A stream whose lines appear above a live display, without colours of their own."""
+    """A stream whose lines appear above a live display, without colours."""
 
     def write(self, text: str) -> int:
         """Prints the lines that the text ends."""

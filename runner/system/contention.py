@@ -1,4 +1,4 @@
-"""How much of the processor other programs take from this process."""
+"""Measures the processor time that other programs take from this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OTHER_CORES = 0.2
 OTHER_CORES_PER_CORE = 0.01
 """Above these, the processor counts as shared; a system by itself computes less than that."""
 _BUSY_SHARE = 0.2
-"""Of the time; a thread that wants less of it tells nothing about the others."""
+"""Smallest share of the time for which a thread must compute or wait to be a sample of the load."""
 _SLICE_SECONDS = 0.003
 """About how long a thread waits that lost its core to another program."""
 _NANOSECOND = 1e-9
 
 
 class Contention(NamedTuple):
-    """What a process noticed of other programs during some time.
+    """The load of other programs during some time, as measured by this process.
 
     Attributes:
         waited: Largest share of its time that a busy thread of this process waited for a core.
@@ -104,8 +104,8 @@ def _machine_seconds() -> float | None:
 def _thread_seconds() -> dict[str, tuple[float, float]]:
     """Seconds that threads of this process have computed and waited for a core, by thread.
 
-    Without the statistics of the kernel's scheduler, the whole process counts as one thread, and
-    its involuntary switches stand for the time it waited.
+    Without the statistics of the kernel's scheduler, the process counts as one thread, and its
+    involuntary switches represent the time it waited.
     """
     seconds = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
@@ -119,4 +119,6 @@ def _thread_seconds() -> dict[str, tuple[float, float]]:
 
 
 SINCE_START = ContentionMeter()
-"""Of this process; it is imported early, so that much is known when a training begins."""
+"""The meter of this process; it is imported early, so that it has measured for a while
+when a training starts.
+"""

@@ -64,7 +64,7 @@ class StorageError(RunnerError):
 
 
 class SentinelError(RunnerError):
-    """An update of a training does not come to what the baseline comes to."""
+    """An update of a training has another result than the baseline."""
 
     exit_code = ExitCode.GATE_FAILED
 

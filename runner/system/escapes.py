@@ -3,13 +3,15 @@
 import re
 
 _UNPRINTABLE = re.compile(
-    # Control characters but tab and line feed: they begin the sequences by which a terminal is commanded.
+    # Control characters except tab and line feed: sequences that command a terminal
+    # start with them.
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
     # Marks that reverse the direction of writing, or make it depend on what is near.
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"
     # Line separators beyond ASCII.
     r"\u2028\u2029"
-    # Halves of surrogate pairs, which stand for bytes of file names that are not UTF-8 and which no stream can encode.
+    # Halves of surrogate pairs, which represent bytes of file names that are not UTF-8 and which no
+    # stream can encode.
     r"\ud800-\udfff]"
 )
 _UNDECODABLE = re.compile(r"[\ud800-\udfff]")
@@ -46,7 +48,7 @@ def restore_undecodable(text: str) -> str:
 
 
 def is_printable(text: str) -> bool:
-    """Whether ``escape`` returns the text as it is."""
+    """Returns whether ``escape`` returns the text as it is."""
     return _UNPRINTABLE.search(text) is None
 
 

@@ -14,18 +14,19 @@ from runner.system.errors import UsageError
 
 VARIABLE = "RUNNER_FAULTS"
 POINTS = (
-    "start.folder",  # the run's folder exists, MLflow knows nothing of it
-    "start.tracked",  # MLflow has the run, its folder does not know the id yet
+    "start.folder",  # the run's folder exists, but no run in MLflow
+    "start.tracked",  # MLflow has the run, but its folder does not contain the id yet
     "start.named",  # the folder's record has MLflow's id, the folder is not named after it yet
-    "manifest.replaced",  # a file is replaced, the manifest has its old digest beside the new one
-    "start.locked",  # the lock is written, training has not begun
+    # A file is replaced, and the manifest has its old digest in addition to the new one.
+    "manifest.replaced",
+    "start.locked",  # the lock is written, training has not started
     "tuning.stored",  # the lock has a tuning choice of the update that has just ended
-    "resume.loaded",  # the state is restored, training has not begun
+    "resume.loaded",  # the state is restored, training has not started
     "spool.append",  # a line has been written
-    "spool.sync",  # before the disk is asked to keep the lines
+    "spool.sync",  # before the lines are made durable
     "ship.sent",  # MLflow has a batch, the place reached is not written yet
     "ship.placed",  # the place reached is written
-    "checkpoint.begin",  # the folder beside the final place exists
+    "checkpoint.begin",  # the temporary folder exists
     "checkpoint.tensors",  # a file of tensors has been written
     "checkpoint.segment",  # rows of a ring buffer have been written
     "checkpoint.state",  # everything but tensors has been written
@@ -33,11 +34,11 @@ POINTS = (
     "checkpoint.synced",  # all is durable, but does not bear its name yet
     "checkpoint.renamed",  # all is durable and bears its name, older ones are not pruned yet
     "checkpoint.pruned",
-    "study.claimed",  # a worker holds a trial that has not begun
+    "study.claimed",  # a worker holds a trial that has not started
     "study.begun",  # Optuna has the trial as running, nothing is suggested
     "study.suggested",  # all settings are suggested, nothing is trained
-    "study.trained",  # it is trained, and not told
-    "study.told",  # it is told, the lease is still held
+    "study.trained",  # the trial is trained, and has no result
+    "study.told",  # the trial has a result, the lease is still held
 )
 ACTIONS = ("kill", "raise", "enospc", "torn")
 _SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})(?:@(\d+)(\+?))?")

@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole, in folders whose links are not followed.
+"""File operations that survive a crash, in folders whose links are not followed.
 
 All writes, renames and deletions in a workspace go through this module. Inside a guarded folder (``guard``), no
 component of a path may be a symbolic link: each is opened relative to the one before. Only regular files are opened.
@@ -14,21 +14,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_TEXT_BYTES = 16 * 2**20
-"""Largest file that is read as a whole, unless a caller has another limit."""
+"""Largest file that is read in one piece, unless a caller has another limit."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _guarded: set[Path] = set()
 
 
 def guard(folder: Path) -> None:
-    """Declares a folder in which no link is followed from now on; its own path must be free of links."""
+    """Declares a folder in which no link is followed from now on; its path must be free of
+    links.
+    """
     _guarded.add(folder)
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a text file beside its place, makes it durable and renames it; an ``OSError`` leaves it as it was.
+    """Writes a text to a temporary file, makes it durable and renames it; after an ``OSError`` the
+    file is unchanged.
 
-    The text is UTF-8 and its line ends stay as they are; lone surrogates become the bytes that they stand for.
+    The text is UTF-8 and its line ends are unchanged; lone surrogates become the bytes
+    that they represent.
     """
     with replacing(path) as partial:
         descriptor = open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -50,7 +54,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside another one, whose place it takes, durably, at the end of a ``with`` that does not fail."""
+    """Yields a temporary file that durably replaces another one at the end of a
+    ``with`` without error.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     remove(partial)  # of a killed process
     try:
@@ -79,7 +85,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666) -> int:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, f"{path} is not a regular file", str(path))
-        # What is written would be in the other place, too.
+        # The content would be in the other place, too.
         if status.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EMLINK, f"{path} has a second name elsewhere (a hard link)", str(path))
         # Only now, because a file that is refused stays as it is.
@@ -241,7 +247,7 @@ def _open_below(folder: int, path: Path) -> int:
 
 @contextmanager
 def _naming_links(path: Path) -> Iterator[None]:
-    """Raises the errors of opening a link with a message of their own."""
+    """Raises the errors of opening a link with a clearer message."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,6 @@
-"""What belongs to the whole process: the random generators of Python, NumPy and torch, and settings of torch."""
+"""Global state of the process: the random generators of Python, NumPy and torch, and
+settings of torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 _owner: tuple[int, int] | None = None
-"""Process and thread of the training or evaluation that uses the generators; a forked process has its own."""
+"""Process and thread of the training or evaluation that uses the generators; a forked
+process has other generators.
+"""
 _OWNING = threading.Lock()
 
 
@@ -29,12 +33,13 @@ def exclusive(what: str, nested: bool = False) -> Iterator[None]:
     """Reserves the generators and settings of the process for a training, an evaluation or the loading of a model.
 
     Args:
-        what: What needs them, for the message.
-        nested: Whether it may be a part of what this thread does already, such as a model that a learner loads.
+        what: The user of the generators, for the message.
+        nested: Whether it may be a part of another use by this thread, such as a model
+            that a learner loads.
 
     Raises:
-        UsageError: something else uses them. Both would draw from one sequence, so that neither would get the numbers
-            that its seed stands for.
+        UsageError: Something else uses them. Both would use one sequence, so that neither would get
+            the numbers of its seed.
     """
     global _owner
     thread = os.getpid(), threading.get_ident()
@@ -42,7 +47,7 @@ def exclusive(what: str, nested: bool = False) -> Iterator[None]:
         outer = _owner if _owner is not None and _owner[0] == os.getpid() else None
         if outer is not None and not (nested and outer == thread):
             why = "they would share its random generators; use a process for each"
-            raise UsageError(f"{what} cannot begin while a training runs in this process: {why}")
+            raise UsageError(f"{what} cannot start while a training runs in this process: {why}")
         _owner = thread
     try:
         yield
@@ -58,7 +63,7 @@ def seed(value: int) -> None:
 
 
 def state_dict() -> State:
-    """Where they are."""
+    """Returns the states of the generators."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),

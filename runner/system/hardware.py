@@ -1,4 +1,4 @@
-"""What machine this is: facts for the lock file, for MLflow tags and for ``runner doctor``."""
+"""Facts about this machine for the lock file, for MLflow tags and for ``runner doctor``."""
 
 import math
 import platform
@@ -100,7 +100,8 @@ def _cgroups(controller: str) -> Iterator[tuple[str, Path]]:
         root, point, kind, options = line.groups()
         if kind not in own or (kind == "cgroup" and controller not in options.split(",")):
             continue
-        # In a container, the path may be that of the host: then the mount shows the container's own cgroup.
+        # In a container, the path may be that of the host: then the mount shows the
+        # container's cgroup.
         path = Path(own[kind])
         below = path.relative_to(root).parts if path.is_relative_to(root) and ".." not in path.parts else ()
         top = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
@@ -112,15 +113,16 @@ def _quota(kind: str, cgroup: Path) -> float:
     files = ("cpu.max",) if kind == "cgroup2" else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
         quota, period = map(int, " ".join((cgroup / file).read_text() for file in files).split())
-    except (OSError, ValueError):  # "max" is no number
+    except (OSError, ValueError):  # "max" is not a number
         return math.inf
     return quota / period if quota > 0 and period > 0 else math.inf
 
 
 def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
-    """Bytes that a cgroup may still take; endlessly many if it has no limit."""
+    """Returns the bytes that a cgroup may still allocate; infinite without a limit."""
     try:
-        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())  # "max" is no number
+        # "max" is not a number.
+        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
     except (OSError, ValueError):
         return math.inf
     file_cache = re.search(rf"^{reclaimable} (\d+)$", _content(cgroup / "memory.stat"), re.MULTILINE)
@@ -128,7 +130,7 @@ def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
 
 
 def _content(path: Path) -> str:
-    """What a file of the system holds; nothing if it cannot be read."""
+    """Returns the content of a file of the system; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -137,7 +139,9 @@ def _content(path: Path) -> str:
 
 @cache
 def cpu_model() -> str:
-    """The processor's trade name, or its architecture where the system does not tell."""
+    """Returns the processor's trade name, or its architecture if the system does not
+    provide the name.
+    """
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

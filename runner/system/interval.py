@@ -1,4 +1,4 @@
-"""How far a mean of a few values can be trusted."""
+"""Confidence intervals for the mean of a few values."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ class Interval(NamedTuple):
 
 
 def student(values: Sequence[float]) -> Interval:
-    """Student's t interval (1908), which knows how little a handful of values says; a percentile bootstrap does not.
+    """Returns Student's t interval (1908), which is wide enough for few values, unlike
+    a percentile bootstrap.
 
-    It holds the truth as often as it says if the values are normal. Of one value it is without bounds.
+    It has its nominal coverage if the values are normal. For one value it is unbounded.
     """
     mean = fmean(values)
     if len(values) < 2:

@@ -18,10 +18,11 @@ _GOES_ON = " \\"
 
 
 def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
-    """The clean lines of a text, none longer than the width unless a word is: a path stays whole, to be copied.
+    """Yields the clean lines of a text, none longer than the width unless a word is: a path is not
+    broken, so that it can be copied.
 
-    What does not fit goes on ``hang`` columns further than its line began. A command with which a line begins or ends,
-    after a colon, goes on as a shell reads it.
+    Continuation lines are indented by ``hang`` columns more than their line. A command at the start
+    or end of a line, after a colon, continues with a backslash like in a shell.
     """
     # A secret that is torn is not found any more, and escapes have a width.
     for line in escape(redact(text)).split("\n"):
@@ -38,7 +39,9 @@ def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """A number with so many digits, or all before the point where an exponent would stand: 12,345 and not 1.234e+04."""
+    """Formats a number with the given digits, or all before the decimal point instead of an
+    exponent: 12,345 and not 1.234e+04.
+    """
     return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:,.{digits}g}"
 
 
@@ -56,18 +59,25 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
 
 
+def amount(count: int, unit: str) -> str:
+    """Formats a count with its unit: ``1 epoch``, ``20 epochs``."""
+    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
+
+
 def figures(values: Mapping[str, float]) -> str:
     """Numbers by name: ``return 874.4, success_rate 0.5``."""
     return ", ".join(f"{name} {figure(value)}" for name, value in values.items())
 
 
 def print_wrapped(text: str, console: "Console", hang: int = 0, style: str | None = None) -> None:
-    """Prints a text as ``wrapped`` says; nothing in it is taken for markup."""
+    """Prints a text in the form of ``wrapped``; nothing in it is interpreted as markup."""
     for part in wrapped(text, console.width, hang):
         console.print(part, style=style, soft_wrap=True, highlight=False)
 
 
 def labelled(label: str, lines: Iterable[str], width: int) -> Iterator[tuple[str, str]]:
-    """The same beside a label: pairs of what stands on the left, blanks in every line but the first, and a part."""
+    """Yields pairs for lines with a label: the label, or blanks for all lines but the first, and a
+    part of a line.
+    """
     parts = (part for line in lines for part in wrapped(line, width - len(label)))
     return zip(chain([label], repeat(" " * len(label))), parts, strict=False)

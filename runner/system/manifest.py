@@ -1,6 +1,6 @@
 """The manifest of a run or of a registered model: SHA-256 and size of the files that are read from its folder.
 
-A checkpoint has a manifest of its own, because it gets its name, with all of its files, in one step.
+A checkpoint has a separate manifest, because it gets its name, with all of its files, in one step.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class FileDigest:
 class Manifest:
     """The manifest of a folder.
 
-    A file has one entry, or two while it is replaced: a process that is killed then leaves the old content or the new
-    one, and either is whole.
+    A file has one entry, or two while it is replaced: after a kill, it has the old or the new
+    content, and both are complete.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,12 +64,14 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
-        """Returns the manifest that covers a folder: its own, or else that of the folder around it."""
+        """Returns the manifest that covers a folder: the folder's, or else that of the
+        parent folder.
+        """
         around = cls(folder.parent)
         return around if around.exists() and not cls(folder).exists() else cls(folder)
 
     def exists(self) -> bool:
-        """Whether there is one; folders of earlier versions have none."""
+        """Returns whether the manifest exists; folders of earlier versions have none."""
         return os.path.lexists(self.path)
 
     def entries(self) -> dict[str, list[FileDigest]]:
@@ -89,7 +91,7 @@ class Manifest:
             raise DamagedError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
 
     def names(self, path: Path) -> bool:
-        """Whether it has an entry for a file."""
+        """Returns whether it has an entry for a file."""
         return self._name(path) in self.entries()
 
     def check(self, path: Path) -> None:
@@ -112,7 +114,9 @@ class Manifest:
             raise DamagedError(f"{path}: damaged (its checksum differs from that in {NAME})")
 
     def is_whole(self, path: Path) -> bool:
-        """Whether a file that can be made again is there as it was written; warns if it is damaged."""
+        """Returns whether a file that can be created again exists and is unchanged;
+        warns if it is damaged.
+        """
         try:
             if not self.names(path) or not os.path.lexists(path):
                 return False
@@ -202,11 +206,12 @@ def _current(path: Path, digests: list[FileDigest]) -> list[FileDigest]:
 
 
 def read_checked(path: Path, most_bytes: int) -> bytes:
-    """Reads a regular file of limited size, which is as the manifest of its folder says if there is one.
+    """Reads a regular file of limited size, and compares it with the manifest of its folder if
+    there is one.
 
     Raises:
-        OSError: it cannot be read, is larger, or is no regular file.
-        DamagedError: it is not what was written, or the manifest has no entry for it.
+        OSError: It cannot be read, is larger, or is not a regular file.
+        DamagedError: It is not the content that was written, or the manifest has no entry for it.
     """
     content = read_regular(path, most_bytes)
     manifest = Manifest(path.parent)

@@ -14,7 +14,7 @@ def shown_path(path: Path) -> str:
 
 
 def method_named(owner: Any, name: str) -> str:
-    """A method as its writer knows it, and where it stands: ``Net.loss in mine.py:37``."""
+    """Returns the name of a method with its place: ``Net.loss in mine.py:37``."""
     code = inspect.unwrap(getattr(type(owner), name)).__code__
     return f"{type(owner).__name__}.{name} in {shown_path(Path(code.co_filename))}:{code.co_firstlineno}"
 

@@ -1,4 +1,5 @@
-"""How the OpenMP threads of this process wait for each other, which can change while they compute.
+"""Mode in which the OpenMP threads of this process wait for each other, which can
+change during a computation.
 
 Between two parallel regions a thread of GNU's OpenMP, which torch's wheels contain, waits in a
 loop for some milliseconds before it sleeps. On a core that another program needs, that loop delays
@@ -26,7 +27,7 @@ class WaitControl:
 
     @property
     def sleeps(self) -> bool:
-        """Whether waiting threads sleep."""
+        """Returns whether waiting threads sleep."""
         return bool(self._teams)
 
     def sleep(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a workspace lies and what its runs are known by, for who needs no more of it than names."""
+"""Names of files in a workspace, without further imports."""
 
 import os
 from pathlib import Path

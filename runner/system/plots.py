@@ -1,4 +1,4 @@
-"""Pictures beside a report, where matplotlib is installed: one look for all of them."""
+"""Plots for reports, with a common style, if matplotlib is installed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -10,7 +10,8 @@ from runner.system.files import replacing
 from runner.system.secrets import redact
 
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
-# Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
+# Distinguishable for the colour-blind (Okabe and Ito 2008); a mark or a word repeats the meaning of
+# every colour:
 BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#5a5a5a", "#000000"
 VERDICT_MARKERS: dict[str | None, tuple[str, dict[str, Any]]] = {
@@ -98,7 +99,7 @@ def _label(formatter: Callable[[float, int | None], str], value: float, position
 
 
 def legend(canvas: Any) -> None:
-    """Says below all panels what is drawn in any of them, each label once."""
+    """Adds a legend of all panels below them, each label once."""
     handles: dict[str, Any] = {}
     for axes in canvas.axes:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))

@@ -1,4 +1,4 @@
-"""How this project starts Python, and whether a process that has left its name somewhere still lives."""
+"""Starts Python processes, and determines whether a recorded process is still alive."""
 
 import os
 import platform
@@ -19,13 +19,15 @@ _MACHINE_DIGITS = 12
 
 
 def safe_environment() -> dict[str, str]:
-    """This process's environment, in which the interpreters that a child starts are as careful."""
+    """Returns this process's environment with a safe import path for the interpreters
+    that a child starts.
+    """
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 @cache
 def boot_id() -> str:
-    """What differs from one start of this machine to the next."""
+    """Returns an identifier that differs between starts of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux
@@ -34,13 +36,15 @@ def boot_id() -> str:
 
 @cache
 def machine_id() -> str:
-    """Returns a digest of what tells this machine from others, also after a restart; empty if nothing does."""
+    """Returns a digest that identifies this machine, also after a restart; empty if it
+    has no identifier.
+    """
     for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
         try:
             text = path.read_text().strip()
         except OSError:
             continue
-        # machine-id(5) asks that the identifier itself stays confidential.
+        # machine-id(5) requires that the identifier itself stays confidential.
         return sha256(f"runner {text}".encode()).hexdigest()[:_MACHINE_DIGITS] if text else ""
     return ""
 
@@ -55,13 +59,13 @@ class Owner(BaseModel, frozen=True):
     namespace: str = ""
     """Of processes, in which ``pid`` means this one."""
     born: float = 0.0
-    """When it began, which tells it from a later one with the same number."""
+    """When it started, which distinguishes it from a later one with the same number."""
     machine: str = ""
     """``machine_id`` of its machine; empty if unknown."""
 
     @classmethod
     def this_process(cls) -> Self:
-        """The process that asks."""
+        """Returns the calling process."""
         pid = os.getpid()
         return cls(
             pid=pid,
@@ -74,12 +78,14 @@ class Owner(BaseModel, frozen=True):
 
     @property
     def here(self) -> bool:
-        """Whether it is, or was, a process among those that this one sees."""
+        """Returns whether it is, or was, a process that is visible to this one."""
         return (self.boot_id, self.namespace) == (boot_id(), _namespace())
 
     @property
     def alive(self) -> bool | None:
-        """Whether it is running; None if that cannot be decided from here. No clock is consulted."""
+        """Returns whether it is running; None if that cannot be decided from here. No
+        clock is used.
+        """
         if self.here:
             return _born(self.pid) == self.born
         is_this_machine = self.machine != "" and (self.machine, self.host) == (machine_id(), platform.node())
@@ -94,9 +100,10 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> float:
-    """When a process began; 0 if there is none, or only a dead one that its parent has not asked after.
+    """Returns when a process started; 0 if there is none, or only a zombie.
 
-    In clock ticks since the machine began, which nobody sets anew; elsewhere than on Linux, seconds since 1970.
+    The time is in clock ticks since the start of the machine, which cannot be reset; on other
+    systems than Linux, in seconds since 1970.
     """
     try:
         process = psutil.Process(pid)

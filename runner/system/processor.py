@@ -1,4 +1,4 @@
-"""How a computation shares the processor: its threads, and how they wait for each other."""
+"""Decides how a computation shares the processor: its threads, and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """How a computation uses the processor when it begins, and why.
+    """The use of the processor by a computation at its start, with the reasons.
 
     Attributes:
         threads: Threads of one parallel region, which may decide about the last digits.
@@ -65,14 +65,14 @@ class ProcessorUse:
 
 
 class Surroundings(NamedTuple):
-    """What is known of the machine when a computation begins.
+    """The state of the machine at the start of a computation.
 
     Attributes:
         cores: Cores that this process may use.
-        default_threads: Threads that torch takes by itself.
-        locked_threads: Threads with which a resumed run began.
+        default_threads: Torch's default number of threads.
+        locked_threads: Threads of a resumed run at its start.
         other_runs: Other runs of the workspace that compute on this machine.
-        contention: What this process noticed of other programs since it started.
+        contention: Load of other programs since this process started.
     """
 
     cores: int
@@ -93,7 +93,9 @@ def user_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that give a child process so many threads; none if the user has set them."""
+    """Returns variables that give a child process the number of threads; none if the
+    user has set them.
+    """
     if not user_variables(environment).keys().isdisjoint(THREAD_VARIABLES):
         return {}
     return dict.fromkeys((*THREAD_VARIABLES, SHARE), str(threads))
@@ -120,7 +122,7 @@ def _choose_threads(
     if names:
         return known.default_threads, f"{names[0]}={variables[names[0]]} is set"
     if known.locked_threads is not None and threads == "auto":
-        return known.locked_threads, "as the run began"
+        return known.locked_threads, "as at the start of the run"
     if threads != "auto":
         return threads, f"system.threads={threads}"
     if is_share:
@@ -158,11 +160,11 @@ def describe(contention: Contention, cores: int) -> str:
 
 
 class Waiting(Protocol):
-    """What can switch how threads wait."""
+    """Interface for switching how threads wait."""
 
     @property
     def sleeps(self) -> bool:
-        """Whether waiting threads sleep."""
+        """Returns whether waiting threads sleep."""
 
     def sleep(self) -> bool:
         """Makes waiting threads sleep; False if that is not possible."""
@@ -176,7 +178,7 @@ class WaitSwitch:
 
     Args:
         control: The OpenMP runtimes of this process, or of several.
-        use: How the computation began.
+        use: The use of the processor at the start of the computation.
         is_auto: Whether the mode may change; otherwise contention is reported once, with the fix.
         cores: Cores that this process may use.
     """
@@ -220,7 +222,7 @@ class WaitSwitch:
 
 
 class _Watch(threading.Thread):
-    """Measures contention beside the computation until it is stopped."""
+    """Measures contention during the computation until it is stopped."""
 
     def __init__(self, switch: WaitSwitch, meter: ContentionMeter) -> None:
         super().__init__(name="runner-processor", daemon=True)
@@ -245,7 +247,7 @@ def set_threads(threads: Threads) -> None:
 
     known = Surroundings(usable_cores(), torch.get_num_threads())
     count = choose(threads, "auto", os.environ, known).threads
-    # Also the same number would change how MKL chooses its own.
+    # Setting the same number would still change how MKL selects its number.
     if count != known.default_threads:
         torch.set_num_threads(count)
 
@@ -259,11 +261,11 @@ def share_processor(
     Args:
         threads: Threads of a parallel region; auto keeps torch's number within the allowed cores.
         wait: How they wait; auto follows the load of the machine.
-        locked_threads: Threads with which a resumed run began; auto keeps them.
+        locked_threads: Threads of a resumed run at its start; auto keeps them.
         other_runs: Other runs of the workspace that compute on this machine.
 
     Yields:
-        The choice with which the computation begins, for the lock of a run.
+        The use of the processor at the start, for the lock of a run.
     """
     import torch
 

@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 MASK = "**********"
-"""Stands in place of a secret; the text that pydantic's ``SecretStr`` shows."""
+"""Replaces a secret; the text that pydantic's ``SecretStr`` shows."""
 REFUSED_NAME = "contains a secret, and names are stored: choose another"
 """The end of a message about a name that is refused."""
 VARIABLE = "RUNNER_SECRETS"
 """Names environment variables whose values are secret, with commas between them."""
 
 _SHORTEST, _SHORTEST_NUMBER = 6, 8
-"""Shorter texts and numbers are not looked for: they stand in words and figures that have nothing to do with them."""
+"""Shorter texts and numbers are not searched for: they occur in unrelated words and figures."""
 _URL = re.compile(
     r"(://[^\s/?#:@\"']*:)"
     # Up to the last @ of the authority; or else what has a bare / in it, as database drivers take it, but no port.
@@ -42,12 +42,12 @@ def register(*values: str) -> None:
             _known |= new
             # The longest first, because one may be the beginning of another.
             spellings = sorted({each for line in _known for each in _spellings(line)}, key=len, reverse=True)
-            # Looks ahead, so that a secret is found too that begins within another.
+            # Looks ahead, so that a secret is found too that starts within another one.
             _pattern = re.compile(f"(?=({'|'.join(map(re.escape, spellings))}))")
 
 
 def registered() -> list[str]:
-    """What is known as secret, for a process that is started to work on the same."""
+    """Returns the registered secrets, for a process that is started for the same work."""
     return sorted(_known)
 
 
@@ -97,7 +97,9 @@ def _storable(text: str) -> str:
 
 
 def has_secret(text: str) -> bool:
-    """Whether ``redact`` changes the text. A mask would make another name of a name, which is refused instead."""
+    """Returns whether ``redact`` changes the text. A mask would turn a name into another one, which
+    is refused instead.
+    """
     return redact(text) != text
 
 
@@ -144,17 +146,19 @@ def _spellings(value: str) -> set[str]:
 
 
 def _in_base64(value: bytes) -> set[str]:
-    """The characters that a secret decides on in base64, wherever it begins in what is encoded; of both alphabets."""
+    """Returns the characters that a secret determines in base64 at any offset, in both
+    alphabets.
+    """
     import base64
 
     found = set()
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + value).rstrip(b"=").decode()
-        # The first and the last character may depend on what is beside the secret.
+        # The first and the last character may depend on the neighbouring bytes.
         certain = encoded[-(-offset * 8 // 6) : (offset + len(value)) * 8 // 6]
         if len(certain) >= _SHORTEST_NUMBER:
             found |= {certain, certain.replace("+", "-").replace("/", "_")}
     return found
 
 
-register_environment()  # once for a process, whoever starts it
+register_environment()  # once per process, by its first import

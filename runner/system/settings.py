@@ -1,4 +1,4 @@
-"""torch's settings for the whole process: how each is read and written."""
+"""Global settings of torch, with functions that read and write each."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch.backends import cuda, mha
 
 
 class TorchSetting(NamedTuple):
-    """One of them."""
+    """Reads and writes one setting."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
 
 
 def read() -> dict[str, Any]:
-    """All of them by name; one that cannot be told is None."""
+    """Returns all settings by name; one that cannot be read is None."""
     return {name: _told(setting.read) for name, setting in SETTINGS.items()}
 
 
 def write(values: Mapping[str, Any]) -> None:
-    """Makes them what ``read`` returned, in its order: what stands for several others comes before those."""
+    """Restores the result of ``read``, in its order: settings that combine several
+    others precede those.
+    """
     for name, value in values.items():
         setting = SETTINGS[name]
         if value is not None and _told(setting.read) != value:
@@ -42,7 +44,8 @@ def inductor() -> Any:
 def _told(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    # An older setting cannot tell what newer ones of several backends say, and an older torch lacks the newest.
+    # An older setting cannot represent different values of several backends, and an older torch has
+    # fewer settings.
     except (RuntimeError, AttributeError):
         return None
 
@@ -54,10 +57,13 @@ def _attributes(path: str, *names: str) -> Iterator[tuple[str, TorchSetting]]:
 
 
 def _float32(backend: str, operation: str) -> tuple[str, TorchSetting]:
-    """How float32 is computed: an operation's own setting, or where it has none that of its backend, or of all."""
+    """Returns the float32 precision of an operation; a backend or all backends provide the
+    default.
+    """
 
     def write(value: str) -> None:
-        _C._set_fp32_precision_setter(backend, operation, "none")  # what is inherited then may be right
+        # The inherited value may be the required one.
+        _C._set_fp32_precision_setter(backend, operation, "none")
         if _C._get_fp32_precision_getter(backend, operation) != value:
             _C._set_fp32_precision_setter(backend, operation, value)
 

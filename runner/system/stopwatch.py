@@ -16,7 +16,7 @@ class Stopwatch:
     device: torch.device
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Does the work and says how long it took, until the device was done."""
+        """Performs the work and returns its duration, including that of the device."""
         if self.device.type != "cuda":
             started = time.perf_counter()
             work()

@@ -1,4 +1,6 @@
-"""JSON of stored files: limited in size and depth before it is parsed, and sealed by its own SHA-256."""
+"""JSON of stored files: limited in size and depth before it is parsed, and sealed by a
+SHA-256 of the text.
+"""
 
 import hashlib
 import json
@@ -21,7 +23,7 @@ def parse_json(text: str) -> Any:
     """Parses JSON.
 
     Raises:
-        ValueError: the text is no JSON, too large, or nested too deeply.
+        ValueError: The text is not JSON, too large, or nested too deeply.
     """
     check_size(text)
     try:
@@ -51,26 +53,26 @@ def split_sealed(path: Path) -> tuple[dict[str, Any], bool]:
         Its values, and whether its SHA-256 is right.
 
     Raises:
-        OSError: the file is missing or no regular file.
-        ValueError: it is no JSON object, or too large.
+        OSError: The file is missing or not a regular file.
+        ValueError: It is not a JSON object, or too large.
     """
     text, _, digest = read_regular(path, MOST_BYTES).decode().partition("\n")
     values = parse_json(text)
     if not isinstance(values, dict):
-        raise ValueError("is no mapping")
+        raise ValueError("is not a mapping")
     return values, digest == f"{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def is_digest(value: object) -> bool:
-    """Whether a value is a SHA-256 in hexadecimal digits."""
+    """Returns whether a value is a SHA-256 in hexadecimal digits."""
     return isinstance(value, str) and len(value) == SHA256_DIGITS and _HEXADECIMAL.issuperset(value)
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a whole number that is not negative and fits into 64 bits."""
+    """Returns whether a value is an integer that is not negative and fits into 64 bits."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether a value is a finite number."""
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

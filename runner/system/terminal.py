@@ -15,7 +15,9 @@ from runner.system.secrets import redact
 
 
 class Rendered(str):
-    """Text in which every control sequence is a console's own, because what it shows was escaped before."""
+    """Text in which every control sequence was created by a console, because its
+    content was escaped before.
+    """
 
     __slots__ = ()
 
@@ -31,7 +33,7 @@ class CleanStream(io.TextIOWrapper):
         self._stream = stream  # its end would close the bytes
 
     def write(self, text: str) -> int:
-        """Writes the text in its clean form; returns the length of what was given."""
+        """Writes the text in its clean form; returns the length of the argument."""
         super().write(redact(text) if isinstance(text, Rendered) else clean(text))
         return len(text)
 
@@ -62,7 +64,8 @@ class RenderedOutput:
 
 def clean(text: str) -> str:
     """Returns text that a program prints, without secrets and commands to the terminal."""
-    # A progress bar returns to the begin of its line. A line feed keeps it readable and lets it overwrite nothing.
+    # A progress bar returns to the start of its line. A line feed keeps it readable and lets it
+    # overwrite nothing.
     return escape(redact(text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -74,7 +77,7 @@ def clean_streams() -> None:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Writes text to a stream at once, without secrets and commands to the terminal.
+    """Writes text to a stream immediately, without secrets and commands to the terminal.
 
     A stream that was closed before the start receives none.
     """

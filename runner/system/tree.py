@@ -17,20 +17,23 @@ _DESCRIBED = 12
 
 
 def children(tree: Any) -> Mapping[Any, Any] | None:
-    """What is directly in a mapping, list or tuple, by key; None of anything else."""
+    """Returns the children of a mapping, list or tuple, by key; None for anything else."""
     if isinstance(tree, dict):
         return tree
     if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
         return dict(tree._asdict())
     if isinstance(tree, list | tuple):
         return dict(enumerate(tree))
-    return tree if isinstance(tree, Mapping) else None  # which takes ten times as long to ask
+    # Last, because this check takes ten times as long.
+    return tree if isinstance(tree, Mapping) else None
 
 
 def leaves(
     tree: Any, path: str = "", inside: Callable[[Any], Mapping[Any, Any] | None] = children
 ) -> Iterator[tuple[str, Any]]:
-    """Everything in a tree in which nothing is, with its dotted path; ``inside`` says what is in a thing."""
+    """Yields every leaf of a tree with its dotted path; ``inside`` returns the children of a
+    node.
+    """
     found = inside(tree)
     if found is None:
         yield path, tree
@@ -62,14 +65,16 @@ def nbytes(tree: Any) -> int:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The same tree with every tensor changed; what is no tensor stays the same object."""
+    """Returns the same tree with every tensor changed; other values stay the same objects."""
     import torch
 
     return map_leaves(change, tree, (torch.Tensor,))
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...]) -> Any:
-    """The same tree with everything of these types changed, in order; the rest stays the same object."""
+    """Returns the same tree with all values of these types changed, in order; others
+    stay the same objects.
+    """
     if isinstance(tree, types):
         return change(tree)
     if isinstance(tree, MutableMapping):
@@ -85,14 +90,17 @@ def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...])
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Which entries of a batch have one row per sample; all have that are not named here.
+    """Entries of a batch without one row per sample; all others have one row per sample.
 
-    A number without dimensions and anything else without rows belongs to the batch as a whole.
+    A number without dimensions and any other value without rows belongs to the entire batch.
 
     Attributes:
-        shared: Dotted names of entries that belong to the batch as a whole (a table, a mask over positions).
-        lists: Dotted names of lists with one item per sample. A list of strings or numbers need not be named.
-        unknown: Dotted names of entries of which this is not known; a batch that has one is never cut.
+        shared: Dotted names of entries that belong to the entire batch (a table, a mask
+            over positions).
+        lists: Dotted names of lists with one item per sample. A list of strings or
+            numbers need not be named.
+        unknown: Dotted names of entries that may be either; a batch with such an entry
+            is never cut.
     """
 
     shared: Collection[str] = frozenset()

@@ -1,7 +1,8 @@
 """Recognizes what this user's runner has written on this machine, by a key that no workspace contains.
 
-The key lies in the user's state folder. A signed text begins with a comment line that has its HMAC, which depends on
-the folder of the text, too: what was moved or copied may stand beside other files, and is not recognized.
+The key is in the user's state folder. A signed text starts with a comment line that has its HMAC,
+which also depends on the folder of the text: a moved or copied file may have other neighbours, and
+is not recognized.
 """
 
 import hashlib
@@ -53,7 +54,7 @@ def is_signed(text: str, folder: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Returns whether a file or folder exists, is no link and belongs to this user."""
+    """Returns whether a file or folder exists, is not a link and belongs to this user."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a person wants to know of one run, ablation, study or group of seeds."""
+"""Summary of one run, ablation, study or group of seeds."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,25 +8,27 @@ from runner.system.console import CleanText, Console
 from runner.system.lines import figure, labelled
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
-from runner.tracking.listing import metric, objective, progress, said, span
+from runner.tracking.listing import headed, metric, objective, progress, said, span
 from runner.tracking.seeds import PICTURE
 
 _MEASURED = ("perf/", "system/")
 _LABEL = 10
 """Columns of the labels."""
 _MOST = 12
-"""Metrics beside the evaluation's that are shown; all are in ``run.json``."""
+"""Displayed metrics in addition to the evaluation's; all are in ``run.json``."""
 
 
 def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Prints what ``listing.described`` knows of a run, and of those below it if it is a group of seeds."""
-    console.print(CleanText(f"{run['name']}: {run['status']}", style="italic"), soft_wrap=True)
+    """Prints the result of ``listing.described`` for a run, and the runs below it
+    if it is a group of seeds.
+    """
+    console.print(headed(run["name"], run["status"]), soft_wrap=True)
     for label, lines in (
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
         ("data", [SYNTHETIC_REMARK] if run["synthetic"] else []),
         ("settings", [f"{path}={value}" for path, value in (run["overrides"] or {}).items()] or ["as in the recipe"]),
-        ("notes", list(said(run))),
+        ("tags", list(said(run))),
         ("result", list(_learnt(run))),
         ("training", list(_training(run))),
         ("runs", list(_runs(run, below))),
@@ -55,7 +57,7 @@ def _learnt(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Those of a group of seeds."""
+    """Yields the runs of a group of seeds."""
     seeds = {digest: seed for seed, digest in (run["digests"] or {}).items()}
     for each in below:
         yield f"{each['name']}: seed {seeds.get(each['digest'], '?')}, {each['status']}, {objective(each)}"
@@ -81,7 +83,7 @@ def _progress(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _next(run: Mapping[str, Any]) -> Iterator[str]:
-    """What can be done with it."""
+    """Yields the commands for a run."""
     digits = run["name"].rpartition("-")[2]
     if run["unsent_bytes"] and run["status"] != "RUNNING":
         yield f"runner sync {digits}"

@@ -28,7 +28,7 @@ _NEWEST_FIRST = "attributes.start_time DESC"
 _OWN_TAGS = ("mlflow.", "recipe.", "overrides", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
-"""Sections of a lock beside the recipe itself."""
+"""Sections of a lock without the recipe."""
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _user_tags(run: Run) -> dict[str, str]:
 
 
 def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
-    """Of one experiment, the page has curves; what it says of several is what they came to.
+    """Returns the address of a page: with curves for one experiment, with final values for several.
 
     In the order of their beginning, the page would fold the seeds of a group below it and draw the group instead.
     """
@@ -105,7 +105,7 @@ def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:
-    """All runs, the newest first."""
+    """Returns all runs, the newest first."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(experiments, order_by=[_NEWEST_FIRST])
     runs = list(found)
@@ -116,7 +116,7 @@ def _all_runs(client: MlflowClient) -> list[Run]:
 
 
 def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
-    """Where and from what the run was made: its tags, and its lock if it has one."""
+    """Returns the origin of the run: its tags, and its lock if it has one."""
     from mlflow.exceptions import MlflowException
 
     of_user = _user_tags(run)
@@ -139,6 +139,6 @@ def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _rows(sides: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
-    """What each side has under these names, as far as one of them has it."""
+    """Returns the values of each side under these names, if at least one side has a value."""
     rows = {name: [side.get(name) for side in sides] for name in names}
     return {name: row for name, row in rows.items() if row != [None] * len(sides)}

@@ -1,4 +1,4 @@
-"""What MLflow's page says in words about a run: what it is, what it came to, and what to do with it."""
+"""The description of a run on MLflow's page: recipe, result, and commands."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ DESCRIPTION = "mlflow.note.content"
 
 
 def describe(facts: Mapping[str, str]) -> str:
-    """A list of facts by what they are about, in Markdown; what has nothing to say is left out."""
+    """Formats facts by topic as a Markdown list, without empty ones."""
     return "\n".join(f"* **{about}**: {fact}" for about, fact in facts.items() if fact)
 
 

@@ -1,4 +1,6 @@
-"""What ``runner ls`` knows of an ablation or a group of seeds while a process is at it, and how it ended."""
+"""The record of an ablation or a group of seeds for ``runner ls``, while a
+process works on it and at its end.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _BEAT_SECONDS = 5.0
 def heartbeat(folder: RunFolder, record: Record, known: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Keeps a record up to date with what is ``known``, from here to its end.
 
-    Yields what else is to be in the record at the end, ``status`` at least; whoever leaves with an error need say
-    nothing.
+    Yields a dictionary with further values for the final record, at least ``status``; after an
+    error it may be empty.
     """
 
     def write(**changes: Any) -> None:

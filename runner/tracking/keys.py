@@ -17,8 +17,9 @@ _REFUSED = re.compile(r"[^\w.\- :/]")
 def mlflow_key(name: str) -> str:
     """Returns the key under which MLflow stores a name. Different names have different keys.
 
-    A name that MLflow accepts is its own key. In any other name, refused characters become words (``err<5`` becomes
-    ``err_less-than_5``), and a digest of the name follows, because two names could become the same words.
+    A name that MLflow accepts is its key. In any other name, refused characters become words
+    (``err<5`` becomes ``err_less-than_5``), and a digest of the name follows, because two names
+    could become the same words.
     """
     readable = "/".join(_readable_segment(segment) for segment in name.split("/"))
     if readable == name and len(name) <= MAX_LENGTH:
@@ -39,11 +40,12 @@ def interval_keys(metric: str) -> tuple[str, str]:
 def setting_keys(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the MLflow key and the value of every leaf of nested settings; an empty mapping is a leaf.
 
-    Names are joined by dots. A name that contains a dot itself is told from nested ones by a digest.
+    Names are joined by dots. A name that contains a dot is distinguished from
+    nested ones by a digest.
     """
     for path, value in _leaves(settings, ()):
         key = mlflow_key(".".join(path))
-        # A path of one name may contain dots: overrides are keyed by whole paths.
+        # A path of one name may contain dots: overrides are keyed by complete paths.
         if len(path) > 1 and any("." in name for name in path):
             key = _with_digest(key, repr(path))
         yield key, value

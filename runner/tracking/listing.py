@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
-from runner.system.lines import figure, print_wrapped
+from runner.system.lines import amount, figure, print_wrapped
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
@@ -18,25 +18,27 @@ from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import RunFolder, Workspace, folders
 
-_COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
+STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
 _AGAIN = "the same command continues it"
 _SEEDS_AGAIN = "the same command continues it, with --resume"
 _GAP = "  "
-_DISPENSABLE = ("started", "checkpoint", "resume")
+_DISPENSABLE = ("checkpoint", "took", "resume", "started")
 """Columns that a narrow screen does without, in this order."""
-_LAST_DISPENSABLE = ("took", "kind", "objective")
-"""Where these are not enough, and names have lines of their own."""
+_LAST_DISPENSABLE = ("kind", "objective")
+"""Dropped when the other columns are still too wide and names have separate lines."""
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """All that there is in a workspace, the newest first, as plain data: ``run.json``, and what their folder shows.
+    """Returns everything in a workspace, the newest first, as plain data:
+    ``run.json``, and facts from the folders.
 
-    Times are in seconds since 1970, a metric that is not finite is text. ``step`` is not behind the newest checkpoint,
-    which a process that died may have been unable to note; ``last_checkpoint`` is how far that is, in the run's unit,
-    or None if there is none. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file
-    is None. The runs of a group of seeds stand below it, in the order in which they began.
+    Times are in seconds since 1970, a metric that is not finite is text. ``step`` is at least that
+    of the newest checkpoint, which a process that died may not have recorded; ``last_checkpoint``
+    is the progress of that checkpoint, in the run's unit, or None without one. If ``run.json``
+    cannot be read, ``status`` is UNKNOWN and its fields are None. The runs of a group of seeds
+    follow it, in the order of their start.
     """
     found = [described(folder) for folder in folders(workspace.runs)]
     for place in (workspace.ablations, workspace.studies, workspace.seeds):
@@ -50,7 +52,7 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def described(folder: RunFolder) -> dict[str, Any]:
-    """One of them."""
+    """Returns the description of one folder."""
     record, last, reason = folder.record(), folder.last_checkpoint, folder.resumable
     known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
     if record is not None:
@@ -71,9 +73,9 @@ def described(folder: RunFolder) -> dict[str, Any]:
 
 
 def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None:
-    """Prints a line for each, and below it what is to be said about it; names are never broken.
+    """Prints a line for each run with remarks below it; names are never broken.
 
-    ``none`` is said where there are none but could be.
+    ``none`` is printed if a selection has no runs.
     """
     if not runs:
         text = none or "no runs yet; start one: runner run marl_phase2"
@@ -88,7 +90,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
     for run, row in zip([None, *runs], rows, strict=True):
         line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
         for title in columns:
-            style = _COLOURS.get(row[title], "") if title == "status" else ""
+            style = STATUS_STYLES.get(row[title], "") if title == "status" else ""
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
@@ -96,8 +98,13 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
             print_wrapped(2 * _GAP + text, console, style="dim")
 
 
+def headed(name: str, status: str) -> CleanText:
+    """Returns the first line about a run: its name, and its status in the colour of the listing."""
+    return CleanText(f"{name}: ", style="bold").append(status, STATUS_STYLES.get(status, ""))
+
+
 def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:
-    """The columns for a screen; a run whose name does not fit has a line of its own for that."""
+    """Returns the columns that fit on a screen; a run's name has a separate line if necessary."""
     columns = list(titles)
     for own_line in (False, True):
         columns = [title for title in titles if title != "run" or not own_line]
@@ -109,7 +116,7 @@ def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> li
 
 
 def span(seconds: float) -> str:
-    """A length of time in the largest unit of which there is one at least: ``3 h``."""
+    """Formats a duration in the largest unit of at least one: ``3 h``."""
     length, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds / length:.0f} {unit}"
 
@@ -120,16 +127,16 @@ def metric(name: str, value: float | str) -> str:
 
 
 def progress(run: Mapping[str, Any]) -> str:
-    """How far it is, in its unit."""
+    """Returns the progress of a run, in its unit."""
     if run["goal"] is None:
         return _MISSING
     if run["step"] >= run["goal"]:
-        return f"{run['step']:,} {run['unit']}"
+        return amount(run["step"], run["unit"])
     return f"{run['step']:,}/{run['goal']:,} {run['unit']}"
 
 
 def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
-    """What each column says."""
+    """Returns the text of each column."""
     cells = {
         "run": indent + run["name"],
         "kind": run["kind"] or _MISSING,
@@ -139,7 +146,7 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
         "took": span(run["seconds"]) if run["seconds"] else _MISSING,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
         "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
-        "resume": "yes" if run["resumable"] else "no",
+        "resume": "yes" if run["resumable"] else _MISSING if run["status"] == "FINISHED" else "no",
     }
     return {title: escape_line(redact(cell)) for title, cell in cells.items()}
 
@@ -156,7 +163,7 @@ def objective(run: Mapping[str, Any]) -> str:
 
 
 def said(run: Mapping[str, Any]) -> Iterator[str]:
-    """What its user says of it."""
+    """Yields the user's tags and note."""
     if run["tags"]:
         yield escape_line("tags " + ", ".join(f"{name}={value}" for name, value in run["tags"].items()))
     if run["note"]:
@@ -164,9 +171,9 @@ def said(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterator[str]:
-    """What to know beside the columns, a line each: what was overridden, what its user says, and what went wrong.
+    """Yields remarks below a run's line: overrides, tags and note, and errors.
 
-    What is said of its group is not said again.
+    Remarks on the group are not repeated.
     """
     overrides, known = run["overrides"] or {}, group["overrides"] if group else {}
     if run["synthetic"]:
@@ -179,5 +186,5 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
     if run["status"] != "FINISHED":
         parts.append(run["not_resumable"])
     if run["unsent_bytes"] and run["status"] in ("FINISHED", "FAILED", "KILLED"):
-        parts.append("MLflow lacks a part: runner sync")
+        parts.append("not completely in MLflow yet: runner sync")
     yield "; ".join(filter(None, parts))

@@ -17,10 +17,11 @@ from runner.tracking.workspace import Workspace
 def load_locked(
     lock: Path, name: str, sets: Sequence[str], registry: Registry, remedy: Callable[[Mapping[Path, str]], str]
 ) -> tuple[Recipe, Registry]:
-    """Loads the recipe of a lock, under these settings, and the plugins with its own.
+    """Loads the recipe of a lock with these settings, and the plugins, including those of the lock.
 
-    Plugin files that nobody has named are used only if this user's runner wrote the lock, into this workspace and on
-    this machine, and if they and what they import from their folders are unchanged.
+    Plugin files that are not named on the command line are used only if this
+    user's runner wrote the lock, into this workspace and on this machine, and if
+    they and their imports from the same folders are unchanged.
 
     Args:
         lock: The file.

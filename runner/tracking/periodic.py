@@ -1,4 +1,4 @@
-"""Something done again and again beside the training."""
+"""Repeats an action in a thread during the training."""
 
 import logging
 import threading
@@ -8,9 +8,9 @@ _log = logging.getLogger(__name__)
 
 
 class Periodic(threading.Thread):
-    """Calls an action every so many seconds, the first time at once, until it is stopped.
+    """Calls an action every ``seconds`` seconds, the first time immediately, until it is stopped.
 
-    An action that fails is said once and tried again when it is due: a training does not end for what goes on beside.
+    A failing action is reported once and repeated when it is due again: the training continues.
     """
 
     def __init__(self, name: str, seconds: float, action: Callable[[], object]) -> None:

@@ -6,11 +6,12 @@ from tempfile import mkdtemp
 from runner.system.files import copy, is_writable
 
 _BESIDE = ("-wal", "-journal")
-"""Files beside a SQLite database that have a part of its content."""
+"""Suffixes of files next to a SQLite database that have a part of its content."""
 
 
 def copy_if_read_only(database: Path) -> Path | None:
-    """Copies a SQLite database that this user cannot write; SQLite needs files beside it even to read.
+    """Copies a SQLite database that this user cannot write; SQLite needs files
+    next to it even for reading.
 
     Args:
         database: The file, which may not exist.

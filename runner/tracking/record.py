@@ -1,4 +1,4 @@
-"""What a workspace records of a run, beside what is in MLflow."""
+"""The record of a run in its workspace, in addition to MLflow's."""
 
 import time
 from typing import Annotated, Literal
@@ -17,16 +17,20 @@ _Time = Annotated[float, Field(gt=-1e11, lt=1e11)]
 
 
 class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
-    """What is known of a run, an ablation, a study or a group of seeds from outside, in its folder's ``run.json``."""
+    """The record of a run, an ablation, a study or a group of seeds, in its folder's
+    ``run.json``.
+    """
 
     name: Annotated[str, Field(pattern=_NAME)]
-    """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
+    """``<recipe>-<8 digits>`` with the first digits of MLflow's id; the name of the folder and of
+    the run in MLflow.
+    """
     recipe: str
     digest: str
     """Of the recipe."""
     goal: _Count
     unit: str
-    """What ``goal`` and ``step`` count."""
+    """Unit of ``goal`` and ``step``."""
     experiment: str
     tracking_uri: str
     """MLflow's store, without a password; see ``Workspace.recorded_uri``."""
@@ -42,7 +46,7 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     reason: str = ""
     """Why it failed."""
     group: Annotated[str, Field(pattern=rf"^$|{_NAME}")] = ""
-    """The name of those, begun together, that differ in their seeds alone, if it is one of them."""
+    """The name of the group of seeds to which the run belongs, if any."""
     bounds: dict[str, tuple[float, float]] = {}
     """Of a group of seeds, the smallest and the largest possible value of evaluation metrics, by pattern."""
     digests: dict[int, str] = {}
@@ -51,7 +55,7 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     seconds: _Time = 0.0
     """How long processes have been at it."""
     overrides: dict[str, str] = {}
-    """What was assigned on the command line, by dotted path."""
+    """Assignments of the command line, by dotted path."""
     headline: tuple[str, ...] = ()
     """The metrics that a person looks at first, the objective before all others."""
     metrics: dict[str, float] = {}
@@ -60,14 +64,16 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """Whether the data are synthetic."""
     tags: dict[str, str] = {}
     note: str = ""
-    """What a person has to say about it, as tags have."""
+    """The user's description, like the tags."""
 
     @property
     def at_work(self) -> bool:
-        """Whether it runs, as far as its owner tells; the lock of a training's folder tells more."""
+        """Returns whether its owner seems to run; the lock of a training's folder is more
+        precise.
+        """
         return self.status == "RUNNING" and self.owner.alive is not False
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last heartbeat is old, or in the future, where a wrong clock has put it."""
+        """Returns whether the last heartbeat is old, or in the future because of a wrong clock."""
         return not 0 <= time.time() - self.heartbeat < STALE_SECONDS

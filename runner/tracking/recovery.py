@@ -1,4 +1,6 @@
-"""What the next process does for runs whose own is dead: their true status, and what MLflow lacks."""
+"""Completes runs whose process is dead: sets their final status, and sends the
+missing records to MLflow.
+"""
 
 import errno
 import logging
@@ -20,18 +22,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of a run's unsent records."""
+    """The result of sending a run's records."""
 
     run: str
     sent_bytes: int = 0
     problem: str = ""
     """Why they were not sent."""
     alive: bool = False
-    """Whether the run's own process will send them."""
+    """Whether the run's process will send them."""
 
 
 def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[object]] = nullcontext) -> list[str]:
-    """Gives runs whose process died their end, KILLED unless it could still say another, and returns their names.
+    """Sets the final status of runs whose process died, KILLED unless it had written another one,
+    and returns their names.
 
     MLflow learns of it now if it answers, else with the next ``sync``; ``telling`` is entered around that.
     """
@@ -45,18 +48,22 @@ def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[obje
             with telling():
                 deliver(workspace, dead)
         except StorageError as error:
-            _log.warning("MLflow has not been told yet that %d runs are dead: %s", len(dead), error)
+            _log.warning("the end of %d dead runs is not in MLflow yet: %s", len(dead), error)
     return [folder.name for folder in dead]
 
 
 def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
-    """Sends MLflow what it lacks of runs whose process is dead; twice changes nothing. Raises ``StorageError``."""
+    """Sends missing records of runs whose process is dead to MLflow; a repetition
+    changes nothing. Raises ``StorageError``.
+    """
     store = cache(partial(Store, workspace))  # opened if a run needs it
     return [_deliver(folder, workspace, store) for folder in runs]
 
 
 def _set_end(folder: RunFolder) -> bool:
-    """False if it has an end, is alive or comes to life again in the meantime, or the disk does not take it."""
+    """Returns False if the run has ended, is alive or is resumed in the meantime,
+    or if the disk refuses the record.
+    """
     record = folder.record()
     if record is None or record.status != "RUNNING" or folder.alive():
         return False
@@ -67,7 +74,7 @@ def _set_end(folder: RunFolder) -> bool:
             return False
         folder.use_reserve()
         status, said, metrics = None, "", dict(record.metrics)
-        for line, _ in lines(folder.spool):  # what its process could still say
+        for line, _ in lines(folder.spool):  # the last records of its process
             status, said = line.status or status, line.tags.get("error", said)
             metrics |= line.metrics
         reason = said if status == "FAILED" else ""
@@ -105,7 +112,7 @@ def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]
     try:
         folder.claim(GLANCE_SECONDS)
         run_id = record.run_id or mlflow.run_named(mlflow.experiment(record.experiment), record.name)
-        if run_id is None:  # it died before MLflow knew of it, so that MLflow lacks nothing
+        if run_id is None:  # it died before it had a run in MLflow, so nothing is missing
             write_durably(place_of(folder.spool), str(folder.spool.stat().st_size))
             return Delivery(folder.name)
         if record.run_id is None:
@@ -116,7 +123,7 @@ def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]
         before = shipper.pending
         shipper.ship()
         return Delivery(folder.name, before - shipper.pending)
-    except UsageError:  # it has come to life again
+    except UsageError:  # it was resumed
         return Delivery(folder.name, alive=True)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise
         return Delivery(folder.name, problem=str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""What makes a workspace work in another place: MLflow's database records absolute places of artifacts."""
+"""Makes a moved workspace usable: MLflow's database contains absolute paths of artifacts."""
 
 import logging
 import sqlite3
@@ -48,7 +48,7 @@ def _replace_prefix(database: sqlite3.Connection, before: str, now: str) -> None
         columns = database.execute(f'PRAGMA table_info("{table}")').fetchall()
         for _, column, kind, *_ in columns:
             if kind.upper().startswith(("VARCHAR", "TEXT")):
-                # Not LIKE, in which % and _ of a path would stand for any text.
+                # Not LIKE, in which % and _ of a path would match any text.
                 database.execute(
                     f'UPDATE "{table}" SET "{column}" = ? || substr("{column}", ?) '  # noqa: S608
                     f'WHERE "{column}" = ? OR substr("{column}", 1, ?) = ?',

@@ -1,4 +1,6 @@
-"""What was said while a run was trained, in ``run.log`` of its folder: on stderr, by libraries too, and its end."""
+"""The output on stderr during a training, also of libraries, in ``run.log`` of
+its folder, limited in size.
+"""
 
 import os
 import re
@@ -15,14 +17,15 @@ from runner.system.terminal import Rendered, clean
 NAME = "run.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MOST_BYTES = 2**20
-_ENOUGH = "what is said from here on is not kept: this file is as long as it may be"
+_ENOUGH = "later output is not recorded: this file has reached its largest size"
 
 
 class RunLog:
-    """Stands in for stderr while a ``with`` lasts, and keeps the lines that are written there, with secrets masked.
+    """Replaces stderr inside a ``with``, and records the lines that are written
+    there, with secrets masked.
 
-    Bars and tables of rich go past it, for they are not worth keeping. What is said before there is a folder waits for
-    it; going on with a run appends. A file that cannot be written costs no training.
+    Bars and tables of rich are not recorded. Output before the folder exists is stored until then;
+    a resumed run appends. A file that cannot be written does not fail a training.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class RunLog:
 
     @property
     def rich_proxied_file(self) -> Any:
-        """Where consoles of rich write what they show, which know it by this name."""
+        """Returns the stream on which consoles of rich write; rich requires this name."""
         return getattr(self._stderr, "rich_proxied_file", self._stderr)
 
     def write(self, text: str) -> int:
@@ -68,13 +71,13 @@ class RunLog:
         return len(text)
 
     def open(self, folder: Path) -> None:
-        """Keeps in a run's folder what was said so far, and what will be."""
+        """Writes the stored output to a run's folder, and later output directly."""
         with self._lock:
             self._path, waiting = folder / NAME, self._waiting
         self._append("".join(waiting))
 
     def keep(self, text: str) -> None:
-        """Keeps what nobody has to be told now."""
+        """Records text without displaying it."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = "".join(f"{now} {line}\n" for line in clean(text).rstrip("\n").split("\n"))
         if self._path is None:
@@ -92,5 +95,5 @@ class RunLog:
                     self._full = True
                 if not self._full:
                     file.write(lines)
-        except OSError:  # the disk is full, which others say
+        except OSError:  # a full disk is reported elsewhere
             self._full = True

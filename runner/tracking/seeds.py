@@ -1,4 +1,4 @@
-"""Runs of one recipe that differ in nothing but their seed: what is known of them, and what they come to together."""
+"""Runs of one recipe that differ only in their seed: their records and their combined results."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ Curves = dict[str, dict[int, dict[int, float]]]
 
 
 def groups(workspace: Workspace) -> list[Record]:
-    """All groups of a workspace that can be read, the newest first."""
+    """Returns all readable groups of a workspace, the newest first."""
     return [record for folder in folders(workspace.seeds) if (record := folder.record())]
 
 
 def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
-    """The group's runs that have begun, by seed; the newest where one was begun twice."""
+    """Returns the group's runs that have started, by seed; the newest of several
+    with the same seed.
+    """
     seeds = {digest: seed for seed, digest in group.digests.items()}
     found: dict[int, RunFolder] = {}
     for folder in below(workspace, group.name):
@@ -46,7 +48,9 @@ def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
 
 
 def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
-    """What runs logged of their evaluations, without ``eval/``; values that are not finite are left out."""
+    """Returns the metrics of evaluations without ``eval/``; values that are not
+    finite are excluded.
+    """
     found: Curves = {}
     for seed, folder in runs.items():
         for line, _ in lines(folder.spool):
@@ -91,7 +95,9 @@ def means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
-    """By how much the other group's mean is larger: of pairs if both have the same seeds, else Welch's (1947)."""
+    """Returns by how much the other group's mean is larger: of pairs if both have the same seeds,
+    else by Welch (1947).
+    """
     from scipy.stats import ttest_ind, ttest_rel
 
     paired = one.keys() == other.keys()
@@ -101,7 +107,8 @@ def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None:
-    """What two groups came to, and by how much the second differs; None if these are no names of two groups.
+    """Returns the results of two groups and their differences; None if these are
+    not names of two groups.
 
     They are named as ``find`` understands it. Plain data: ``groups``, ``paired`` (whether their seeds are the
     same), and for every metric of both ``values`` by seed of each, and ``difference`` with its interval.
@@ -115,7 +122,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
     found = [last(evaluations(runs_of(workspace, group))) for group in sides]
     for group, values in zip(sides, found, strict=True):
         if max(map(len, values.values()), default=0) < 2:
-            raise UsageError(f"{group.name} has no two seeds that were evaluated: go on with it first")
+            raise UsageError(f"{group.name} has no two seeds that were evaluated: continue it first")
     shared = [name for name in found[0] if name in found[1] and min(len(each[name]) for each in found) > 1]
     metrics = {
         name: {

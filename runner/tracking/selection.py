@@ -1,4 +1,4 @@
-"""Which of the runs that are listed are meant: by their metrics, their recipe, their age."""
+"""Selects listed runs by their metrics, recipe, and age."""
 
 import operator
 import re
@@ -25,14 +25,15 @@ def select(
     runs: Sequence[Mapping[str, Any]], where: Sequence[str] = (), recipe: str | None = None, since: str | None = None,
     kind: Kind | None = None,
 ) -> list[Mapping[str, Any]]:  # fmt: skip
-    """Those of the runs, as ``listing`` returns them, that are everything that is asked.
+    """Returns the runs, in the form of ``listing``, that meet all conditions.
 
     Args:
-        runs: all that there are.
-        where: conditions on the newest value of a metric, ``eval/return>0``; without that metric none is met.
-        recipe: the recipe's name, in which ``*`` stands for anything.
-        since: how long ago it was begun at most (``2d``, ``3h``, ``30min``), or a date from which on (``2026-01-31``).
-        kind: what sort of them.
+        runs: All runs.
+        where: Conditions on the newest value of a metric, ``eval/return>0``; a
+            run without that metric meets none.
+        recipe: The recipe's name, in which ``*`` matches any text.
+        since: The largest age (``2d``, ``3h``, ``30min``), or the earliest date (``2026-01-31``).
+        kind: Type of the records.
 
     Raises:
         UsageError: one of them cannot be read, or no run has that metric.
@@ -68,11 +69,11 @@ def _condition(text: str, known: set[str]) -> tuple[str, str, float]:
 
 
 def _moment(text: str) -> float:
-    """In seconds since 1970."""
+    """Returns a time in seconds since 1970."""
     if age := _AGE.fullmatch(text):
         return time.time() - float(age[1]) * SECONDS[age[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()  # in this place's time, unless it says another
+        return datetime.fromisoformat(text).timestamp()  # in local time, unless it has another zone
     except (ValueError, OverflowError):
         raise UsageError(
             f"--since '{text}': should be an age like 2d, 3h or 30min, or a date like 2026-01-31"

@@ -1,7 +1,8 @@
 """A run's spool, which everything that is logged reaches before MLflow does, and what carries it there.
 
-One JSON object a line. A record that ``append`` has taken survives the death of the process at once and, after the
-next ``sync``, that of the machine. Reading stops before a line that is not whole yet.
+One JSON object per line. A record that ``append`` has accepted survives the end
+of the process immediately and, after the next ``sync``, that of the machine.
+Reading stops before an incomplete line.
 """
 
 import errno
@@ -53,8 +54,8 @@ class Spool:
     def append(self, *, urgent: bool = False, **record: Any) -> None:
         """Writes what a ``Line`` has to the operating system, its secrets masked; never raises for a full disk.
 
-        ``t`` is the time of this call unless it is given. What is urgent goes before what the disk has refused so far,
-        and is durable at once.
+        ``t`` is the time of this call unless it is given. Urgent records precede those that the
+        disk has refused so far, and are durable immediately.
         """
         timed = {"t": time.time_ns() // 1_000_000, **record}
         line = json.dumps(redact_values(timed), separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -66,10 +67,13 @@ class Spool:
             self._keep()
 
     def sync(self) -> bool:
-        """Asks the disk to keep all that has been appended, what it has refused too; whether it does."""
+        """Requests durability of all records, also of those that the disk has refused before;
+        returns whether it was successful.
+        """
         with self._lock:
             self._write_held(len(self.held))
-            refused = bool(self.held)  # asked here, because a line that another thread is writing is held, too
+            # Inside the lock, because a line that another thread is writing is held, too.
+            refused = bool(self.held)
         return self._keep() and not refused
 
     def close(self) -> bool:
@@ -93,7 +97,7 @@ class Spool:
             self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
 
     def _keep(self) -> bool:
-        size = self.size  # before the disk is asked, because other threads go on writing
+        size = self.size  # read before the sync, because other threads continue to write
         if size > self._synced:
             try:
                 reach("spool.sync")
@@ -111,17 +115,19 @@ class Spool:
 
 
 class LoggedData(BaseModel, frozen=True):
-    """What a run learns from."""
+    """The data of a run."""
 
     name: str
     digest: str
-    """Of all that is said of them."""
+    """Digest of their description."""
     profile: str
     """Their settings, as JSON."""
 
 
 class Line(BaseModel, frozen=True):
-    """What a line of a spool may say, which somebody may have changed, or a failing disk."""
+    """The content of a line of a spool, which may have been changed, or damaged by a failing
+    disk.
+    """
 
     t: _Count
     """When it was logged, in milliseconds since 1970."""
@@ -138,9 +144,10 @@ class Line(BaseModel, frozen=True):
 
 
 def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
-    """Yields every whole line from a byte offset on, each with the offset after it; none if there is no file.
+    """Yields every complete line from a byte offset on, each with the offset after it; none if
+    there is no file.
 
-    One that is damaged, as a loss of power can leave it, says nothing, with a warning, and holds up nothing.
+    A line that was damaged, for example by a loss of power, is skipped with a warning.
     """
     if not spool.exists():
         return
@@ -160,12 +167,14 @@ def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
 
 
 def place_of(spool: Path) -> Path:
-    """The file beside a spool that says how many of its bytes MLflow has."""
+    """Returns the file next to a spool with the number of bytes that MLflow has."""
     return spool.with_suffix(".offset")
 
 
 def reached(spool: Path) -> int:
-    """How many bytes of a spool MLflow has; 0 if that cannot be read, because sending twice does no harm."""
+    """Returns the number of bytes of a spool that MLflow has; 0 if that cannot be read, because
+    sending twice is harmless.
+    """
     try:
         offset = int(read_regular(place_of(spool), _MAX_OFFSET_BYTES))
         with open(open_file(spool, os.O_RDONLY), "rb") as file:
@@ -176,7 +185,7 @@ def reached(spool: Path) -> int:
 
 
 def unsent(spool: Path) -> int:
-    """Bytes in whole lines of a spool that MLflow does not have."""
+    """Returns the bytes in complete lines of a spool that MLflow does not have."""
     try:
         return max(0, _whole_size(spool) - reached(spool))
     except OSError:
@@ -227,7 +236,9 @@ class Shipper:
                 reach("ship.placed")
 
     def try_to_ship(self) -> bool:
-        """Ships; says once when MLflow stops answering and once when it answers again."""
+        """Sends records; reports once when MLflow becomes unreachable and once
+        when it is available again.
+        """
         try:
             self.ship()
         except Exception as error:
@@ -251,7 +262,7 @@ class Shipper:
         ends = [(line.status, line.t) for line in batch if line.status]
         if ends:
             self._store.set_status(self._run_id, *ends[-1])
-        for line in batch:  # artifacts last, because they may have a disk of their own, with its own troubles
+        for line in batch:  # artifacts last, because their disk may have separate problems
             if line.dataset is not None:
                 self._store.log_dataset(self._run_id, line.dataset.name, line.dataset.digest, line.dataset.profile)
             if line.artifact is not None and self._is_own(path := self._spool.parent / line.artifact):
@@ -260,7 +271,9 @@ class Shipper:
                 self._store.log_model(self._run_id, path, line.step)
 
     def _is_own(self, path: Path) -> bool:
-        """Whether a file of the run is there; a spool that somebody has changed may name others, or links."""
+        """Returns whether a file belongs to the run; a manipulated spool may name others, or
+        links.
+        """
         inside = "\0" not in str(path) and path.resolve().is_relative_to(self._spool.parent.resolve())
         if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)

@@ -90,7 +90,7 @@ def text(value: object) -> str:
 
 
 def is_http(uri: str) -> bool:
-    """Whether the store is a server that is spoken to over HTTP."""
+    """Returns whether the store is an HTTP server."""
     return urlsplit(uri).scheme in {"http", "https"}
 
 
@@ -104,7 +104,9 @@ def shown(uri: str) -> str:
 
 
 def on_network_disk(path: Path) -> bool:
-    """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
+    """Returns whether the file system is shared between machines, where SQLite's write-ahead log
+    must not be used.
+    """
     disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((disks[str(each)] for each in [path, *path.parents] if str(each) in disks), "") in _NETWORK_DISKS
 
@@ -119,7 +121,9 @@ def _refuse_undecodable(database: Path) -> None:
 
 
 def _refuse_links(database: Path, artifacts: Path) -> None:
-    """Raises an OSError if the database, a file beside it or the folder of artifacts is a link in a workspace."""
+    """Raises an OSError if the database, a file next to it or the folder of
+    artifacts is a link in a workspace.
+    """
     if database.parent != artifacts.parent:
         return
     beside = [database.with_name(f"{database.name}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
@@ -129,7 +133,7 @@ def _refuse_links(database: Path, artifacts: Path) -> None:
 
 
 def _probe(uri: str, database: Path | None) -> None:
-    """Raises at once where MLflow would try again for minutes."""
+    """Raises an error immediately where MLflow would retry for minutes."""
     if database is not None:
         with closing(sqlite3.connect(database, timeout=20)) as connection:
             if not on_network_disk(database):
@@ -149,7 +153,7 @@ def _probe(uri: str, database: Path | None) -> None:
 
 
 def _origin() -> dict[str, str]:
-    """From these, MLflow's page fills its columns User and Source."""
+    """Returns tags from which MLflow's page fills its columns User and Source."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -164,12 +168,13 @@ class EmptyError(UsageError):
 class Store:
     """An MLflow tracking store that has answered.
 
-    What concerns experiments and runs raises ``StorageError`` where MLflow refuses; what is written to a run raises
-    MLflow's own errors, for whoever tries again.
+    Methods for experiments and runs raise ``StorageError`` if MLflow refuses; methods that write to
+    a run raise MLflow's errors, so that callers can retry.
     """
 
     def __init__(self, workspace: Workspace, reading: bool = False) -> None:
-        """Opens the store, creating the workspace's own database where ``MLFLOW_TRACKING_URI`` names no other.
+        """Opens the store, and creates the workspace's database unless
+        ``MLFLOW_TRACKING_URI`` names another one.
 
         Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
         break the file when two run at once. A ``StorageError`` within seconds if it cannot be reached or written.
@@ -195,7 +200,8 @@ class Store:
             with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
                 _probe(uri, database)
                 for name, value in QUIET.items():
-                    os.environ.setdefault(name, value)  # what the user has set stays as it is
+                    # Values that the user has set have precedence.
+                    os.environ.setdefault(name, value)
                 logging.getLogger("alembic").setLevel(logging.ERROR)
                 from mlflow import MlflowClient
 
@@ -223,7 +229,8 @@ class Store:
             if has_secret(text):
                 raise UsageError(f"{what} {REFUSED_NAME}")
         location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
-        # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
+        # The tag opens MLflow's page for training runs; without it the page
+        # requests the type of the experiment.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         with self.telling(f"create experiment '{name}'"):
             found = self.client.get_experiment_by_name(name)
@@ -298,7 +305,7 @@ class Store:
         log(run_id, str(path))
 
     def log_dataset(self, run_id: str, name: str, digest: str, profile: str) -> None:
-        """Says what a run learns from; saying it again changes nothing."""
+        """Writes the dataset of a run; a repetition changes nothing."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         source = json.dumps({"tags": {"mlflow.source.type": "LOCAL", "mlflow.source.name": name}})
@@ -306,7 +313,7 @@ class Store:
         self.client.log_inputs(run_id, [DatasetInput(given, [InputTag("mlflow.data.context", "train")])])
 
     def log_model(self, run_id: str, folder: Path, step: int) -> None:
-        """Logs a folder as the model of a run, with the run's settings and what it came to at a step.
+        """Logs a folder as the model of a run, with the run's settings and results at a step.
 
         A process that died in the middle of it left what is used now.
         """
@@ -319,7 +326,7 @@ class Store:
         params = run.data.params
         model = begun[0] if begun else self.client.create_logged_model(experiment_id, name, run_id, params=params)
         facts = {
-            "what it is": f"what {code(run.info.run_name)} had learnt at step {step:,}",
+            "what it is": f"the model of {code(run.info.run_name)} at step {step:,}",
             "load it": code(f'runner.load_model("{model.model_uri}")'),
         }
         self.client.set_logged_model_tags(model.model_id, {DESCRIPTION: describe(facts)})
@@ -333,7 +340,7 @@ class Store:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
 
     def logged_model(self, run_id: str, folder: Path, step: int) -> LoggedModel:
-        """What MLflow has logged as the model of a run; the folder is logged now where it has nothing yet."""
+        """Returns the logged model of a run; logs the folder if there is none yet."""
         with self.telling("log a model"):
             wanted = [self.client.get_run(run_id).info.experiment_id], f"source_run_id = '{run_id}'"
             found = self.client.search_logged_models(*wanted, max_results=1)
@@ -351,7 +358,9 @@ class Store:
             return Path(download_artifacts(place, tracking_uri=self.uri))
 
     def _send(self, run_id: str, kind: str, items: list[Any], size: int) -> None:
-        """In batches of a size that MLflow takes; a batch that it refuses goes one by one, to find what it refuses."""
+        """Sends items in batches of a size that MLflow accepts; items of a refused batch are sent
+        one by one, to find the refused one.
+        """
         from mlflow.exceptions import MlflowException
 
         for start in range(0, len(items), size):
@@ -368,7 +377,9 @@ class Store:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Says what could not be done where MLflow refuses, or one of its drivers."""
+        """Raises a ``StorageError`` with the failed action if MLflow or one of its drivers
+        fails.
+        """
         try:
             yield
         except Exception as error:

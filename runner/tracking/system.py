@@ -1,4 +1,4 @@
-"""What a training takes of its machine, under the names of MLflow's own system metrics."""
+"""Use of the machine by a training, under the names of MLflow's system metrics."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +28,9 @@ class SystemMonitor:
     def sample(self) -> dict[str, float]:
         """Metrics by name; the units are in the names, a megabyte has a million bytes.
 
-        Of this process alone are those that say ``process``. The processor's load is the mean since the last sample,
-        so the first one has none; a process that keeps two cores busy has 200 percent.
+        Names with ``process`` are about this process alone. The processor's load
+        is the mean since the last sample, so the first one has none; a process
+        that keeps two cores busy has 200 percent.
         """
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._disk)
         metrics = {
@@ -47,7 +48,8 @@ class SystemMonitor:
             metrics |= load
         self._used_before = True
         for index, gpu in enumerate(self._gpus):
-            with suppress(self._nvml.NVMLError):  # a slice of a partitioned GPU tells no load of its own
+            # A slice of a partitioned GPU has no separate load.
+            with suppress(self._nvml.NVMLError):
                 own = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
                 metrics[f"system/gpu_{index}_memory_usage_megabytes"] = own.used / _MEGABYTE
                 metrics[f"system/gpu_{index}_memory_usage_percentage"] = 100 * own.used / own.total

@@ -1,4 +1,4 @@
-"""One run as MLflow will show it. Training writes to a file; a thread carries the file to MLflow."""
+"""A run in MLflow. The training writes to a file, and a thread sends the file to MLflow."""
 
 import errno
 import hashlib
@@ -35,14 +35,17 @@ _log = logging.getLogger(__name__)
 class Recorder:
     """Writes what a training logs to a spool, so that an MLflow that is away costs neither metrics nor time.
 
-    A metric that a dead process logged after the checkpoint that the training resumes from is not logged again: the
-    first value stays. Where the second differs, the run did not continue bit for bit, which is said once.
+    A metric that a dead process logged after the checkpoint from which the training resumes is not
+    logged again: the first value stays. If the second one differs, the run did not continue bit for
+    bit, which is reported once.
     """
 
     def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
-        """Opens the spool of a training that begins, or resumes: then with what ``mark`` said at the checkpoint."""
+        """Opens the spool of a new training, or of a resumed one with the result
+        of ``mark`` at the checkpoint.
+        """
         self.spool = Spool(path)
-        self.step = step  # the newest of which something was logged
+        self.step = step  # newest step with logged metrics
         self._cursor, self._prefix = cursor or 0, prefix
         self._logged = {
             (name, line.step): value
@@ -105,12 +108,12 @@ class Tracker(Recorder):
         self, store: Store, folder: RunFolder, record: Record, recipe: Recipe, tags: Mapping[str, str],
         cursor: int | None = None, step: int = 0, began: float | None = None,
     ) -> None:  # fmt: skip
-        """Begins to log to the MLflow run that the record names."""
+        """Starts to log to the MLflow run of the record."""
         assert record.run_id is not None
         self.run_id, self.note, self._record = record.run_id, record.note, record
         self._newest, self._seconds_before = dict(record.metrics), record.seconds
         self.began = time.perf_counter() if began is None else began
-        """When this process began with the run, on the clock of ``perf_counter``."""
+        """Start of this process's work on the run, on the clock of ``perf_counter``."""
         self.closed = self.began
         """When the final status was set, on the same clock."""
         super().__init__(folder.spool, cursor, step)
@@ -122,7 +125,7 @@ class Tracker(Recorder):
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
             tags = {**tags, **record.tags}
-        owner = {f"process.{name}": str(value) for name, value in record.owner}
+        owner = {"process.pid": str(record.owner.pid), "process.host": record.owner.host}
         self.headline = record.headline
         place = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
         if record.synthetic:
@@ -145,11 +148,13 @@ class Tracker(Recorder):
         cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str], own_tags: Mapping[str, str] | None = None,
         note: str = "", group: str = "", began: float | None = None,
     ) -> Self:  # fmt: skip
-        """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
+        """Starts an MLflow run, its folder, which is named after its id, and the
+        threads for its log.
 
-        ``tags`` say what describes the run beside the recipe; ``own_tags`` and ``note`` what its user says, which its
-        record has, too; ``group`` with which others it was begun; ``began`` when the command began, on the clock of
-        ``perf_counter``. ``StorageError`` if MLflow's store or the workspace cannot be reached or written.
+        ``tags`` describe the run in addition to the recipe; ``own_tags`` and ``note`` are the
+        user's, and are also in the run's record; ``group`` is its group of seeds; ``began`` is the
+        start of the command, on the clock of ``perf_counter``. Raises ``StorageError`` if MLflow's
+        store or the workspace cannot be reached or written.
         """
         named = user_tags(own_tags or {})
         store = Store(workspace)
@@ -175,8 +180,9 @@ class Tracker(Recorder):
             store.rename_run(run_id, folder.name)
             return cls(store, folder, record, recipe, tags, began=began)
         except (StorageError, OSError) as error:
-            # Nothing is left of a run that could not begin but its status in MLflow.
-            with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
+            # A run that could not start leaves only its status in MLflow.
+            # Whatever MLflow's drivers raise: the first error is the relevant one.
+            with suppress(Exception):
                 if run_id := run_id or store.run_named(experiment_id, folder.name):
                     store.set_status(run_id, "FAILED", int(time.time() * 1e3))
             remove_quietly(folder.path)
@@ -190,11 +196,11 @@ class Tracker(Recorder):
         cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int,
         began: float | None = None,
     ) -> Self:  # fmt: skip
-        """Goes on with a run whose process is dead and whose folder this process has claimed.
+        """Continues a run whose process is dead and whose folder this process has claimed.
 
-        ``cursor`` is what ``mark`` said when the checkpoint was written, or 0 without a checkpoint: then the process
-        may have died before it logged the recipe, which is logged again. ``tags`` say what is new about the run.
-        ``StorageError`` as for ``open``.
+        ``cursor`` is the result of ``mark`` when the checkpoint was written, or 0 without a
+        checkpoint: then the process may have died before it logged the recipe, which is logged
+        again. ``tags`` are the new facts about the run. Raises ``StorageError`` like ``open``.
         """
         record = folder.record()
         assert record is not None  # the caller has found the run by it
@@ -227,7 +233,7 @@ class Tracker(Recorder):
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """As ``Recorder.log``; the newest values are in the run's record, too."""
+        """Logs like ``Recorder.log``, and adds the newest values to the run's record."""
         super().log(metrics, step)
         self._newest |= {mlflow_key(name): float(value) for name, value in metrics.items()}
 
@@ -240,7 +246,9 @@ class Tracker(Recorder):
         self.spool.append(artifact=str(path.relative_to(self.run_dir)))
 
     def dataset(self, settings: Mapping[str, Any], fingerprint: str | None) -> None:
-        """Logs what the run learns from: the ``data`` of its recipe, and what tells these data from others."""
+        """Logs the dataset of the run: the ``data`` of its recipe, and the fingerprint of the
+        data.
+        """
         profile = json.dumps({**settings, "fingerprint": fingerprint} if fingerprint else settings)
         digest = hashlib.sha256(profile.encode()).hexdigest()[:8]
         name = f"synthetic {settings['kind']}" if self._record.synthetic else settings["kind"]
@@ -272,7 +280,9 @@ class Tracker(Recorder):
         return delivered and not self.spool.held
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:
-        """In a thread of its own, because a store that is slow or hangs lets nobody interrupt it."""
+        """Sends the log in a separate thread, because a slow or hanging store
+        cannot be interrupted.
+        """
         deadline = time.monotonic() + patience
 
         def ship() -> None:
@@ -289,7 +299,7 @@ class Tracker(Recorder):
         if thread.is_alive() or self._shipper.pending:
             self._shipper.abandoned.set()
             _log.warning(
-                "MLflow lacks the last %d bytes of %s; send them later: runner sync %s",
+                "the last %d bytes of %s are not in MLflow; send them later: runner sync %s",
                 self._shipper.pending, self.spool.path, self.run_name,
             )  # fmt: skip
             return False
@@ -305,7 +315,7 @@ class Tracker(Recorder):
             self._folder.write(self._record)
         except OSError as error:
             if not self._warned:
-                _log.warning("%s: %s; 'runner ls' will not know how this run goes", self.run_dir, error.strerror)
+                _log.warning("%s: %s; 'runner ls' will not show the progress of this run", self.run_dir, error.strerror)
             self._warned = True
 
     def _sample(self) -> None:

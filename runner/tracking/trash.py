@@ -1,4 +1,6 @@
-"""Runs that nobody needs any more: in the workspace's trash, from where they can be taken back, or gone for good."""
+"""Removed runs: in the workspace's trash, from where they can be restored, or deleted
+permanently.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,15 +19,15 @@ _DOING = {"ablation": "measuring", "seeds": "training them"}
 
 @dataclass(frozen=True)
 class Removal:
-    """What became of a run that was removed."""
+    """The result of removing a run."""
 
     run: str
     trash: str | None
     """Where its folder is now; None if it is gone for good."""
     mlflow: str
-    """What became of it in MLflow."""
+    """The result in MLflow."""
     run_ids: list[str]
-    """Those that are deleted in MLflow now: its own, and those below it."""
+    """The ids that are now deleted in MLflow: its id, and those below it."""
 
 
 def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeover: bool = False) -> list[Removal]:
@@ -42,7 +44,8 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeove
     named = [each for folder in runs for each in (*_runs_of(workspace, folder), folder)]
     chosen = list({folder.path: folder for folder in named}.values())
     with ExitStack() as claims:
-        for folder in reversed(chosen):  # a group before its runs, for it says more
+        # A group before its runs, because its message is more general.
+        for folder in reversed(chosen):
             record = folder.record()
             if record is not None and record.kind == "study":
                 raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
@@ -51,7 +54,7 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeove
                     owner = f"process {record.owner.pid} on {record.owner.host}"
                     raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
                 folder.confirm_abandoned(takeover)
-                takeover = True  # of those below it, whose processes were its own
+                takeover = True  # for the runs below it, whose processes it had started
             folder.claim(GLANCE_SECONDS, takeover)
             claims.callback(folder.release)
         removals = []
@@ -84,20 +87,20 @@ def empty(workspace: Workspace) -> list[str]:
 
 
 def trash(workspace: Workspace) -> Path:
-    """Where removed runs are."""
+    """Returns the folder of removed runs."""
     return workspace.root / "trash"
 
 
 def _runs_of(workspace: Workspace, folder: RunFolder) -> list[RunFolder]:
-    """Those of a group of seeds."""
+    """Returns the runs of a group of seeds."""
     record = folder.record()
     return below(workspace, folder.name) if record is not None and record.kind == "seeds" else []
 
 
 def _deleted(workspace: Workspace, record: Record | None) -> tuple[str, list[str]]:
-    """Deletes a run in MLflow, and the runs below it; what is to be said of that, and their ids."""
+    """Deletes a run in MLflow, and the runs below it; returns a message and their ids."""
     if record is None:
-        return "MLflow was not asked, because its run.json cannot be read", []
+        return "unchanged in MLflow, because its run.json cannot be read", []
     if record.tracking_uri != workspace.recorded_uri(shown(workspace.tracking_uri)):
         recorded = workspace.resolved_uri(record.tracking_uri)
         return f"it stays in {recorded}; name that in MLFLOW_TRACKING_URI to delete it there", []

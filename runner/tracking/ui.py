@@ -1,4 +1,4 @@
-"""MLflow's own page for a workspace, on this machine only."""
+"""MLflow's page for a workspace, on this machine only."""
 
 import os
 import shlex
@@ -66,7 +66,9 @@ def serve(
 
 
 def page_of(store: Store, address: str) -> str:
-    """Where the newest run is seen among its like, if its experiment has the view for that; else all experiments."""
+    """Returns the address of the newest run's experiment, if it has the view for
+    that; else that of all experiments.
+    """
     experiments = store.client.search_experiments()
     newest = store.client.search_runs(
         [each.experiment_id for each in experiments], max_results=1, order_by=["attributes.start_time DESC"]
@@ -90,18 +92,19 @@ def _free_port(port: int) -> int:
 
 @contextmanager
 def _running_server(workspace: Workspace, uri: str, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the server and stops it however this process is asked to end."""
+    """Starts the server and stops it for any end of this process."""
     import mlflow
 
     command = [*PYTHON, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
     command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
-    # Where its application lies; told nothing, uvicorn imports from the current directory.
+    # The folder of its application; without it, uvicorn imports from the current directory.
     command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
     command += ["--host", HOST, "--port", str(port)]
     variables = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
     variables["MLFLOW_BACKEND_STORE_URI"] = uri  # may hold a password, which a command line shows
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
-    # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
+    # A separate session: the terminal's Ctrl-C reaches only this process, which
+    # stops the server with its children.
     with open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
         server = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

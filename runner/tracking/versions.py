@@ -21,12 +21,12 @@ CHAMPION = "champion"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REFERENCE = re.compile(rf"({_NAME})(?:/([1-9][0-9]*)|@({_NAME}))")
 _TAG = "runner."
-"""With which our own tags begin."""
+"""Prefix of the runner's tags."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What ``runner verify`` has said about a model."""
+    """The result of ``runner verify`` for a model."""
 
     outcome: str
     """PASS, FAIL or INCONCLUSIVE."""
@@ -38,7 +38,7 @@ class Judgement:
     weights: str
     """SHA-256 of the weights that answered."""
     summary: str = ""
-    """Of what did not pass."""
+    """Summary of the stages that did not pass."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,22 @@ class Version:
     created: float
     """Seconds since 1970."""
     model: str
-    """MLflow's id of what was logged: ``m-...``."""
+    """MLflow's id of the logged model: ``m-...``."""
     judgement: Judgement | None
     """The newest, if there is any."""
 
     @property
     def reference(self) -> str:
-        """By which commands name it."""
+        """Returns the reference that commands accept."""
         return f"{self.name}/{self.number}"
 
     def data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the fields as a JSON object."""
         return {"reference": self.reference, **asdict(self)}
 
 
 def is_version(reference: str) -> bool:
-    """Whether that is how a version is named; a path that is there is none."""
+    """Returns whether a reference has the form of a version; an existing path is not a version."""
     return _REFERENCE.fullmatch(reference) is not None and not Path(reference).exists()
 
 
@@ -114,9 +114,9 @@ class Versions:
             return _version(found)
         there = [f"{each.reference}{''.join(f' @{own}' for own in each.aliases)}" for each in self.all()]
         said = f"there are: {', '.join(there)}" if there else "register one with: runner models register RUN"
-        raise UsageError(f"there is no version '{reference}'; {said}")
+        raise UsageError(f"unknown version '{reference}'; {said}")
 
-    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str) -> Version:
+    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str, description: str = "") -> Version:
         """Adds a version, and its model if that is new.
 
         Args:
@@ -124,6 +124,7 @@ class Versions:
             run_id: MLflow's id of the run that has trained it.
             facts: ``run``, ``weights`` and ``model``, as a ``Version`` has them.
             place: where its files are, as MLflow has logged them.
+            description: in Markdown, for MLflow's page of the version.
         """
         from mlflow.exceptions import MlflowException
 
@@ -135,10 +136,13 @@ class Versions:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            return _version(self._client.create_model_version(name, place, run_id, tags, model_id=facts["model"]))
+            created = self._client.create_model_version(
+                name, place, run_id, tags, description=description, model_id=facts["model"]
+            )
+            return _version(created)
 
     def judge(self, version: Version, judgement: Judgement) -> Version:
-        """Keeps what was said about a version, in place of what was said before."""
+        """Records a verdict on a version, in place of an earlier one."""
         told = json.dumps(asdict(judgement))
         with self._store.telling(f"write to {version.reference}"):
             self._client.set_model_version_tag(version.name, str(version.number), f"{_TAG}judgement", told)

@@ -12,10 +12,12 @@ from runner.tracking.keys import mlflow_key
 
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
-"""The tag of the experiment, and what an address says to open it."""
+"""The tag of the experiment, and the part of an address that opens it."""
+_TOP_LEVEL = "tags.kind != 'trial' AND tags.kind != 'variant'"
+"""The trials of a study and the variants of an ablation would fill the table of runs."""
 _RUN_WIDTH, _METRIC_WIDTH = 240, 120
 _BESIDE = {"tags.`overrides`": 270, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
-"""What stands right of the objective, before all that does not fit a screen."""
+"""Columns right of the objective, before those that may not fit on a screen."""
 
 
 def headline_of(recipe: Recipe) -> tuple[str, ...]:
@@ -27,13 +29,14 @@ def headline_of(recipe: Recipe) -> tuple[str, ...]:
 def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
     """The view for runs of a recipe, sorted by its objective: how good, by what, how fast; then the other headline.
 
-    ``also`` are further metrics that stand beside the objective.
+    ``also`` are further metrics next to the objective.
     """
     objective, names = recipe.objective, headline_of(recipe)
     first = names[:1] if objective else ()
     columns = _metrics([*first, *also]) | _BESIDE | _metrics(names)
     widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {
+        "searchFilter": _TOP_LEVEL,
         "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",
         "selectedColumns": [column for column in columns if column != "duration"],  # which is always there
@@ -41,7 +44,7 @@ def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
         "columnWidths": widths,
     }
     envelope = {"name": NAME, "createdAt": 0, "state": json.dumps(state)}
-    return json.dumps(state | envelope)  # older pages read what is beside the envelope
+    return json.dumps(state | envelope)  # older pages read the fields outside of the envelope
 
 
 def _metrics(names: Iterable[str]) -> dict[str, int]:

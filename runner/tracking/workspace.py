@@ -1,4 +1,4 @@
-"""Where runs live: the workspace, and in it the folder of each run, with what is known of the run from outside."""
+"""The workspace with all runs, and the folder of each run with its record."""
 
 import fcntl
 import json
@@ -33,7 +33,7 @@ TAKEOVER = "--takeover"
 GLANCE_SECONDS = 1.0
 """Longer than another process looks whether a run is alive, which shares its lock for a moment."""
 _CLAIM_SECONDS = 15.0
-"""Longer than it mostly takes to send what a dead process has left, which takes the lock too."""
+"""Longer than most processes need to send the records of a dead one, which takes the lock too."""
 _RESERVE_BYTES = 64 * 2**10
 _MAX_RECORD_BYTES = 4 * 2**20
 _LONGEST_NAME = 100
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Workspace:
-    """One folder that holds MLflow's database, its artifacts and a folder for every run; none is made by this."""
+    """The folder with MLflow's database, artifacts and runs; this class creates none."""
 
     def __init__(self, root: Path | str | None = None) -> None:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
@@ -63,7 +63,7 @@ class Workspace:
         self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(self.database)
 
     def recorded_uri(self, uri: str) -> str:
-        """Returns a store's URI as records have it: the workspace's own database is known by its name alone."""
+        """Returns a store's URI for records: only the name for the workspace's database."""
         return _OWN_DATABASE if uri == sqlite_uri(self.database) else uri
 
     def resolved_uri(self, recorded: str) -> str:
@@ -110,7 +110,7 @@ class RunFolder:
 
     @property
     def last_checkpoint(self) -> int | None:
-        """How far the newest checkpoint is, in the recipe's unit; None if there is none that can be read."""
+        """Returns the newest readable checkpoint's progress in the recipe's unit, or None."""
         for path in sorted(self.checkpoints.glob("step-*/manifest.json"), reverse=True):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 return int(json.loads(read_regular(path).partition(b"\n")[0])["done"])
@@ -124,7 +124,7 @@ class RunFolder:
     def obstacle(self, takeover: bool = False) -> str:
         """Returns why the run cannot be resumed; empty if it can.
 
-        An owner on another machine is no obstacle with ``takeover``, nor if it was silent for long; ``claim`` decides.
+        With ``takeover`` or after a long silence, a remote owner is no obstacle to ``claim``.
         """
         record = self.record()
         if record is None:
@@ -137,11 +137,11 @@ class RunFolder:
         return "" if (self.path / LOCK_NAME).exists() else "it ended before its lock was written"
 
     def record(self) -> Record | None:
-        """What is known of the run; None if that cannot be read."""
+        """Returns the record of the run; None if it cannot be read."""
         try:
             status = os.lstat(self.path / RECORD)
             version = (status.st_ino, status.st_mtime_ns, status.st_size, self.name)
-            # A listing asks several times; each write makes a new file.
+            # A listing reads it several times; each write creates a new file.
             if self._cached is None or self._cached[0] != version:
                 record = self._read_record()
                 self._cached = (version, record) if record.name == self.name else None
@@ -164,7 +164,7 @@ class RunFolder:
 
     def _read_record(self) -> Record:
         record = Record.model_validate_json(read_regular(self.path / RECORD, _MAX_RECORD_BYTES))
-        # A folder that was renamed or copied is no run, but for one whose process died while it took its name.
+        # A renamed or copied folder is not a run, unless its process died while renaming it.
         is_taking_name = record.kind == "run" and not self.spool.exists()
         if record.name != self.name and not is_taking_name:
             raise ValueError(f"it is that of {record.name}")
@@ -173,7 +173,7 @@ class RunFolder:
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
         values = record.model_dump(mode="json")
-        # What the runner has made up itself is no secret, though digits of it may look like one.
+        # Values that the runner has generated are not secrets, even if their digits look like one.
         named = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
         text = json.dumps(redact_values(values) | named, indent=1, ensure_ascii=False)
         write_durably(self.path / RECORD, text + "\n")
@@ -181,7 +181,7 @@ class RunFolder:
     def take_name(self, record: Record, run_id: str) -> Record:
         """Gives the folder, which is claimed, its name for good, which ends with the beginning of MLflow's id.
 
-        Returns the record that says so; a process that dies in between leaves the rest to the next ``claim``.
+        Returns the new record; the next ``claim`` completes an interrupted renaming.
         """
         name = f"{folder_name(record.recipe)}-{run_id[:DIGITS]}"
         named = record.model_copy(update={"name": name, "run_id": run_id})
@@ -200,11 +200,11 @@ class RunFolder:
         files.remove(self._reserve)
 
     def claim(self, patience: float = _CLAIM_SECONDS, takeover: bool = False) -> None:
-        """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
+        """Claims the folder; waits for a process that finishes the run, not for one that trains.
 
         Args:
-            patience: Seconds to wait for a process that looks after the run.
-            takeover: Whether to take the run over from a process on another machine, of which nothing is known here.
+            patience: Seconds to wait for a process that finishes the run.
+            takeover: Whether to take the run over from a process on another machine.
 
         Raises:
             UsageError: It belongs to another process.
@@ -234,8 +234,8 @@ class RunFolder:
     def confirm_abandoned(self, takeover: bool = False) -> None:
         """Returns if the owner of a running record is dead, or if it is on another machine and counts as gone.
 
-        No clock decides alone: an owner on another machine counts as gone if its last heartbeat is old and the record
-        does not change while it is watched, or if the user says so with ``takeover``.
+        No clock decides alone: an owner on another machine counts as dead if its last heartbeat is
+        old and the record does not change meanwhile, or if the user confirms it with ``takeover``.
 
         Raises:
             UsageError: The owner is alive, or may be.
@@ -268,18 +268,18 @@ class RunFolder:
         self._lock = FileLock(self._lock_file, thread_local=False)  # where the folder is now
 
     def alive(self) -> bool:
-        """Whether a process is training this run now; any number of processes may ask at once."""
+        """Returns whether a process is training this run now, for any number of callers."""
         if self._lock.is_locked:
             return True
         record = self.record()
         if record is not None and record.owner.alive is False:
-            return False  # whoever holds the lock looks after what a dead one has left
+            return False  # the holder of the lock finishes the run of a dead process
         try:
             with open(open_file(self._lock_file, os.O_RDONLY), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: one who looks is not taken for the owner
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a check is not an owner
         except FileNotFoundError:
             pass
-        except OSError:  # it is locked; and a disk that cannot tell must not make a run seem dead
+        except OSError:  # it is locked; and a disk without locks must not make a run seem dead
             return True
         return self._lives_elsewhere()
 
@@ -299,13 +299,13 @@ class RunFolder:
         sync(self.path.parent)
 
     def _lives_elsewhere(self) -> bool:
-        """Whether its process may be alive on another machine, which the lock may not reach."""
+        """Returns whether its process may be alive on a machine that the lock may not reach."""
         record = self.record()
         return record is not None and record.at_work and record.owner.boot_id != boot_id()
 
 
 def folders(*places: Path) -> list[RunFolder]:
-    """All runs of these folders of a workspace, the newest first."""
+    """Returns all runs in these folders of a workspace, the newest first."""
     found = [RunFolder(path) for place in places for path in _with_records(place)]
     started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
     return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
@@ -347,7 +347,7 @@ def computing(workspace: Workspace) -> int:
 
 
 def _recent(place: Path) -> Iterator[Path]:
-    """Records in folders of a place of which a living process could be the writer."""
+    """Yields records in folders of a place that may belong to a living process."""
     for folder in _with_records(place):
         path = folder / RECORD
         with suppress(OSError):
@@ -368,7 +368,8 @@ def find(runs: Path, reference: str, *places: Path) -> RunFolder:
 
 
 def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> int:
-    """Which a person means of several runs, each with its name and MLflow's id, the newest first.
+    """Returns the index of the run that a reference selects; the runs are pairs of name and
+    MLflow's id, the newest first.
 
     The reference is a name, the digits at its end, an id, the beginning of any of them, or ``latest``. A ``UsageError``
     if no run fits, or several do.

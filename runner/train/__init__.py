@@ -1,4 +1,4 @@
-"""One training: assembled, stepped, watched, saved and resumed."""
+"""Training: assembly, training step, guards, checkpoints and resumption."""
 
 import sys
 from types import ModuleType

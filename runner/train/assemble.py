@@ -1,4 +1,4 @@
-"""From a recipe to learner, source and stages that are ready to train."""
+"""Assembles the learner, source and stages of a recipe into a pipeline that is ready to train."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Assembly:
-    """One learner, one source and the active stages around one set of slots."""
+    """A learner, a source and the active stages around one set of slots."""
 
     folder: Path | None = None
     """Where stages keep what they make of a finished run."""
@@ -91,7 +91,8 @@ class Assembly:
         self.watch = watch if any(watch.held.values()) else None
         """There until the first updates are over."""
         self.source.bind(self.learner)
-        # Who has prepared a run is not asked again when it is resumed, and has read its settings before.
+        # A stage that prepared the run is not asked again when the run is resumed, and its settings
+        # were read before.
         asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
@@ -171,7 +172,8 @@ class Assembly:
             report.reason = stage.inactive(setting)
         except UsageError as error:
             path = f"{section}.{stage.kind}"
-            # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
+            # The last of the places that influence the stage: --set wins over the file, and the
+            # file over what it extends.
             places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
             written = [each for each in places if each != DEFAULT]
             last = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
@@ -183,8 +185,10 @@ class Assembly:
         return report.active
 
     def _start_from(self, run: str) -> Start:
-        """Gives the model its first weights; a RecipeError says why it cannot."""
-        from runner.train.init_from import start_from  # looks for runs, which hardly any recipe needs
+        """Gives the model its initial weights; a RecipeError contains the reason
+        if that is impossible.
+        """
+        from runner.train.init_from import start_from  # searches runs, which few recipes need
 
         try:
             return start_from(self.learner, run)
@@ -235,7 +239,7 @@ class Assembly:
 
     def batches(self) -> Iterator[tuple[Batch, Batch]]:
         """Batches without end, each with its noise, as updates draw them."""
-        from runner.train.step import Step  # which knows this pipeline
+        from runner.train.step import Step  # imports this module
 
         step = Step(self)
         while True:
@@ -264,14 +268,14 @@ class Assembly:
             if not config.is_default(path)
         ]
         places = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
-        # What a lock contains was read when the lock was written.
+        # The values of a lock were checked when the lock was written.
         written = [path for path, place in places.items() if place != DEFAULT and not is_lock(Path(place.source))]
         if written:
             message = "no plugin reads this value; remove it"
             raise RecipeError([Problem(self.recipe.origins[path], path, message) for path in written])
 
     def state_dict(self) -> State:
-        """Everything that training changes."""
+        """Returns everything that training changes."""
         return {
             "learner": self.learner.complete_state(),
             "source": self.source.state_dict(),
@@ -298,7 +302,7 @@ class Assembly:
             apply_changed_settings(self.learner, self.recipe, state.get("settings"), configured)
             self.source.load_state_dict(state["source"])
             self.progress.load_state_dict(state["progress"])
-            # A stage that was switched on for the resumed run begins as in a new one.
+            # A stage that was switched on for the resumed run starts as in a new run.
             for kind in self.stages.keys() & state["stages"].keys():
                 self.stages[kind].load_state_dict(state["stages"][kind])
             for name, saved in state["generators"].items():
@@ -315,7 +319,7 @@ class Assembly:
         with fitting():
             self.progress.load_state_dict(state["progress"])
             check_weights(self.learner, state["learner"])
-            # A model that was kept without what it takes to go on learning has no optimizers.
+            # stages without effect on that device are missing
             self.learner.load_complete_state(self.learner.state_dict() | state["learner"])
             for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
                 self.stages[kind].load_state_dict(state["stages"][kind])
@@ -323,7 +327,9 @@ class Assembly:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` means here; a UsageError if there is no such GPU."""
+    """Returns the device of ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` on this machine; raises a
+    UsageError if there is no such GPU.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda:0" if name == "cuda" else name)  # torch selects only what has a number
@@ -356,6 +362,8 @@ def assemble(
 
 
 def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:
-    """What stages are asked about, with all of the recipe's stages or only these."""
+    """Returns the context for queries of stages, with all stages of the recipe or
+    only the given ones.
+    """
     stages = {kind: stage for kind, stage in recipe.stages.items() if kinds is None or kind in kinds}
     return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])

@@ -165,7 +165,7 @@ def stage_choices(recipe: Recipe, registry: Registry) -> Mapping[str, list[Stage
 
 
 def _can_work(config: StageConfig, setting: Setting, claimed: frozenset[str]) -> bool:
-    """Whether a stage has something to do here, and takes no slot that another one has."""
+    """Returns whether a stage has an effect here and claims no slot that another stage claims."""
     if config.claims & claimed or any(map(setting.model.lacks, config.claims | config.wraps)):
         return False
     try:

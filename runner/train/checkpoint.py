@@ -1,8 +1,10 @@
-"""Checkpoints: tensors as safetensors, the rest as JSON, never a pickle; whatever happens, the one before stays whole.
+"""Checkpoints: tensors as safetensors, everything else as JSON, never a pickle; a failed write
+leaves the previous checkpoint intact.
 
-A checkpoint is a folder, ``step-000000001234``, with ``state.json``, in which names stand for tensors and rings;
-``tensors-<number>.safetensors``; for each ring, ``rows-<ring>-<first>-<last>.safetensors`` with the rows of these
-numbers, the last left out; and ``manifest.json``, which has SHA-256 and size of every file, and its own SHA-256.
+A checkpoint is a folder, ``step-000000001234``, with ``state.json``, in which names represent
+tensors and rings; ``tensors-<number>.safetensors``; for each ring,
+``rows-<ring>-<first>-<last>.safetensors`` with the rows of these numbers, without the last; and
+``manifest.json``, which has SHA-256 and size of every file, and a SHA-256 of these entries.
 """
 
 from __future__ import annotations
@@ -46,16 +48,18 @@ CHECKPOINTS = "checkpoints"
 """The folder of a run in which its checkpoints are."""
 REHEARSAL = ".rehearsal.partial"
 KEPT = 2
-"""Newest checkpoints that are kept, beside the best."""
+"""The number of newest checkpoints that are saved, in addition to the best."""
 FILE_BYTES = 64 * 2**20
 """Tensors are spread over files of about this size, so that writing needs no more memory than that."""
 SEGMENT_BYTES = 4 * 2**20
 """About the size of a file with rows of a ring."""
 BESIDE_BYTES = 64 * 2**20
-"""A checkpoint up to this size is copied and written while the training goes on; a larger one is waited for."""
+"""A checkpoint up to this size is copied and written during the training; for a
+larger one, the training waits.
+"""
 _MIB = 2**20
 _ASIDE = "damaged-"
-"""Stands before the name of a damaged checkpoint that ``load_newest`` passed over."""
+"""Prefix of the name of a damaged checkpoint that ``load_newest`` skipped."""
 _Content = tuple[str, dict[str, Tensor]]
 """The name of a file and the tensors in it."""
 _Rows = Callable[[], Tensor]
@@ -63,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints of a run, oldest first."""
+    """Returns all checkpoints of a run, oldest first."""
     return sorted(folder.glob("step-" + 12 * "[0-9]"))
 
 
@@ -77,7 +81,7 @@ def best(paths: list[Path]) -> Path | None:
 
 
 def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None) -> State | None:
-    """Reads the newest checkpoint that is whole; None if none has been written yet.
+    """Reads the newest undamaged checkpoint; None if none has been written yet.
 
     Damaged ones are reported and set aside, so that the training can write them again. The caller holds the run's lock.
     ``check`` raises a DamagedError about a state that cannot be used, given the checkpoint's path.
@@ -99,14 +103,15 @@ def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None
                 rename(each, each.with_name(_ASIDE + each.name))
             return state
     if damaged:
-        raise CheckpointError(f"{folder}: all {len(damaged)} checkpoints are damaged; start the run anew: runner run")
+        raise CheckpointError(f"{folder}: all {len(damaged)} checkpoints are damaged; start a new run: runner run")
     return None
 
 
 def load(path: Path) -> State:
     """Reads a checkpoint, after every file has been compared with the manifest.
 
-    Tensors come into host memory at once, rings when their rows are asked for. Raises as ``read_manifest`` does.
+    Tensors are read into host memory immediately, rings when their rows are requested. Raises the
+    errors of ``read_manifest``.
     """
     rest, tensors, files = read_files(path)
     with reading(path / REST):
@@ -119,9 +124,10 @@ def load(path: Path) -> State:
 class Writer:
     """Writes the checkpoints of one run.
 
-    A checkpoint is written beside its final place, made durable and renamed, so that what bears a checkpoint's name is
-    whole; then older ones are pruned. Rows of a ring that the checkpoint before the last has are linked, not written
-    again: the two newest checkpoints share no file, so that one damaged file never spoils both.
+    A checkpoint is written under a temporary name, made durable and renamed, so that a folder with
+    the name of a checkpoint is always complete; then older ones are removed. Rows of a ring that
+    are in the second-newest checkpoint are linked, not written again: the two newest checkpoints
+    share no file, so that one damaged file never damages both.
     """
 
     def __init__(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
@@ -138,18 +144,19 @@ class Writer:
             remove_quietly(partial_folder)
 
     def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
-        """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
+        """Writes ``step-<step>``, during the training if it is small; waits for the previous write.
 
-        A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``. Of two
-        checkpoints, the newer has the larger ``step``; ``done`` is the progress in the recipe's unit, if it differs.
-        The larger a ``score`` the better; the best checkpoint is kept.
+        A full or failing disk is reported once, and older checkpoints stay; see ``failure``. Of two
+        checkpoints, the newer has the larger ``step``; ``done`` is the progress in the recipe's
+        unit, if it differs. A larger ``score`` is better; the best checkpoint is kept.
         """
         self.wait()
         final = self.folder / f"step-{step:012d}"
         if final.exists():
             if score is None:
                 return
-            rename(final, final.with_name(_ASIDE + final.name))  # a signal asked for it before it was evaluated
+            # A signal requested it before it was evaluated.
+            rename(final, final.with_name(_ASIDE + final.name))
         rest, tensors, rings = pack(state)
         done = step if done is None else done
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "done": done, "score": score}
@@ -171,11 +178,14 @@ class Writer:
                 finish(files)
                 return
             pool = ThreadPoolExecutor(1, "runner-checkpoint")
-            self._writing = pool.submit(finish, list(files))  # copied now, because the training goes on
+            # Copied now, because the training continues.
+            self._writing = pool.submit(finish, list(files))
             pool.shutdown(wait=False)  # its thread ends when this is written
 
     def wait(self) -> None:
-        """Waits until what is being written is written, and raises what went wrong with it, but for the disk."""
+        """Waits until the pending write is finished, and raises its errors except
+        those of the disk.
+        """
         if self._writing is not None:
             self._writing.result()
 
@@ -185,7 +195,9 @@ class Writer:
 
     @contextmanager
     def _attempt(self, final: Path) -> Iterator[Path]:
-        """Where to write a checkpoint beside its final place; of one that the disk refuses nothing is left."""
+        """Yields the temporary folder of a checkpoint; removes it if the disk
+        refuses the checkpoint.
+        """
         beside = final.with_name(f".{final.name}.partial")
         try:
             yield beside
@@ -273,7 +285,8 @@ def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> P
 
 
 def kept(state: State) -> State:
-    """Returns what a checkpoint of a state would hold, without writing it; rings stay the state's own.
+    """Returns the state that a checkpoint would restore, without writing it;
+    rings are shared with the argument.
 
     Raises:
         UnpackableError: a checkpoint cannot hold some value.
@@ -317,7 +330,9 @@ def _durable(path: Path, point: str) -> str:
 
 
 def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
-    """First and last number and bytes of the rows of every file; the same numbers always begin a file."""
+    """Returns first and last number and bytes of the rows of every file; files
+    always start at the same numbers.
+    """
     if ring.written == 0:
         return
     row = max(1, ring.read(ring.first, ring.first + 1).nbytes)

@@ -140,7 +140,7 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
     if not manifest.keys() >= _KEYS:
         raise ValueError(f"has no {', '.join(sorted(_KEYS - manifest.keys()))}")
     if not is_count(manifest["format"]) or not is_count(manifest["step"]):
-        raise ValueError("format and step should be whole numbers")
+        raise ValueError("format and step should be integers")
     if not is_finite_number(manifest["done"]):
         raise ValueError("done should be a number")
     if manifest["score"] is not None and not is_finite_number(manifest["score"]):

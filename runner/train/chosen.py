@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints is meant."""
+"""Selection of one of a run's checkpoints: the best or the last."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ class Best:
     step: int
     """How far the training was, in ``unit``."""
     unit: str
-    """What the recipe counts."""
+    """Unit of the recipe's length."""
     metric: str
     """Of the objective, ``eval/<name>``."""
     value: float
 
 
 def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
-    """The best checkpoint in a run's folder of them; None if there is no objective, or it was not measured yet."""
+    """Returns the best checkpoint in a folder of checkpoints; None without an objective, or before
+    it was measured.
+    """
     path, objective = saved.best(saved.checkpoints(checkpoints)), recipe.objective
     if objective is None or path is None:
         return None
@@ -46,10 +48,10 @@ def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
 
 
 def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -> tuple[Path, State]:
-    """Reads a run's checkpoint with the best objective, or its last one, and says where it is.
+    """Reads a run's checkpoint with the best objective, or its last one, and reports its path.
 
-    Where there is no best one, or the one that is meant is damaged, it is the newest that is whole. ``is_training`` is
-    whether it needs more than the model, as ``check_state`` understands it.
+    If there is no best one, or the selected one is damaged, it is the newest undamaged one.
+    ``is_training`` requires more than the model, as described at ``check_state``.
 
     Raises:
         CheckpointError: there is none that can be used.

@@ -1,4 +1,4 @@
-"""What a run has learnt: measured once more, or given to a program."""
+"""Evaluates the trained model of a run again, or loads it for a program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runner.train.tuning import answering_tuning
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``runner evaluate --json`` prints, beside its schema version."""
+    """The output of ``runner evaluate --json``, without its schema version."""
 
     run_name: str
     checkpoint: str
@@ -38,7 +38,7 @@ class Evaluation:
     """How far the training was, in the recipe's unit."""
     metrics: dict[str, float]
     recorded: dict[str, float] | None
-    """What the run measured there itself; None if it did not."""
+    """The metrics that the run measured at this checkpoint; None if it measured none."""
     picture: str | None
     """The file that the evaluation was drawn into."""
     seconds: float
@@ -47,11 +47,11 @@ class Evaluation:
 
     @property
     def same_digits(self) -> bool | None:
-        """Whether they are those of the run's own evaluation; None without one."""
+        """Returns whether the digits equal those of the run's evaluation; None without one."""
         return None if self.recorded is None else _digits(self.metrics) == _digits(self.recorded)
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the fields as a JSON object."""
         return dataclasses.asdict(self) | {"same_digits": self.same_digits}
 
 
@@ -68,7 +68,8 @@ def evaluate(
         picture: a file that the source draws the same evaluation into.
 
     Returns:
-        On a CPU, and with the lock's own settings, the digits of the run's own evaluation.
+        Metrics; on a CPU and with the lock's settings, they have the digits of the run's
+            evaluation.
 
     Raises:
         UsageError: the source draws no such file.
@@ -107,16 +108,17 @@ def load_model(
     """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
 
     Args:
-        run: what ``train`` returned, a run's folder, name, digits or MLflow id, ``latest``, or a model that
-            MLflow keeps, as ``models:/m-...``.
-        checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
-            newest whole one if that is damaged.
+        run: the result of ``train``; a run's folder, name, digits or MLflow id; ``latest``; or a
+            model in MLflow, as ``models:/m-...``.
+        checkpoint: the one with the best objective (the last one without an objective), or the last
+            one; the newest undamaged one if that is damaged.
         set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
-        plugins: Python files with the plugins of the run, or classes of their settings; a run of this workspace finds
-            files that are unchanged itself.
+        plugins: Python files with the plugins of the run, or classes of their settings; for a run
+            of this workspace, unchanged files are found automatically.
 
     Raises:
-        RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
+        RunnerError: there is no such run, its plugins are required as an argument, or none of its
+            checkpoints is usable.
     """
     found = run.run_dir if isinstance(run, RunResult) else run
     with told():

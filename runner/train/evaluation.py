@@ -29,7 +29,7 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
     """Returns the metrics of an evaluation.
 
     Raises:
-        RunnerError: These are not numbers by name, or lack the declared objective.
+        RunnerError: The metrics are not numbers by name, or the declared objective is missing.
     """
     objective = pipeline.recipe.declared_objective
     who = f"{type(pipeline.source).__name__}.evaluate"

@@ -1,4 +1,6 @@
-"""Stops a training that has gone wrong, and says where: to a person, and as JSON to a program."""
+"""Stops a training that has diverged or does not train a parameter, and reports the cause as text
+and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ _NOWHERE = "a loss was not finite in an earlier update, and nothing in the last 
 class FiniteGuard:
     """Finds the first number of an update that is not finite.
 
-    It keeps a reference to what every slot of the learner's story returned last; nothing is looked at until a loss says
-    that something is wrong.
+    It keeps a reference to the last result of every slot of the learner; nothing is checked until a
+    loss is not finite.
     """
 
     def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
@@ -51,7 +53,8 @@ class FiniteGuard:
             slots.wrap(name, partial(self._remembered, name))
 
     def check(self, progress: Progress, batch: Batch, output: Mapping[str, Any]) -> None:
-        """Raises a DivergedError that says where a number came from that is not finite, in the last update.
+        """Raises a DivergedError that names the origin of a number in the last
+        update that is not finite.
 
         The run's folder then holds ``diagnosis.json``, in which NaN, Infinity and -Infinity are strings.
         """
@@ -107,10 +110,11 @@ class FiniteGuard:
 class GradientGuard:
     """Reports parameters that stay untrained, and stops the training if they do so for too long.
 
-    A parameter has ``FIRST_UPDATES`` turns: updates in which it is stepped and not idle. A warning then names it. The
-    training is stopped later, because a module that is rarely chosen may wait for its first sample, and a loss that is
-    annealed may begin with a weight of zero: without any gradient after one epoch or half of the training, or after
-    ``WITHOUT_EPOCHS`` of it if the data have no epochs; with gradients of zero after half of it.
+    A parameter has ``FIRST_UPDATES`` opportunities: updates in which it is stepped and not idle. A
+    warning then names it. The training is stopped later, because a module that is rarely selected
+    may wait for its first sample, and the weight of an annealed loss may start at zero: without any
+    gradient, after one epoch or half of the training, or after ``WITHOUT_EPOCHS`` of it if the data
+    have no epochs; with gradients of zero, after half of it.
 
     Args:
         learner: A learner whose optimizers are made.
@@ -121,9 +125,9 @@ class GradientGuard:
         self.names = self._trainable_names()
         self.missing = {*self.names.values()}
         self.connected: set[str] = set()
-        """Of those that are missing: parameters that have received a gradient, though of zeros."""
+        """The missing parameters that have received a gradient, though of zeros."""
         self.turns: Counter[str] = Counter()
-        """Of those that are missing: updates in which they were not idle."""
+        """Updates in which a missing parameter was not idle."""
         self.warned = False
         self.periods = learner.periods()
         optimizers = list(learner.optimizers())
@@ -244,7 +248,9 @@ class GradientGuard:
 
     @staticmethod
     def _has_seen_enough(progress: Progress) -> bool:
-        """Whether what is rare has come up: every sample once, or a share of the training."""
+        """Returns whether rare samples have occurred: after every sample once, or
+        after a share of the training.
+        """
         if progress.epoch_samples is None:
             return progress.fraction >= WITHOUT_EPOCHS
         return progress.fraction >= HALF or progress.samples >= progress.epoch_samples
@@ -281,7 +287,9 @@ class GradientGuard:
         return awaited
 
     def _refuse_unstepped(self, update: int, turns: int) -> None:
-        """Raises a RunnerError about a role that had so many turns and was not stepped in any."""
+        """Raises a RunnerError for a role that was not stepped in the given
+        number of opportunities.
+        """
         for name in sorted(self.unstepped):
             every = getattr(self.learner.roles.get(name), "every", 1)
             if self.role_turns[name] >= turns * every:
@@ -332,7 +340,9 @@ def _size(what: str, tensor: Tensor) -> dict[str, Any]:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    """All numbers on the host, where there is memory left, and wide enough for sums of squares."""
+    """Converts to float64 on the host, which has free memory and is wide enough
+    for sums of squares.
+    """
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return parts.detach().to("cpu", torch.float64).flatten()
 

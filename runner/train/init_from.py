@@ -23,7 +23,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Start:
-    """The weights that a model began with; names are ``<module>.<parameter or buffer>``."""
+    """The initial weights of a model; names are ``<module>.<parameter or buffer>``."""
 
     run: str
     checkpoint: str
@@ -31,19 +31,21 @@ class Start:
     """Of its manifest, which has the digest of every file."""
     taken: int
     missing: list[str]
-    """What the run has not; it begins as it was built, as what has another shape."""
+    """Names that are missing in the run; these stay as initialised, like those of another shape."""
     reshaped: list[str]
-    """What has another shape there."""
+    """Names that have another shape in the run."""
     unused: list[str]
-    """What the run has and this model has not."""
+    """Names that the run has and this model has not."""
 
     def tags(self) -> dict[str, str]:
-        """As tags of the run that begins."""
+        """Returns the fields as tags of the new run."""
         values = {name: ", ".join(value) if isinstance(value, list) else value for name, value in asdict(self).items()}
         return {f"init_from.{name}": str(value) for name, value in values.items()}
 
     def remarks(self, locked: Mapping[str, Any] | None) -> list[str]:
-        """What to say of it, also that it is not what the lock which is run again began with."""
+        """Returns remarks on the weights, also if they differ from those in the
+        lock that is run again.
+        """
         there = f"{self.run} ({self.checkpoint})"
         sorts = {"not found there": self.missing, "of another shape there": self.reshaped, "left over": self.unused}
         parts = [f"{sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
@@ -57,8 +59,8 @@ def start_from(learner: Learner, run: str) -> Start:
     """Gives a model the weights of a run's best checkpoint, wherever module, name and shape are the same.
 
     Raises:
-        UsageError: there is no such run, or nothing is the same.
-        CheckpointError: none of the run's checkpoints can be used.
+        UsageError: there is no such run, or no tensor has the same name and shape.
+        CheckpointError: none of the run's checkpoints is usable.
     """
     if run == "latest":
         raise UsageError("'latest' would be another run when this is trained again; name one: runner ls")
@@ -72,7 +74,7 @@ def start_from(learner: Learner, run: str) -> Start:
     fitting = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
     if not fitting:
         raise UsageError(
-            f"nothing of {folder.name} has name and shape of what this model has; name a run of such a model"
+            f"no tensor of {folder.name} has the name and shape of one of this model; name a run of such a model"
         )
     for name, module in learner.modules().items():
         taken = {key: value for key, value in found.get(name, {}).items() if f"{name}.{key}" in fitting}

@@ -39,13 +39,15 @@ LEAST_TIMED_S = 10.0
 
 
 class Loop:
-    """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
+    """The loop of one training; ``step`` in its log is ``progress.done``, in the recipe's unit."""
 
     def __init__(
         self, pipeline: Assembly, run_dir: Path, metric_log: MetricLog, display: Display, stop: Stop,
         again: str = "runner resume",
     ) -> None:  # fmt: skip
-        """Makes ready to train in ``run_dir``; messages name ``again``, the command that goes on with this run."""
+        """Prepares a training in ``run_dir``; messages contain ``again``, the command that
+        continues this run.
+        """
         self.pipeline, self.metric_log, self.display, self.stop = pipeline, metric_log, display, stop
         self.again, self.progress = again, pipeline.progress
         self.folder = run_dir
@@ -72,11 +74,11 @@ class Loop:
         self.steady_since: float | None = None
         """When the first update of this process was over, on the clock of ``perf_counter``."""
         self.untimed: dict[str, int] = {}
-        """What the first update in this process counted, whose time is no update's."""
+        """The counts of the first update in this process, whose time is not representative."""
         self.timed_updates, self.update_s = 0, 0.0
         """Updates whose time was taken in this process, and their seconds."""
         self.timed_from = self.progress.state_dict()
-        """Counts when the clock was last read; it knows nothing of what came before this process."""
+        """The counts when the clock was last read, without those of earlier processes."""
         self.complete = False
         self.best = -math.inf
         self.score: float | None = None
@@ -88,12 +90,14 @@ class Loop:
         self.begun = False  # whether there was an update in this process
         self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
-        """What the last update returned."""
+        """The result of the last update."""
 
     def run(self) -> None:
-        """Trains to the end or to a signal, evaluates, and leaves a checkpoint; a RunnerError says what went wrong.
+        """Trains to the end or to a signal, evaluates, and writes a checkpoint; a RunnerError
+        reports an error.
 
-        A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
+        A signal changes neither weights nor metrics, so that the resumed run equals one without
+        interruption.
         """
         with self.display.phase("training"), self.warm_up:
             self.warm_up.enter_context(self.display.phase("warm-up"))
@@ -105,7 +109,8 @@ class Loop:
                     self._rehearse_checkpoint()
                 while position < end and self.stop.asked is None:
                     before, began = position, perf_counter()
-                    while position == before:  # a stretch of work, in the midst of which no training ends
+                    # The steps of one stretch of work, inside of which no training ends.
+                    while position == before:
                         if self.begun:
                             if (output := step()) is not None:
                                 self.follow(output)
@@ -126,7 +131,7 @@ class Loop:
                     if "evaluate" in due:
                         self.evaluate()
                     improved = self.score is not None and self.score == self.best
-                    # The best model is worth a checkpoint of its own, also where none is due on the way.
+                    # The best model gets a checkpoint even if none is due.
                     if "checkpoint" in due or improved:
                         self.save()
                     self.score = None
@@ -185,7 +190,7 @@ class Loop:
         return shown
 
     def follow(self, output: dict[str, Any]) -> None:
-        """What has to be done after each update."""
+        """Performs the work that is due after each update."""
         # Before anything is logged: a killed run makes the same choices again.
         self.pipeline.tuning.commit()
         self.output = output
@@ -197,7 +202,9 @@ class Loop:
             self.gradients.check(self.progress, self.pipeline.learner.idle(self.progress))
 
     def _rehearse(self) -> None:
-        """Tries once what will be needed later, so that a mistake shows at once."""
+        """Rehearses the evaluation and the learner's methods, so that a mistake
+        is reported immediately.
+        """
         self.pipeline.refuse_unread()
         with self.display.phase("rehearsing the evaluation"):
             metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
@@ -271,14 +278,14 @@ class Loop:
         assert self.sentinel is not None
         self.writer.wait()
         newest = self.writer.newest()
-        checkpoint = "there is no checkpoint yet" if newest is None else f"the newest checkpoint is {newest}"
+        checkpoint = "no checkpoint has been written yet" if newest is None else f"the newest checkpoint is {newest}"
         raise SentinelError(f"{alarm}; {self.sentinel.last_good}; {checkpoint}") from None
 
     def _diverge(self, what: str) -> NoReturn:
-        """Stops the training, which has gone wrong, and says what is left of it."""
+        """Stops a training that has diverged; the message names the last good checkpoint."""
         self.writer.wait()
         good = self.writer.newest()
-        left = "there is no checkpoint yet" if good is None else f"the last good checkpoint is {good}"
+        left = "no checkpoint has been written yet" if good is None else f"the last good checkpoint is {good}"
         raise DivergedError(f"{what}; {left}") from None
 
     def report(self) -> None:
@@ -305,17 +312,20 @@ class Loop:
         self._publish(metrics)
 
     def _statistics(self) -> dict[str, float]:
-        """The source's statistics; a RunnerError if a name is one of the update's, or the runner's own."""
+        """Returns the source's statistics; raises a RunnerError if a name is used by the update or
+        reserved for the runner.
+        """
         statistics = self.pipeline.source.statistics()
         who = f"{type(self.pipeline.source).__name__}.statistics"
         for name in statistics:
             check_metric_name(name, who)
-        refuse_names(who, statistics, RESERVED, "is the runner's own count")
+        refuse_names(who, statistics, RESERVED, "is reserved for the runner")
         refuse_names(who, statistics, self.means.names, f"is one of {type(self.pipeline.learner).__name__}.update")
         return statistics
 
     def evaluate(self) -> None:
-        """Measures the model on held-out data; a DivergedError if the declared objective is no finite number.
+        """Evaluates the model on held-out data; raises a DivergedError if the
+        declared objective is not finite.
 
         Other metrics may honestly be none: a mean over what did not happen.
         """
@@ -343,12 +353,12 @@ class Loop:
         started, position = perf_counter(), self.progress.position
         with self.display.phase("saving a checkpoint"), self.activities.measure("checkpoint"):
             self.writer.save(position, self.state_dict(), self.score, self.progress.done)
-        if self.saved != position:  # a signal may ask for another at the same place
+        if self.saved != position:  # a signal may request another one at the same position
             self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})  # that the training waits for it
         self.saved = position
 
     def state_dict(self) -> State:
-        """Everything that a resumed training needs."""
+        """Returns everything that a resumed training needs."""
         return {
             "pipeline": self.pipeline.state_dict(),
             "step": self.progress.done,

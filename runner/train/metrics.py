@@ -1,4 +1,4 @@
-"""What adds up between two reports: what updates return, and where the time goes."""
+"""Sums of the metrics of updates and of the seconds by activity, between two reports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from runner.system.hardware import peak_host_memory
 from runner.system.tree import map_tensors
 
 RESERVED = frozenset({"updates"})
-"""Names of training metrics that are the runner's own."""
+"""Names of training metrics that are reserved for the runner."""
 
 
 class Means:
     """Sums and counts of scalars by name: on a CPU numbers; on a GPU tensors that stay there, to wait for nothing."""
 
     def __init__(self, who: str, on_host: bool) -> None:
-        """Begins with nothing; messages name ``who``, and looking at a scalar is free if it is ``on_host``."""
+        """Starts without sums; messages contain ``who``, and checking a scalar
+        costs nothing if it is ``on_host``.
+        """
         self.who, self.on_host = who, on_host
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, Any] = {}
@@ -56,10 +58,10 @@ class Means:
                 self.sums[name] += total.detach().double() if isinstance(total, Tensor) else total
                 self.counts[name] += count
         if not found:
-            raise RunnerError(f"{self.who}.update returns no scalar: there is no loss to watch")
+            raise RunnerError(f"{self.who}.update returns no scalar, so divergence cannot be detected; return a loss")
 
     def look(self) -> bool:
-        """Whether all sums are finite; waits for a GPU."""
+        """Returns whether all sums are finite; waits for a GPU."""
         if not self.on_host and self.sums:
             self.finite = all(math.isfinite(float(total)) for total in self.sums.values())
         return self.finite
@@ -80,7 +82,7 @@ class Means:
         self.sums, self.counts = map_tensors(lambda each: each.to(device), (state["sums"], state["counts"]))
 
     def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
-        """Begins to add up a name, of which only the first value is looked at closely."""
+        """Starts the sum of a name, and validates the first value."""
         check_metric_name(name, f"{self.who}.update")
         if isinstance(value, Mean):
             right = all(each.dim() == 0 if isinstance(each, Tensor) else type(each) in (int, float) for each in value)
@@ -94,7 +96,7 @@ class Means:
             )
         if isinstance(total, Tensor) and total.requires_grad:
             raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
-        refuse_names(f"{self.who}.update", [name], RESERVED, "is the runner's own count")
+        refuse_names(f"{self.who}.update", [name], RESERVED, "is reserved for the runner")
         self.names.add(name)
         self.sums[name] = self.counts[name] = 0.0
 
@@ -102,9 +104,10 @@ class Means:
 class Activities:
     """Adds up seconds by activity, between two readings.
 
-    Work on a GPU is waited for where an activity begins and ends, so that seconds are those until it was done. What is
-    launched in a step is not waited for: seconds of a slot are those on the host, and what a training step takes beside
-    its sampling and transfer follows from the time that has passed.
+    The start and the end of an activity wait for work on a GPU, so that its seconds include that
+    work. Work that is launched in a step is not waited for: seconds of a slot are those on the
+    host, and the remainder of a training step, without its sampling and transfer, follows from the
+    elapsed time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -154,22 +157,24 @@ class Activities:
 
 
 BESIDE_STEPS = ("startup", "evaluate", "checkpoint")
-"""Activities beside training steps: the first update with what is tried after it, evaluations, checkpoints."""
+"""Activities outside of training steps: the first update with its rehearsals,
+evaluations, checkpoints.
+"""
 OWN_ACTIVITIES = (*BESIDE_STEPS, "draw", "next_batch", "sample", "transfer", "update")
-"""All that the loop times beside the activities of a source."""
+"""Everything that the loop times, without the activities of a source."""
 
 
 def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]) -> dict[str, float]:
     """Splits elapsed seconds by activity; they add up to all of them.
 
     Args:
-        elapsed: Seconds by the wall clock, in which all work was done.
+        elapsed: Seconds by the wall clock, in which all work was finished.
         seconds: By activity, with the slots ``draw`` and ``next_batch``.
-        source_activities: What the source reports apart, inside of ``draw``.
+        source_activities: The activities inside ``draw`` that the source reports separately.
 
     Returns:
-        Seconds of the source's activities, ``sample`` (the rest of drawing a batch), ``transfer``, everything beside
-        training steps, and ``update``: what remains.
+        Seconds of the source's activities, ``sample`` (the remainder of sampling a batch),
+            ``transfer``, all activities outside of training steps, and ``update``: the remainder.
     """
     parts = {name: seconds[name] for name in source_activities}
     parts["sample"] = max(0.0, seconds["draw"] - sum(parts.values()))

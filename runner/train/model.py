@@ -1,4 +1,4 @@
-"""The model that a run leaves: what it takes to answer, without what it takes to go on learning."""
+"""The model of a finished run: the state that inference needs, without optimizers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 def write_model(run_dir: Path) -> tuple[Path, int] | None:
-    """Writes the learner of the best checkpoint, without its optimizers, beside a copy of the run's lock.
+    """Writes the learner of the best checkpoint, without its optimizers, and a
+    copy of the run's lock.
 
-    The folder is laid out like a run's. What goes wrong costs the training nothing, and is said.
+    The folder has the layout of a run's. An error is logged and does not fail the training.
 
     Returns:
         The folder and how far the training was, in the recipe's unit; None if it could not be written.

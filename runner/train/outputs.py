@@ -1,4 +1,4 @@
-"""Where a training logs its metrics and shows its progress."""
+"""Interfaces for logging metrics and displaying progress."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class MetricLog(Protocol):
-    """Who keeps what the training logs."""
+    """Sink for training metrics."""
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Logs metrics of one step."""
 
     def mark(self) -> int:
-        """Where a run that resumes here goes on."""
+        """Returns the position at which a resumed run continues the log."""
 
     def sync(self) -> None:
         """Makes durable what was logged so far."""
 
 
 class Display(Protocol):
-    """Who shows a person how the training goes."""
+    """Display of the progress of a training."""
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Shows progress and the newest value of every metric."""
@@ -29,11 +29,11 @@ class Display(Protocol):
         """Entered around what takes a while, which may be inside of something else that does."""
 
     def improved(self, best: float) -> None:
-        """Told the best value of the objective so far."""
+        """Called with the best objective so far."""
 
 
 class NoOutput:
-    """Keeps nothing of what a training logs, and shows nothing."""
+    """Discards all metrics and displays nothing."""
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Forgets the metrics."""
@@ -49,8 +49,8 @@ class NoOutput:
         """Shows nothing."""
 
     def sync(self) -> None:
-        """Nothing is written."""
+        """Does nothing, because nothing is written."""
 
     def mark(self) -> int:
-        """Nothing is resumed."""
+        """Returns 0, because nothing is resumed."""
         return 0

@@ -33,7 +33,7 @@ COMPRESSED = {
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
 FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
-"""What a ``defaultdict`` in a checkpoint may make its values with."""
+"""Factories that a ``defaultdict`` in a checkpoint may have."""
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
 _LARGEST_JSON_INTEGER = 2**63
 """Python refuses to write decimal numbers of more than 4,300 digits; hexadecimal ones have no limit."""
@@ -51,11 +51,11 @@ MOST_LEVELS = 100
 
 
 class UnpackableError(RunnerError, TypeError):
-    """A value that no checkpoint can hold; the message begins with the entry of the state."""
+    """A value that no checkpoint can contain; the message starts with the entry of the state."""
 
 
 class Packer:
-    """Takes one state apart.
+    """Converts one state to JSON and named tensors.
 
     Attributes:
         tensors: The strided tensors of the state by their names in a file, not copied.
@@ -180,7 +180,8 @@ class Packer:
         return node
 
     def _strided(self, tensor: Tensor, entry: str) -> dict[str, Any]:
-        # The stride of a copy: of a tensor that fills its memory in another order than that of its dimensions, its own.
+        # The stride of a copy, which differs from the default for a tensor that fills its memory in
+        # another order of dimensions.
         stride = None if tensor.is_contiguous() else list(torch.empty_like(tensor, device="meta").stride())
         node: dict[str, Any] = {"tensor": self._named(tensor, entry), "stride": stride}
         if tensor.dtype not in NATIVE:
@@ -204,7 +205,7 @@ class Packer:
 
 
 def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
-    """Takes a state apart.
+    """Converts a state to JSON and named tensors.
 
     Returns:
         What JSON can hold, in which dictionaries are lists of pairs; and by the names that it refers to, the tensors
@@ -218,7 +219,9 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Returns a copy of a strided tensor in host memory as a file holds it: bytes, if safetensors lacks its type."""
+    """Returns a copy of a strided tensor in host memory, as a file contains it: as bytes if
+    safetensors does not support its type.
+    """
     copy = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
     return copy if copy.dtype in NATIVE else copy.reshape(-1).view(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""A child that trains a few steps with one batch size and says how fast they were.
+"""A child process that trains a few steps with one batch size and reports their speed.
 
 Memory that was once too little stays fragmented, and a crash must not take the training with it.
 """
@@ -22,7 +22,7 @@ SECONDS = 0.5
 
 
 def main(parent: Parent) -> None:
-    """Tells a ``Probe``, once it has trained until the clock can be trusted."""
+    """Sends a ``Probe`` after training long enough for a reliable measurement."""
     recipe, registry = parent.load()
     with share_processor(recipe.system.threads, recipe.system.wait):
         parent.tell(**vars(_probe(recipe, registry, parent.options["batch_size"])))

@@ -40,7 +40,8 @@ class RehearsedState:
     """A state that has been written and read.
 
     Attributes:
-        state: The state as it was read; tensors that were not written completely are the training's own.
+        state: The state as it was read; tensors that were not written completely are those of the
+            training.
         is_complete: Whether every tensor was written completely.
         places: Type, device and need of a gradient of every tensor before, by entry.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from runner.plugin.source import State
     from runner.train.assemble import Assembly
 
+NOTHING = nullcontext()
 Values = dict[str, Any]
 """Tensors and numbers by dotted path: what an update returned, and the state that it left."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that decides what an update comes to.
+    """The values that determine the result of an update.
 
     Attributes:
         state: The learner's complete state before it.
@@ -47,7 +49,7 @@ class Snapshot:
 
 
 def values_of(output: Any, state: State) -> Values:
-    """Returns copies of what an update returned and of the learner's state after it."""
+    """Returns copies of the result of an update and of the learner's state after it."""
     tree = {"output": output, "learner": state}
     return {path: clones(value) for path, value in leaves(tree)}
 
@@ -55,8 +57,8 @@ def values_of(output: Any, state: State) -> Values:
 class GradientNoise:
     """Changes numbers by a unit of their last digit; gradients by one of the largest gradient.
 
-    A gradient that is zero but for rounding has another sign each time, and Adam makes steps of it. That is why
-    gradients get noise of their own.
+    A gradient that is zero except for rounding errors has a random sign, and Adam turns it into
+    full steps. That is why gradients get separate noise.
 
     Args:
         seed: Of the noise.
@@ -115,6 +117,18 @@ class BaselineLearner:
             snapshot: What the update starts from; it is not changed.
             noise: Perturbs the state before, and gradients.
         """
+        output = self.update_from(step, snapshot, noise=noise)
+        return values_of(output, self.learner.complete_state())
+
+    def update_from(
+        self,
+        step: Step,
+        snapshot: Snapshot,
+        *,
+        noise: GradientNoise | None = None,
+        around: AbstractContextManager[Any] = NOTHING,
+    ) -> Any:
+        """Makes the update inside of a context, and returns what it returned; the learner has the state after it."""
         state = clones(snapshot.state) if noise is None else map_tensors(noise.perturb, clones(snapshot.state))
         self._noise = noise
         drawn = clones(snapshot.drawn)
@@ -123,8 +137,8 @@ class BaselineLearner:
             self._progress.load_state_dict(snapshot.counts)
             self._set_rates(self._schedule.factor(self._progress.fraction))
             step.seed(snapshot.counts["updates"])
-            output = self._update(drawn.batch, drawn.noise, self._progress)
-            return values_of(output, self.learner.complete_state())
+            with around:
+                return self._update(drawn.batch, drawn.noise, self._progress)
 
     def _step_optimizer(self, step: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
         if self._noise is not None:

@@ -1,4 +1,6 @@
-"""What a resumed training takes from its recipe, and what it refuses to go on with."""
+"""Values that a resumed training takes from its recipe, and changes with which it cannot
+continue.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def apply_changed_settings(
 
 
 def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) -> None:
-    """Raises a UsageError if labels no longer stand for what the model was trained with.
+    """Raises a UsageError if labels have another meaning than in the training.
 
     Args:
         trained: The names of the classes in the checkpoint; None or empty if it has none.

@@ -1,4 +1,5 @@
-"""How fast an update can be at best: by the work that it has to do, and by what this machine was measured to do.
+"""The shortest possible time of an update: its minimal work, divided by the
+measured rates of this machine.
 
 The roofline is that of Williams et al. 2009: the larger of FLOP / (FLOP/s of products) and bytes / (bytes/s of copies).
 """
@@ -32,7 +33,7 @@ _COPIED_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine was measured to do."""
+    """Measured rates of a machine."""
 
     default_flops: float  # float32 matmul with torch's default kernels, FLOP/s: the best over shapes
     relaxed_flops: float  # the same with ``torch.set_float32_matmul_precision("medium")``
@@ -48,7 +49,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """What one update has to do at least."""
+    """The minimal work of one update."""
 
     counted_flop: int  # as torch counts the baseline's update
     least_flop: int  # by the learner's formula where it has one, else as counted
@@ -56,7 +57,9 @@ class UpdateCost:
 
     @classmethod
     def of(cls, counted: Mapping[str, Any]) -> UpdateCost:
-        """From what the baseline counted, whose learner may have no formula of the least."""
+        """Creates the cost from the counts of a baseline; a learner may have no
+        formula for the minimum.
+        """
         return cls(counted["flop"], *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])))
 
     def limit_s(self, rates: Rates, dtype: str | None = None) -> float:
@@ -103,7 +106,9 @@ def count_work(step: Step, drawn: Drawn) -> dict[str, Any]:
 
 
 def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
-    """What their steps read and write: parameters and tensors of their state twice, gradients once."""
+    """Returns the bytes that the steps read and write: parameters and tensors of
+    their state twice, gradients once.
+    """
     moved = 0
     for optimizer in optimizers:
         for own in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -124,7 +129,7 @@ def _bytes(value: Any) -> int:
 def measure_fraction(step: Step, update_s: float) -> float | None:
     """Returns the fraction of its roofline that an update reaches.
 
-    This makes one more update, after which the training cannot go on.
+    This makes one more update, after which the training cannot continue.
 
     Args:
         step: A training's, after its end.
@@ -159,7 +164,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Rates:
             measured = [_product(device, shape, torch.float32, seconds) for shape in shapes]
             rates[precision], errors[precision] = map(max, zip(*measured, strict=True))
     finally:
-        # A GPU may be full, and the process goes on.
+        # A GPU may be full, and the process continues.
         torch.set_float32_matmul_precision(before)
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
@@ -189,7 +194,9 @@ def _product(device: torch.device, shape: Sequence[int], dtype: torch.dtype, lim
 
 
 def _seconds(device: torch.device, work: Callable[[], object], limit_s: float) -> float:
-    """Of one call, in the best blocks: a limit is what the machine can do when nobody disturbs it."""
+    """Returns the seconds of one call in the fastest blocks, because the limit is
+    the speed of an undisturbed machine.
+    """
     stopwatch = Stopwatch(device)
     for _ in range(3):
         once = stopwatch.seconds(work)
@@ -203,5 +210,5 @@ def _seconds(device: torch.device, work: Callable[[], object], limit_s: float) -
 
 
 def main(parent: Parent) -> None:
-    """Tells the rates of a device."""
+    """Sends the rates of a device."""
     parent.tell(**vars(measure(torch.device(parent.options["device"]))))

@@ -1,4 +1,4 @@
-"""One training with one recipe, from assembly to the true final status; and the same from Python."""
+"""Trains one recipe, from its assembly to the final status; also the interface for Python."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ from runner.train.tuning import fresh_tuning
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
-_LAST_SECONDS = 1.0  # a scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool
+# A scheduler kills soon after SIGTERM; metrics missing in MLflow are then in the spool.
+_LAST_SECONDS = 1.0
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -77,15 +78,16 @@ def train(
     """Trains a recipe and logs it to MLflow, as ``runner run`` does.
 
     Args:
-        recipe: a recipe file, the lock of a run, the name of a recipe that ships, or a mapping in the form of a file.
+        recipe: a recipe file, the lock of a run, the name of a recipe that ships, or a mapping with
+            the structure of a file.
         set: values that override the recipe's, by dotted path.
         plugins: Python files with plugins, or classes of their settings.
-        tags: of the run in MLflow, beside the runner's own.
-        note: its description there.
+        tags: of the run in MLflow, in addition to the runner's tags.
+        note: the description of the run in MLflow.
 
     Returns:
-        Metrics, run id, folder and more. Interrupted, its ``status`` is ``KILLED``, and ``resume`` is the command that
-        goes on.
+        Metrics, run id, folder and more. After an interruption, its ``status`` is ``KILLED``, and
+            ``resume`` is the command that continues the run.
 
     Raises:
         RunnerError: the recipe is wrong, or the training failed.
@@ -103,9 +105,9 @@ def run(
 ) -> RunResult:  # fmt: skip
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
-    A resumed run has its lock's recipe; ``drift`` lists what has changed. ``parent`` is a group and its MLflow run;
-    ``started`` is when the command began (``perf_counter``), now by default. With ``retune``, stages search again
-    instead of taking over the tuning choices of a lock.
+    A resumed run has its lock's recipe; ``drift`` lists the changes since then. ``parent`` is a
+    group and its MLflow run; ``started`` is the start of the command (``perf_counter``), now by
+    default. With ``retune``, stages search again instead of using the tuning choices of a lock.
 
     Raises:
         RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the recipe, a plugin raised
@@ -196,7 +198,9 @@ def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
 def _shared_processor(
     recipe: Recipe, workspace: Workspace, folder: RunFolder | None, log: run_log.RunLog
 ) -> Iterator[ProcessorUse]:
-    """Uses the processor as the recipe says; a resumed run has the threads with which it began."""
+    """Uses the processor according to the recipe; a resumed run has the number of
+    threads of its start.
+    """
     threads = None if folder is None else locked_threads(folder.path / LOCK_NAME)
     system = recipe.system
     with share_processor(system.threads, system.wait, threads, computing(workspace)) as use:
@@ -208,7 +212,7 @@ def _write_start(
     pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None,
     checkout: Checkout | None,
 ) -> None:  # fmt: skip
-    """Writes a copy of the recipe and the lock of a run that begins."""
+    """Writes a copy of the recipe and the lock of a new run."""
     recipe, start = pipeline.recipe, pipeline.start
     copy_recipe(recipe, run_dir / "recipe.yaml")
     begun = None if start is None else dataclasses.asdict(start)
@@ -229,7 +233,7 @@ def _report_start(pipeline: Assembly) -> None:
 
 
 def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool) -> list[str]:
-    """Returns what to say of data that are not those of a lock: of the run that is resumed, or that is run again.
+    """Returns a message if the data differ from those of the lock that is resumed or run again.
 
     Raises:
         UsageError: the data of a run have changed, and that was not allowed.
@@ -241,7 +245,7 @@ def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | N
     _log.warning("drift: %s", change)
     if folder is not None and not allow_drift:
         reason = "its data have changed; restore them, or accept that with --allow-drift"
-        raise UsageError(f"run {folder.name} would not go on as it began: {reason}")
+        raise UsageError(f"run {folder.name} would not continue as it started: {reason}")
     return [str(change)]
 
 
@@ -286,7 +290,7 @@ def _concluded(
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
+            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start a new run"
             raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
         if found is not None:
             log_path = shown_path(tracker.run_dir / run_log.NAME)

@@ -70,14 +70,15 @@ def description_of(
     facts = describe(
         {
             "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-            "result": "; ".join(filter(None, (ended, figures(values)))),  # where the page shows it at once
+            # Where the page shows it immediately.
+            "result": "; ".join(filter(None, (ended, figures(values)))),
             "data": SYNTHETIC_REMARK if recipe.data.is_synthetic() else "",
             "overridden": code(*assignments(recipe.overrides)),
             "stages": code(*(report.kind for report in reports if report.active)) or "none",
             "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),
-            "go on with it": "" if ended.startswith("FINISHED") else code(again),
+            "continue it": "" if ended.startswith("FINISHED") else code(again),
             "compare it": code(f"runner compare {digits} OTHER_RUN"),
             "load its model": code(f'runner.load_model("{digits}")'),
         }
     )
-    return "\n\n".join(filter(None, (tracker.note, facts)))  # what its user says before all else
+    return "\n\n".join(filter(None, (tracker.note, facts)))  # the user's note comes first

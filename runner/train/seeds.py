@@ -1,4 +1,6 @@
-"""One recipe trained with several seeds, each in a child process and a run of its own, below one run in MLflow."""
+"""Trains one recipe with several seeds, each in a child process and as a separate
+run below one run in MLflow.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -50,14 +53,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """What ``runner run --seeds --json`` prints, beside its schema version."""
+    """The output of ``runner run --seeds --json``, without its schema version."""
 
     name: str
     status: Status
     run_id: str
     folder: str
     runs: dict[int, str]
-    """Names by seed, of those that have begun."""
+    """Names by seed, of the runs that have started."""
     values: dict[str, dict[int, float]]
     """The last evaluation, by metric and seed."""
     means: dict[str, Interval]
@@ -70,7 +73,7 @@ class SeedsResult:
     """Whether the data are synthetic."""
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the fields as a JSON object."""
         data = asdict(self) | {"means": {name: mean._asdict() for name, mean in self.means.items()}}
         del data["exit_code"]
         return data
@@ -80,25 +83,26 @@ def train_seeds(
     recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: Display, parallel: int,
     go_on: bool, tags: Mapping[str, str], note: str, again: str, takeover: bool = False,
 ) -> SeedsResult:  # fmt: skip
-    """Trains the same recipe with each of these seeds; so many at a time, which share the processor's cores.
+    """Trains the same recipe with each of these seeds; ``parallel`` of them at a
+    time share the processor's cores.
 
     Those that fail do not stop the others. SIGTERM and Ctrl-C let every training write a checkpoint.
 
     Args:
         recipes: by seed.
-        registry: where their plugins come from.
-        workspace: where groups and runs are kept.
-        display: is shown the progress of all together.
-        parallel: how many train at a time.
-        go_on: whether to go on with the newest group of the same recipes that is not finished, if there is one.
-        tags: of every run, by its user.
-        note: the same.
-        again: the command that goes on with them.
-        takeover: whether a process on another machine that may be at the group counts as gone.
+        registry: contains their plugins.
+        workspace: contains groups and runs.
+        display: displays the progress of all runs.
+        parallel: number of simultaneous trainings.
+        go_on: whether to continue the newest unfinished group of the same recipes, if there is one.
+        tags: the user's tags of every run.
+        note: the user's description of every run.
+        again: the command that continues the group.
+        takeover: whether a process on another machine that may own the group counts as dead.
 
     Raises:
-        StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
-        UsageError: another process is at the group to go on with.
+        StorageError: MLflow's store or the workspace is not available at the start.
+        UsageError: another process is working on the group to continue.
     """
     started = time.perf_counter()
     named = user_tags(tags)
@@ -121,7 +125,9 @@ def train_seeds(
 
         def train(seed: int) -> None:
             order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-            order.carry_out(stop, partial(together.advance, seed))
+            # Phases of simultaneous trainings would replace each other.
+            with display.phase(f"seed {seed}") if parallel == 1 else nullcontext():
+                order.carry_out(stop, partial(together.advance, seed))
             finished.add(seed)
 
         failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)
@@ -136,7 +142,9 @@ def train_seeds(
 
 
 def _failures(train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop) -> dict[int, RunnerError]:
-    """Trains so many at a time; what became of those that failed by themselves."""
+    """Trains ``parallel`` seeds at a time; returns the errors of those that
+    failed without a signal.
+    """
     found: dict[int, RunnerError] = {}
 
     def one(seed: int) -> None:
@@ -179,7 +187,7 @@ def _begun(
     tags: Mapping[str, str],
     note: str,
 ) -> Record:
-    """A group to go on with, or a new one, which MLflow knows."""
+    """Returns the group to continue, or a new one that is created in MLflow."""
     digests = {seed: recipe.digest for seed, recipe in recipes.items()}
     for group in kept.groups(workspace) if go_on else ():
         if group.digests == digests and group.status != "FINISHED":
@@ -213,7 +221,7 @@ def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
 
 
 def _step(folder: RunFolder) -> int:
-    """Where the run goes on, or how far it came."""
+    """Returns the step at which the run continues or ended."""
     record = folder.record()
     return 0 if record is None else record.step if record.status == "FINISHED" else folder.last_checkpoint or 0
 
@@ -225,18 +233,20 @@ def _is_finished(folder: RunFolder) -> bool:
 
 @dataclass(frozen=True)
 class _Order:
-    """One training, as this process sees it."""
+    """The arguments of one training of the group."""
 
     recipe: Recipe
     registry: Registry
     workspace: Workspace
-    folder: RunFolder | None  # of the run to go on with
+    folder: RunFolder | None  # of the run to continue
     parallel: int
-    given: Mapping[str, Any]  # what a run that begins is told of its group and by its user
+    given: Mapping[str, Any]  # group, tags and note of a new run
 
     def carry_out(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
-        """Trains in a child process, which is told to stop when this one is; a ``ChildError`` says what went wrong."""
-        # The group belongs to this process by now, and with it whatever its former owner had begun.
+        """Trains in a child process, which is stopped together with this one; raises a
+        ``ChildError`` with the error.
+        """
+        # This process owns the group now, and with it all runs that the former owner had started.
         begun = self.folder is not None and not self.folder.obstacle(takeover=True)
         folder = str(self.folder.path) if self.folder and begun else None
         options = {"workspace": str(self.workspace.root), "folder": folder, **self.given}
@@ -255,14 +265,14 @@ class _Together:
         display.advance(sum(steps.values()), {})
 
     def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
-        """One of them is so far."""
+        """Updates the progress of one of the seeds."""
         with self._lock:
             self._steps[seed] = step
             self._display.advance(sum(self._steps.values()), metrics)
 
 
 class _Reporting(NoOutput):
-    """Tells the parent how far the training is."""
+    """Sends the progress of the training to the parent."""
 
     def __init__(self, parent: Parent) -> None:
         self._parent, self._told = parent, 0.0
@@ -275,14 +285,14 @@ class _Reporting(NoOutput):
 
 
 def main(parent: Parent) -> None:
-    """Trains one of the group, anew or from its newest checkpoint."""
+    """Trains one seed of the group, from its newest checkpoint if there is one."""
     recipe, registry = parent.load()
     options = parent.options
     folder = RunFolder(Path(options["folder"])) if options["folder"] else None
     if folder is not None:
         changed = [str(each) for each in drift(folder.path / LOCK_NAME, recipe, registry) if each.matters]
         if changed:
-            raise UsageError(f"run {folder.name} would not go on as it began: {'; '.join(changed)}")
+            raise UsageError(f"run {folder.name} would not continue as it started: {'; '.join(changed)}")
     name, run_id = options["group"]
     result = run(
         recipe, registry, Workspace(options["workspace"]), _Reporting(parent), folder,
@@ -295,7 +305,7 @@ def _publish(
     store: Store, recipes: Mapping[int, Recipe], group: Record, again: str, result: SeedsResult | None = None,
     curves: kept.Curves | None = None, means: Sequence[tuple[str, int, Interval]] = (),
 ) -> None:  # fmt: skip
-    """Writes to MLflow what is trained, and what it comes to; done again, it changes nothing but what is new."""
+    """Writes the group and its results to MLflow; a repetition changes only what is new."""
     now, recipe, run_id = time.time_ns() // 1_000_000, next(iter(recipes.values())), str(group.run_id)
     metrics = [
         (key, value, now, step)
@@ -310,7 +320,7 @@ def _publish(
         "result": f"{result.status}; {_spelled(result.means, recipe.headline)}" if result else "",
         "seeds": ", ".join(map(str, recipes)),
         "overridden": code(*overridden),
-        "go on with it": "" if result and result.status == "FINISHED" else code(again),
+        "continue it": "" if result and result.status == "FINISHED" else code(again),
         "compare it": code(f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"),
     }
     tags = {
@@ -325,7 +335,7 @@ def _publish(
                 store.client.log_artifact(run_id, str(path))
         store.set_status(run_id, result.status if result else "RUNNING", now)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise
-        _log.warning("MLflow lacks what %s has come to: %s", group.name, str(error).partition("\n")[0])
+        _log.warning("the results of %s are missing in MLflow: %s", group.name, str(error).partition("\n")[0])
 
 
 def _spelled(means: Mapping[str, Interval], headline: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from runner.train.deviation import Deviation, find_deviation
 from runner.train.repetition import BaselineLearner, GradientNoise, Snapshot, Values, values_of
 
 if TYPE_CHECKING:
+    from runner.compare.operator_search import DivergingOperator
     from runner.train.assemble import Assembly
     from runner.train.step import Drawn, Step
 
@@ -133,7 +134,17 @@ class Sentinel:
         elif deviation.is_gross or (before is not None and before.name == deviation.name):
             self._suspicion = None
             stages = ", ".join(self._pipeline.stages) or "none"
-            self._raise_alarm(f"update {number:,} deviates from the baseline: {deviation} (stages: {stages})")
+            operator = self._find_operator(snapshot)
+            self._raise_alarm(
+                f"update {number:,} deviates from the baseline: {deviation} (stages: {stages}); {operator}"
+            )
+
+    def _find_operator(self, snapshot: Snapshot) -> DivergingOperator | str:
+        # The search is needed for an alarm only.
+        from runner.train.deviating_operator import find_deviating_operator
+
+        assert self._baseline is not None
+        return find_deviating_operator(self.step, self._pipeline, self._baseline, snapshot, self.contract)
 
     def _yardsticks(self, repeat: Callable[..., Values]) -> Iterator[Values]:
         """Yields what the baseline comes to when it is perturbed by rounding."""

@@ -48,7 +48,7 @@ def explain_shortage(
         step: The step whose update failed.
         folder: Folder of the run, for the batch if the user wants it.
     """
-    # torch's message goes on with advice and statistics.
+    # torch's message continues with advice and statistics.
     headline = ". ".join(str(error).split(". ")[:2])
     update = pipeline.progress.updates + 1
     parts = [f"update {update:,}: {requesting_module(error.__traceback__, pipeline.learner.modules())}: {headline}"]
@@ -105,8 +105,9 @@ def _planned(pipeline: Assembly, drawn: Drawn) -> Iterator[str]:
     outline = outline_of_batch(pipeline.source, drawn.batch)
     try:
         plan = plan_memory(recipe, pipeline.plugin_files, outline)
-    except Exception as error:  # the message about the shortage must not be lost for want of a plan
-        yield f"what modules hold could not be computed: {error}"
+    # The message about the shortage must not be lost if there is no plan.
+    except Exception as error:
+        yield f"the memory of modules could not be computed: {error}"
         return
     largest = list(by_module(plan.usage).items())[:_MODULES]
     held = ", ".join(f"{name} {format_size(sum(kinds.values()))}" for name, kinds in largest)
@@ -114,7 +115,7 @@ def _planned(pipeline: Assembly, drawn: Drawn) -> Iterator[str]:
     smaller = sorted(_alternatives(pipeline, plan, outline), key=lambda item: item[1])[:_SETTINGS]
     if smaller:
         settings = " or ".join(f"{setting} ({format_size(peak)})" for setting, peak in smaller)
-        yield f"what would help: {settings}"
+        yield f"possible fixes: {settings}"
 
 
 def _alternatives(pipeline: Assembly, plan: MemoryPlan, outline: SourceOutline) -> Iterator[tuple[str, int]]:

@@ -25,15 +25,15 @@ class StopNow(BaseException):
 
 
 class Stop:
-    """The signal that asked a training to stop, if one did."""
+    """The signal that requested the end of a training, if there was one."""
 
     asked: signal.Signals | None = None
     acknowledged = False
     """Whether the training has seen it and saves what it has, which nothing may interrupt."""
     pace = 0.0
-    """Seconds between two moments at which the training looks at ``asked``."""
+    """Seconds between two checks of ``asked`` by the training."""
     error: BaseException | None = None
-    """What to raise instead of ``StopNow``."""
+    """The exception to raise instead of ``StopNow``."""
     give_up: Callable[[signal.Signals | None], None] | None = None
     """Ends the process when nothing else does; called in another thread."""
 
@@ -52,7 +52,7 @@ class Stop:
         self.count_down(UNWINDING_SECONDS)
 
     def count_down(self, seconds: float, asked: signal.Signals | None = None) -> None:
-        """Gives up after so many seconds, unless the training is saving or over by then."""
+        """Gives up after ``seconds`` unless the training is saving or finished by then."""
         time.sleep(seconds)
         if self.give_up is not None and not self.acknowledged:
             self.give_up(self.asked or asked)
@@ -64,10 +64,11 @@ _current: Stop | None = None
 
 @contextmanager
 def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
-    """Lets SIGTERM, SIGHUP and the first SIGINT stop a training between two updates; a second SIGINT does at once.
+    """Lets SIGTERM, SIGHUP and the first SIGINT stop a training between two updates; a second
+    SIGINT stops it immediately.
 
-    Signals reach the main thread alone; a training in another one is not stopped. A signal that is ignored when the
-    process begins (nohup) stays ignored.
+    Signals reach only the main thread; a training in another one is not stopped. A signal that is
+    ignored when the process starts (nohup) stays ignored.
 
     Args:
         interrupts: Whether code that has not returned after ``Stop.grace`` is interrupted by ``StopNow``, and
@@ -149,7 +150,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def main_frames() -> list[tuple[FrameType, int]]:
-    """Where the main thread is: frames and lines, the innermost last."""
+    """Returns the frames and lines of the main thread, the innermost last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found = []
     while frame is not None:

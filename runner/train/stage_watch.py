@@ -1,4 +1,4 @@
-"""What becomes of the stages of a pipeline: which are active, and which of their slots are called."""
+"""Reports which stages of a pipeline are active, and which of their slots are called."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from runner.plugin.faces import StageConfig
 
 @dataclass
 class StageReport:
-    """What became of a stage that the recipe switches on."""
+    """The state of a stage that the recipe switches on."""
 
     kind: str
     active: bool
     reason: str | None = None
     """Why it is not active."""
     notes: list[str] = field(default_factory=list)
-    """What the stage has to say about this run."""
+    """Remarks of the stage on this run."""
 
 
 @dataclass
 class Watch:
-    """Remembers which of the slots that stages hold are called: one whose slots nobody calls has nothing to do.
+    """Records which of the slots that stages hold are called: a stage whose slots are never called
+    has no effect.
 
     Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
     traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
@@ -38,19 +39,19 @@ class Watch:
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Slots by stage."""
     undeclared: dict[str, list[str]] = field(default_factory=dict)
-    """Slots that a stage takes hold of although its settings do not say so."""
+    """Slots that a stage changes although its settings do not declare them."""
     called: set[str] = field(default_factory=set)
     updates: int = 0
     _traced: set[str] = field(default_factory=set)
 
     @contextmanager
     def attaching(self, stage: StageConfig, report: StageReport, compilable: Collection[str]) -> Iterator[None]:
-        """Sees which slots the stage takes hold of inside the ``with``."""
+        """Records which slots the stage changes inside the ``with``."""
         before = dict(vars(self.slots))
         yield
         taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
         if (stage.claims or stage.wraps) and not taken:
-            report.active, report.reason = False, "it takes hold of none of the slots that it declares"
+            report.active, report.reason = False, "it changes none of the slots that it declares"
         declared = stage.claims | stage.wraps | (self.outside - STEP) | {*(compilable if stage.traces else ())}
         self.undeclared[stage.kind] = sorted(taken - declared)  # those of a source cannot be declared
         if stage.traces:

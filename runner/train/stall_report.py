@@ -23,9 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class StallReport:
-    """A display that passes everything on, and reports in a thread of its own when nothing comes any more.
+    """A display that forwards everything, and reports in a separate thread when there is no
+    progress any more.
 
-    Progress is an update, or that something else begins or ends: an evaluation, a checkpoint, the drawing of a batch.
+    Progress is an update, or the start or end of another activity: an evaluation, a checkpoint, the
+    sampling of a batch.
     """
 
     def __init__(self, display: Display, limit: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What the state of a training has to be like before anything is restored from it."""
+"""Validation of the state of a training before anything is restored from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PIPELINE: dict[str, _Form] = {
     "learner": (_is_mapping, "a mapping"),
     "stages": (_is_mapping_of_mappings, "a mapping of mappings"),
     "progress": (_is_progress, "a count for every unit"),
-    "batch_size": (_is_batch_size, "a whole number above 0"),
+    "batch_size": (_is_batch_size, "an integer above 0"),
     "prepared": (_are_notes, "a list of texts for every stage"),
 }
 """Entries that every pipeline's state has."""
@@ -68,21 +68,22 @@ _OPTIONAL: dict[str, _Form] = {
     "tuning": (_is_mapping_of_mappings, "a mapping of mappings"),
 }
 _TRAINING: dict[str, _Form] = {
-    "step": (is_count, "a whole number"),
-    "cursor": (is_count, "a whole number"),
+    "step": (is_count, "an integer"),
+    "cursor": (is_count, "an integer"),
     "metrics": (_is_mapping, "a mapping"),
     "complete": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Entries of a training's state beside that of its pipeline."""
+"""Entries of a training's state in addition to the state of its pipeline."""
 
 
 def check_state(state: State, path: Path, *, is_training: bool = False) -> None:
     """Compares the entries of a state that are used before a model is built with their forms.
 
     Args:
-        state: What a checkpoint contains.
+        state: The content of a checkpoint.
         path: Of the checkpoint, for the message.
-        is_training: Whether it has to have what a training or its evaluation needs beside the model.
+        is_training: Whether it must contain what a training or its evaluation needs in addition to
+            the model.
 
     Raises:
         DamagedError: an entry is missing or of another form.
@@ -135,7 +136,7 @@ def fitting() -> Iterator[None]:
     """Entered around restoring a state: that it does not fit is a CheckpointError."""
     try:
         yield
-    # What torch and Python raise for shapes, names and types.
+    # Exceptions of torch and Python for wrong shapes, names and types.
     except (LookupError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
 

@@ -1,4 +1,6 @@
-"""One step of a training: draw, transfer, update, feedback; the only place that knows this sequence."""
+"""The step of a training: draw, transfer, update, feedback; only this module defines that
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,29 @@ if TYPE_CHECKING:
     from runner.train.assemble import Assembly
 
 _MIX = 0x9E3779B97F4A7C15
-"""The golden ratio in 64 bits: neighbouring updates get seeds that are far apart (Steele et al. 2014, SplitMix)."""
+"""The golden ratio in 64 bits: neighbouring updates get distant seeds (Steele et
+al. 2014, SplitMix).
+"""
 
 
 class Drawn(NamedTuple):
-    """What one update needs."""
+    """The input of one update."""
 
     batch: Batch
     noise: Batch
 
 
 class Step:
-    """The sequence of a training step, in parts for those who look at one of them."""
+    """The sequence of a training step, with its parts as separate methods."""
 
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.slots, self.progress = pipeline, pipeline.slots, pipeline.progress
         self.source, self.learner = pipeline.source, pipeline.learner
         self.noise = pipeline.context.generator("noise")
         self.batch: Batch = None
-        """What was learnt from last."""
+        """The batch of the last update."""
         self.failed: Drawn | None = None
-        """What the update was computed on that raised an exception."""
+        """The input of the update that raised an exception."""
         self._seed = derived_seed(pipeline.context.seed, "update")
         cuda = pipeline.device.type == "cuda"
         self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
@@ -50,16 +54,18 @@ class Step:
         self.reset()
 
     def __call__(self, drawn: Drawn | None = None) -> dict[str, Any] | None:
-        """A whole step, with what was drawn if that is given, and what its update returned.
+        """Performs a complete step, with a sampled batch if one is given, and
+        returns the result of its update.
 
-        None if the source had nothing to learn from yet.
+        Returns None if the source had no batch to learn from yet.
         """
         drawn = drawn or self.draw()
         if drawn is None:
             return None
         self.seed(self.progress.updates)
         try:
-            if self.pipeline.watch is None:  # what ``update`` does then, a call less in every step
+            # The same as ``update``, with one call less in every step.
+            if self.pipeline.watch is None:
                 if self._schedule is not None:
                     self._set_rates(self._schedule.factor(self.progress.fraction))
                 output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
@@ -86,13 +92,15 @@ class Step:
         return Drawn(batch, self.learner.noise(batch, self.noise))
 
     def next(self) -> Drawn:
-        """What the next update needs; draws until the source has something to learn from."""
+        """Returns the input of the next update; samples until the source has a batch to learn
+        from.
+        """
         while (drawn := self.draw()) is None:
             pass
         return drawn
 
     def count(self, batch: Batch | None) -> None:
-        """Says that a batch which was drawn is done with."""
+        """Counts a sampled batch as finished."""
         self.progress.advance(self.source.counts(batch))
 
     def update(self, drawn: Drawn) -> dict[str, Any]:
@@ -114,7 +122,8 @@ class Step:
         self._optimizers = [optimizer for _, optimizer in self.learner.optimizers()]
         self._rates = []
         for optimizer, rates in zip(self._optimizers, self.pipeline.base_rates, strict=True):
-            # A group that was added during the training begins with the rate that it was added with.
+            # A group that was added during the training starts with the rate with which it was
+            # added.
             rates += [float(group["lr"]) for group in optimizer.param_groups[len(rates) :]]
             self._rates += zip(optimizer.param_groups, rates, strict=True)
 

@@ -51,7 +51,7 @@ def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
             raise ValueError(f"its header of {length:,} bytes is too long for {most_tensors:,} tensors")
         header = parse_json(file.read(length).decode())
     if not isinstance(header, dict):
-        raise ValueError("its header is no mapping")
+        raise ValueError("its header is not a mapping")
     entries = {name: entry for name, entry in header.items() if name != _METADATA}
     if len(entries) > most_tensors:
         raise ValueError(f"has {len(entries):,} tensors, and its checkpoint refers to {most_tensors:,}")
@@ -59,7 +59,9 @@ def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
 
 
 def check_rows(header: Mapping[str, TensorHeader], rows: int) -> TensorHeader:
-    """Returns the header of a file with so many rows of a ring; a ValueError if it is another one."""
+    """Returns the header of a file with the given number of rows of a ring;
+    raises a ValueError for another file.
+    """
     if header.keys() != {ROWS} or header[ROWS].shape[:1] != (rows,):
         raise ValueError(f"should have {rows:,} rows of a ring, and nothing else")
     return header[ROWS]

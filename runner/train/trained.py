@@ -1,4 +1,4 @@
-"""What a run has left, and the pipeline that answers with it."""
+"""The trained model of a run, and the pipeline for its inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runner.train.versions import fetched
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has left: its recipe, its weights, and where it is."""
+    """The result of a run: its recipe, its weights, and its folder."""
 
     name: str
     recipe: Recipe
@@ -34,7 +34,8 @@ class Trained:
     folder: Path
 
     def under(self, recipe: Recipe) -> Trained:
-        """The same weights, model and data, with what another recipe says of inference and serving.
+        """Returns the same weights, model and data with the inference and serving
+        settings of another recipe.
 
         Raises:
             UsageError: its model is of another kind than the run's.
@@ -58,7 +59,7 @@ class Trained:
         learner = pipeline.learner
         evaluation = learner.evaluating()
         evaluation.__enter__()
-        vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
+        vars(learner)["_evaluation"] = evaluation  # ends when the learner is deleted
         return pipeline
 
 
@@ -77,7 +78,8 @@ def trained(
         plugins: Python files with the plugins of the run, or classes of their settings.
 
     Raises:
-        RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
+        RunnerError: there is no such run, its plugins are required as an argument, or none of its
+            checkpoints is usable.
     """
     given = Registry(plugins)
     folder = _folder(str(run))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def tuning_of(recipe: Recipe, device: torch.device) -> Tuning:
-    """Returns the tuning choices with which a training begins: those of its lock, if it was loaded from one.
+    """Returns the initial tuning choices of a training: those of its lock, if it
+    was loaded from one.
 
     Raises:
         UsageError: The choices are of another machine.

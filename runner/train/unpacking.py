@@ -1,4 +1,4 @@
-"""Translation of JSON and named tensors back into a training state, as ``packing`` took it apart.
+"""Converts JSON and named tensors back into a training state, the inverse of ``packing``.
 
 The JSON of a checkpoint may come from anyone. Every value is compared with the form that ``packing`` writes, and
 anything else is a ``ValueError``.
@@ -32,7 +32,7 @@ _KEYS: dict[str, tuple[set[str], ...]] = {
     "array": ({"shape", "dtype"},),
     "scalar": ({"shape", "dtype"},),
 }
-"""Sets of keys that a node may have beside its kind; other kinds have no more keys."""
+"""Sets of keys that a node may have in addition to its kind; other kinds have no more keys."""
 _NO_KEYS: tuple[set[str], ...] = (set(),)
 _PLAIN = frozenset({type(None), bool, str, int, float})
 """Types of the values that JSON has as they are."""
@@ -49,7 +49,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 
 
 def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor] | None = None) -> Any:
-    """Puts together what ``pack`` took apart.
+    """Restores a state from the result of ``pack``.
 
     Args:
         node: What ``pack`` returned, after JSON.
@@ -77,7 +77,7 @@ class _Unpacker:
         self._levels = 0
 
     def value(self, node: Any) -> Any:
-        """Returns the value that a node stands for."""
+        """Returns the value that a node represents."""
         # Most of a state are plain values: the numbers in the states of generators.
         if type(node) is dict and len(node) == 1 and type(node.get("value", self)) in _PLAIN:
             return node["value"]
@@ -110,7 +110,7 @@ class _Unpacker:
         if kind in ("array", "scalar"):
             return self._array(kind, content, node)
         if kind not in _SCALARS:
-            raise ValueError(f"{kind!r:.60} is no kind of entry")
+            raise ValueError(f"{kind!r:.60} is not a kind of entry")
         return _SCALARS[kind](content)
 
     def _mapping(self, pairs: list[Any], node: Mapping[str, Any]) -> dict[Any, Any]:
@@ -131,11 +131,11 @@ class _Unpacker:
                 dtype, shape = _dtype(node["dtype"]), _shape(node["shape"])
                 if dtype in NATIVE or tensor.dtype is not torch.uint8 or tensor.dim() != 1:
                     raise ValueError(f"tensor {name!r:.80} is not stored as the bytes of {node['dtype']}")
-                # Copied first: in a file, the bytes need not begin where such a number may.
+                # Copied first, because the bytes in a file may be misaligned for such a number.
                 tensor = tensor.clone().view(dtype).view(shape)
-            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file begin anywhere in
-            # it, and matrix products round differently with other alignment or strides, so a state that is used where
-            # it was read would not continue bit for bit.
+            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file
+            # have any alignment, and matrix products round differently with other alignment or
+            # strides, so a state that is used where it was read would not continue bit for bit.
             stride = _stride(name, node["stride"], tensor)
             self._made[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
         return self._made[name]
@@ -201,7 +201,8 @@ def _stride(name: str, stride: Any, tensor: Tensor) -> tuple[int, ...]:
     shape = tensor.shape
     if not isinstance(stride, list) or len(stride) != len(shape) or not all(map(is_count, stride)):
         raise ValueError(f"tensor {name!r:.80}: its stride should be {len(shape)} numbers, got {stride!r:.80}")
-    # Without elements there is no memory, and of a dimension of size 1 torch never uses the stride.
+    # A tensor without elements has no memory, and torch never uses the stride of a dimension of
+    # size 1.
     if math.prod(shape) == 0:
         return tuple(stride)
     expected = 1

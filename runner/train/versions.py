@@ -14,10 +14,13 @@ import torch
 from runner.plugin.source import State
 from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import is_writable, write_durably
+from runner.system.lines import figures
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
 from runner.system.stored_json import parse_json
 from runner.system.tree import leaves
+from runner.tracking.description import code, describe
+from runner.tracking.record import Record
 from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
 from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from runner.train.trained import Trained
 
 VERIFICATION = "verification.json"
-"""In the folder of a run: what ``runner verify`` has said about its model."""
+"""The file in the folder of a run with the result of ``runner verify`` for its model."""
 
 
 _MOST_BYTES = 2**20
@@ -56,8 +59,8 @@ def register(run: str, name: str | None = None) -> Version:
     """Gives the model of a finished run a version; the one that it has, if it has one of that name already.
 
     Args:
-        run: as ``folder_of`` understands it.
-        name: of the model; that of the recipe unless told.
+        run: any reference that ``folder_of`` accepts.
+        name: of the model; by default that of the recipe.
 
     Raises:
         UsageError: There is no such run, it has not finished, or its data are synthetic.
@@ -70,7 +73,7 @@ def register(run: str, name: str | None = None) -> Version:
     if record.synthetic:
         raise UsageError(f"{folder.name} was trained on synthetic data; register a model that was trained on real data")
     if record.run_id is None:
-        raise UsageError(f"MLflow does not know {folder.name} yet: runner sync {folder.name}")
+        raise UsageError(f"{folder.name} is not in MLflow yet: runner sync {folder.name}")
     store, name = Store(Workspace()), name or record.recipe
     written = write_model(folder.path)
     if written is None:
@@ -82,15 +85,28 @@ def register(run: str, name: str | None = None) -> Version:
     if not known:
         logged = store.logged_model(record.run_id, model, step)
         facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
-        known = [versions.create(name, record.run_id, facts, logged.artifact_location)]
+        text = _description(record, step, logged.model_id)
+        known = [versions.create(name, record.run_id, facts, logged.artifact_location, text)]
     return _judged(versions, known[-1])
+
+
+def _description(record: Record, step: int, model: str) -> str:
+    """Returns the description of a version: its run, its metrics, and the line that loads it."""
+    values = {name: record.metrics[name] for name in record.headline if name in record.metrics}
+    return describe(
+        {
+            "model": f"{code(record.recipe)} at step {step:,} of run {code(record.name)}",
+            "metrics of the run": figures(values),
+            "load it": code(f'runner.load_model("models:/{model}")'),
+        }
+    )
 
 
 def promote(name: str, number: int) -> Version:
     """Makes a version the champion of its model, if ``runner verify`` has passed it.
 
     Raises:
-        NotVerifiedError: it has not, or what it passed was other weights.
+        NotVerifiedError: it has not been verified, or other weights were verified.
         UsageError: there is no such version.
     """
     versions = Versions(Store(Workspace()))
@@ -120,13 +136,14 @@ def require_place_for_verification(reference: Path | str, found: Trained) -> Non
 
 
 def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
-    """Keeps what ``runner verify`` has said about a model: with its version, or in the folder of its run.
+    """Records the result of ``runner verify`` for a model: with its version, or
+    in the folder of its run.
 
     Args:
-        reference: what was verified, as it was named.
-        found: the same, with the recipe whose stages were judged.
+        reference: the verified model, as it was named.
+        found: the same model, with the recipe whose stages were judged.
         outcome: PASS, FAIL or INCONCLUSIVE.
-        summary: what to say of stages that did not pass.
+        summary: remarks on stages that did not pass.
     """
     recipe = found.recipe
     stages = recipe.values().get("inference", {})
@@ -137,7 +154,8 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
     else:
         path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
         manifest = Manifest(found.folder)
-        # An earlier version has begun a run without one. A manifest that names this file alone would hide the lock.
+        # A run of an earlier version has no manifest. A manifest with only this file would hide the
+        # lock.
         write = manifest.store_text if manifest.exists() else write_durably
         try:
             write(path, text)
@@ -147,11 +165,12 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
 
 
 def fetched(reference: str) -> RunFolder:
-    """The folder of a version's files, fetched if need be, whose weights are those that were registered.
+    """Returns the folder with a version's files, fetched if necessary, whose
+    weights are those of the version.
 
     Raises:
         UsageError: there is no such version.
-        CheckpointError: a file is damaged, or the weights are others.
+        CheckpointError: a file is damaged, or the weights differ.
     """
     store = Store(Workspace(), reading=True)
     version = Versions(store).one(reference)
@@ -166,7 +185,9 @@ def fetched(reference: str) -> RunFolder:
 
 
 def _state(model: Path) -> State:
-    """What a folder of a model holds; a ``CheckpointError`` that names the file that is damaged."""
+    """Returns the state in a model's folder; raises a ``CheckpointError`` that
+    names a damaged file.
+    """
     found = checkpoints(model / CHECKPOINTS)
     if not found:
         raise CheckpointError(f"{model} holds no model")
@@ -176,8 +197,10 @@ def _state(model: Path) -> State:
 
 
 def _judged(versions: Versions, version: Version) -> Version:
-    """The version with what was said about its run's model, if that was the same weights."""
-    # The run may be elsewhere, or never was verified, or what was said is damaged.
+    """Returns the version with the verification of its run's model, if that
+    verified the same weights.
+    """
+    # The run may be elsewhere, may never have been verified, or the record may be damaged.
     with suppress(UsageError, DamagedError, OSError, ValueError, TypeError):
         path = find(Workspace().runs, version.run).path / VERIFICATION
         told = Judgement(**parse_json(read_checked(path, _MOST_BYTES).decode()))

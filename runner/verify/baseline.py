@@ -1,4 +1,4 @@
-"""What all comparisons with one recipe's baseline share, computed once."""
+"""The results of one recipe's baseline that all comparisons share, computed once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ from runner.verify.drawing import knows_its_learner
 from runner.verify.options import LATE, UPDATES_BETWEEN_EVALUATIONS, Options
 from runner.verify.patches import belongings
 from runner.verify.subjects import baseline_step, recorded, subject
-from runner.verify.surroundings import Evaluated, answers, evaluated, evaluations, questions
+from runner.verify.surroundings import (
+    Evaluated,
+    answers,
+    evaluated,
+    evaluations,
+    is_evaluation,
+    questions,
+    sizes_of_questions,
+)
 from runner.verify.variants import variants_of
+
+EVALUATION_SECONDS = 5.0
+"""Time after which no further evaluation of a part of the held-out samples starts."""
 
 
 class Baseline:
@@ -34,6 +45,8 @@ class Baseline:
         self.registry = registry
         self.options = options
         self.process = belongings()
+        self.input_sizes: tuple[int, ...] = ()
+        """Batch sizes of the predictions that were compared."""
         self._evaluated: dict[bool, Evaluated] = {}
         self._long_run: LongRun | None = None
 
@@ -57,7 +70,7 @@ class Baseline:
 
     @property
     def has_fixed_epochs(self) -> bool:
-        """Whether the data have epochs whose batches do not depend on what was learned."""
+        """Returns whether the data have epochs whose batches do not depend on what was learned."""
         epoch_samples, depends = self._epochs
         return epoch_samples is not None and not depends
 
@@ -74,19 +87,29 @@ class Baseline:
             for _ in range(self.options.updates):
                 step(step.next())
             batches = [self.batches[0].batch, self.batches[1].batch]
+            self.input_sizes = sizes_of_questions(step.pipeline, batches[0])
             return questions(step.pipeline, batches, clones(step.learner.complete_state()))
 
     @cached_property
     def evaluations(self) -> list[Update]:
-        """Two evaluations with updates between them and after them."""
+        """Several evaluations with updates between them and after them."""
         first_batches = self.batches[: self.options.updates]
-        return evaluations(self.questions[0].states, first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :])
+        updates = first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :]
+        return evaluations(self.questions[0].states, updates, self.recipe.train.batch_size)
+
+    def count_evaluations(self) -> int:
+        """Returns how many evaluations were compared in a precision at most."""
+        counts = [
+            sum(is_evaluation(update) for update in self.evaluations[: len(evaluated.frames)])
+            for evaluated in self._evaluated.values()
+        ]
+        return max(counts, default=0)
 
     def evaluated(self, in_float64: bool) -> Evaluated:
-        """Returns what the baseline's evaluations come to."""
+        """Returns the results of the baseline's evaluations."""
         if in_float64 not in self._evaluated:
             build = answers(self.recipe, self.registry, ())
-            self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64)
+            self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64, EVALUATION_SECONDS)
         return self._evaluated[in_float64]
 
     def long_run(self, seconds: float) -> LongRun:

@@ -10,19 +10,19 @@ from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.compare.verify import CONTRACT as HEALTH
 from runner.plugin.contract import Exact, Statistical
 from runner.verify.subjects import remarks
+from runner.verify.unexercised import list_unexercised
 
 if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
-_SHOWN_LINES = 5
 
-
-def conclude(pair: StagePair, missed: str = "") -> Verdict:
+def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) -> Verdict:
     """Returns the worst verdict of a pair's checks, with what they exclude and what they did not cover.
 
     Args:
         pair: With the results of its checks.
         missed: What the budget had no room for, as the end of the summary.
+        checks: Names of all checks, including those that did not run.
     """
     verdict = _with_exclusion(pair, _worst(pair))
     verdict = replace(verdict, summary=verdict.summary + missed)
@@ -34,12 +34,14 @@ def conclude(pair: StagePair, missed: str = "") -> Verdict:
         summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
     # Trainings run in other processes, and longer.
-    lines = pair.reach.missed() if verdict and verdict.contract != "Statistical" else []
-    if not lines:
+    if not verdict or verdict.contract == "Statistical":
         return verdict
-    more = f" and {len(lines) - _SHOWN_LINES} more" if len(lines) > _SHOWN_LINES else ""
-    summary = f"{verdict.summary}; not exercised here: {', '.join(lines[:_SHOWN_LINES])}{more}"
-    return replace(verdict, summary=summary, evidence=verdict.evidence | {"never_ran": lines})
+    unexercised = list_unexercised(pair, verdict.evidence["horizon"], checks)
+    evidence = verdict.evidence | {"not_exercised": unexercised.data()}
+    if unexercised.lines:
+        evidence["never_ran"] = list(unexercised.lines)
+    text = f"; not exercised here: {unexercised}" if str(unexercised) else ""
+    return replace(verdict, summary=verdict.summary + text, evidence=evidence)
 
 
 def _primary(pair: StagePair) -> Verdict:
@@ -56,9 +58,13 @@ def _worst(pair: StagePair) -> Verdict:
     outcome = worst(outcomes)
     if outcome is primary.outcome:
         return primary
-    summary = next(verdict.summary for _, verdict in pair.results if verdict.outcome is outcome)
+    worse = next(verdict for _, verdict in pair.results if verdict.outcome is outcome)
     contract = pair.promise_name if primary.contract == HEALTH else primary.contract
-    return replace(primary, outcome=outcome, summary=summary, contract=contract)
+    evidence = primary.evidence | {"difference": worse.evidence.get("difference")}
+    return replace(
+        primary, outcome=outcome, summary=worse.summary, contract=contract, evidence=evidence,
+        reproduction=worse.reproduction,
+    )  # fmt: skip
 
 
 def _with_exclusion(pair: StagePair, verdict: Verdict) -> Verdict:
@@ -80,4 +86,4 @@ def _of_samples(pair: StagePair, verdicts: Sequence[Verdict], horizon: int) -> s
     if isinstance(pair.contract, Exact | Statistical) or horizon <= few:
         return ""
     samples = min((result.evidence["drawn"] for result in verdicts if "drawn" in result.evidence), default=horizon)
-    return f" (of what is sampled, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""
+    return f" (of samples, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""

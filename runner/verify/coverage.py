@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from runner.plugin.check import Check
     from runner.verify.pair import StagePair
 
-_BEGINNING = 0.25  # of the budget, in which trainings are begun beside everything else
+_BEGINNING = 0.25  # share of the budget in which trainings start before other checks
 _SHARES = 2  # times its even share of the remaining budget is what a set of stages may take
-_LONG_RUNS = 20  # parts of the remaining budget, one of which a long run may take
+_LONG_RUNS = 20  # a long run may take one of so many parts of the remaining budget
 
 
 class Coverage:
-    """The budget of a verification, and the sets of stages whose checks have begun.
+    """The budget of a verification, and the sets of stages whose checks have started.
 
     Args:
         budget: Seconds for all of it; 0 trains nothing and has no limit.
@@ -32,7 +32,7 @@ class Coverage:
         self._judged: set[tuple[str, ...]] = set()
 
     def begin(self, stages: tuple[str, ...]) -> None:
-        """Notes that checks of a set of stages begin."""
+        """Records that the checks of a set of stages start."""
         self._judged.add(stages)
 
     def share(self, asked: Iterable[tuple[str, ...]], *, trained: bool) -> float:
@@ -44,7 +44,7 @@ class Coverage:
         return seconds if unjudged <= _SHARES else _SHARES * seconds / unjudged
 
     def beginning(self) -> AbstractContextManager[None]:
-        """Returns the time limit for beginning with trainings beside everything else."""
+        """Returns the time limit in which trainings may start before other checks."""
         return self.limit.within(_BEGINNING * self.limit.seconds_left)
 
     def at_most(self, seconds: float) -> float:
@@ -53,21 +53,21 @@ class Coverage:
 
     @property
     def not_begun(self) -> str:
-        """Returns the summary of a verdict for which no training was begun."""
+        """Returns the summary of a verdict for which no training was started."""
         hint = "a larger --budget has room for them" if self.budget else "'runner verify' trains"
         return f"{NOT_BEGUN}; {hint}"
 
     def verdict(self, pair: StagePair, checks: Sequence[Check], partial: str) -> Verdict:
-        """Returns the verdict on a set of stages of which the budget has not covered everything.
+        """Returns the verdict on a set of stages whose checks the budget did not cover.
 
         Args:
-            pair: With the results of the checks that ended in time.
+            pair: With the results of the checks that were finished in time.
             checks: All checks in their order.
-            partial: What the check came to that the budget has ended.
+            partial: Intermediate result of the check that the budget interrupted.
         """
         if pair.stages not in self._judged:
             self.begin(pair.stages)
-            summary = f"not begun within the budget of {self.budget:g} s; choose a larger --budget, or --stage"
+            summary = f"not started within the budget of {self.budget:g} s; choose a larger --budget, or --stage"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
         covered = [check.name for check, _ in pair.results]
         last = checks.index(pair.results[-1][0]) + 1 if pair.results else 0

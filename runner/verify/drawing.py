@@ -1,4 +1,6 @@
-"""What is drawn for updates, also in a training that was interrupted and resumed."""
+"""Compares the batches and noise that are sampled for updates, also in a training
+that was interrupted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from runner.compare.difference import (
     described,
 )
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -35,17 +38,19 @@ GOING_ON = 4  # updates of a resumed training that are compared
 _STUCK = 1000  # updates in which every training comes further
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
-CHECKPOINT, REHEARSAL = object(), object()  # are asked of what ``draws`` makes
+CHECKPOINT, REHEARSAL = object(), object()  # special inputs of the step of ``draws``
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
 _ELEMENTS = 0.05  # and how many may be further off in the first updates
-_ELSEWHERE, _OFTEN = 2, 0.1  # so often may it be led elsewhere, and in that share of updates
+_ELSEWHERE, _OFTEN = 2, 0.1  # limits of deviating samples: their number, and their share of updates
 
 
 def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: State | None = None) -> Build:
-    """Makes subjects whose step trains on what its own source draws, and returns what that was and came to.
+    """Creates subjects whose step trains on batches of their source, and returns
+    the batch and the result.
 
-    Asked for a ``CHECKPOINT``, it trains to where a training may be interrupted and returns one; subjects that were
-    made with it go on from there. Asked for a ``REHEARSAL``, it answers as if it was evaluated.
+    For the input ``CHECKPOINT``, the step trains to the next possible interruption and returns a
+    checkpoint; subjects that were created with it continue from there. For ``REHEARSAL``, it
+    predicts as in an evaluation.
     """
     chosen = recipe_with(recipe, registry, stages)
 
@@ -78,13 +83,16 @@ def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: 
 
 
 def knows_its_learner(source: Source) -> bool:
-    """Whether what it draws may depend on what was learnt, and so on how that was rounded."""
+    """Returns whether the samples of a source may depend on what was learned, and
+    thus on rounding errors.
+    """
     kind = type(source)
     return kind.bind is not Source.bind or kind.feedback is not Source.feedback
 
 
 def _interrupted(step: Step) -> State:
-    """A checkpoint from where a training would write the next one; stages say what they would at its end, too.
+    """Returns a checkpoint from the position where a training would write the next one; stages
+    write their final remarks.
 
     In the second epoch, if the first is short: what is drawn then depends on what was drawn before.
     """
@@ -95,14 +103,14 @@ def _interrupted(step: Step) -> State:
         if step.progress.position != before and step.progress.samples > first:
             break
     else:
-        raise RuntimeError(f"after {_STUCK} more updates, the training has not come any further by its own count")
+        raise RuntimeError(f"after {_STUCK} more updates, the progress of the training has not changed")
     for stage in step.pipeline.stages.values():
         stage.closing_notes()
     return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
 
 
 class _AllButLearner:
-    """All that decides what is drawn next, but the learner; stages begin anew with what they have of their own."""
+    """The state that determines the next samples, except the learner; stages restart."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.state_dict = step, step.pipeline.state_dict
@@ -115,7 +123,7 @@ class _AllButLearner:
 
 
 class Drawing(NamedTuple):
-    """For how long what is drawn is compared."""
+    """The length of a comparison of samples."""
 
     updates: int  # at least
     most: int = 0  # and as many as fit into the time
@@ -123,13 +131,15 @@ class Drawing(NamedTuple):
 
 
 def same_draws(baseline: Build, changed: Build, contract: Contract, length: Drawing) -> Verdict:
-    """Whether both draw the same for an update when they have learnt the same, and draw as many random numbers.
+    """Returns whether both sample the same for an update after learning the same, and use the same
+    number of random numbers.
 
-    The first updates should return about the same, too, as what they learn from has come through the change's own
-    hands; and now and then both are asked for answers. Where a source knows its learner, a change that is close begins
-    every update with the baseline's state, or rounding would lead them to other batches. Such a source still draws
-    something else now and then, and is then given all that decides what is drawn (``_LedElsewhere``). Where the change
-    promises neither bits nor algebra, only the form of batches is compared.
+    The first updates must also return nearly the same results, because their batches passed through
+    the stage; and predictions are requested at times. Where a source depends on its learner, a
+    ``Close`` stage starts every update with the baseline's state, because rounding errors would
+    lead to other batches. Such a source may still sample something else at times, and then receives
+    all state that determines samples (``_LedElsewhere``). Where the stage promises neither bits nor
+    algebra, only the form of batches is compared.
     """
     name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _LedElsewhere(length.updates)
     deadline = time.monotonic() + length.seconds
@@ -146,7 +156,8 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             elsewhere.count(parted=found is not None)
             counted = found is not None and found.name.startswith(f"{_PROGRESS}.")  # which rounding does not change
             if found is not None and (counted or not (led and elsewhere.is_excused(much=much))):
-                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs))
+                reproduction = Reproduction(baseline, changed, Trajectory(update * [None], 0), update, "Close")
+                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
             if led:
                 other.load({"learner": one.subject.state["learner"].state_dict()})
                 if elsewhere.is_over(much=much):
@@ -161,14 +172,16 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
 
 
 class _LedElsewhere:
-    """Excuses that rounding leads a source elsewhere that knows its learner: first a few elements, and then more.
+    """Excuses deviations of a source that depends on its learner, which rounding errors can cause:
+    first of a few elements, then of more.
 
-    What is excused may not be much at once, while all that decides what is drawn has just been given, nor come often.
+    Large deviations are not excused directly after the state that determines samples was copied,
+    nor are frequent ones.
     """
 
     def __init__(self, steady: int) -> None:
         self.steady = steady
-        """Updates in the beginning in which the same has to be drawn but for a few elements."""
+        """Number of initial updates in which samples must be the same except for a few elements."""
         self.updates = self._times = self._given = self._since = 0
 
     def count(self, *, parted: bool) -> None:
@@ -178,19 +191,23 @@ class _LedElsewhere:
             self._since, self._times = self.updates, self._times + 1
 
     def is_excused(self, *, much: bool) -> bool:
-        """Whether rounding may explain the last update."""
+        """Returns whether rounding may explain the last update."""
         early = self.updates <= max(self.steady, self._given + _SOON)
         return self._times <= _ELSEWHERE + _OFTEN * self.updates and not (much and early)
 
     def is_over(self, *, much: bool) -> bool:
-        """Whether it is time to give what decides what is drawn, which then counts as done."""
+        """Returns whether the state that determines samples must be copied now,
+        and resets the count.
+        """
         if not (much or (self._since and self.updates >= self._since + _SOON)):
             return False
         self._given, self._since = self.updates, 0
         return True
 
     def excluded(self) -> int:
-        """How many updates without anything else drawn would exclude as much as these: by Poisson's upper end."""
+        """Returns the number of updates without deviation that would exclude the same error rate:
+        by Poisson's upper bound.
+        """
         from scipy.special import chdtri
 
         return int(self.updates * chdtri(2, 0.05) / chdtri(2 * self._times + 2, 0.05))
@@ -199,13 +216,13 @@ class _LedElsewhere:
 def _not_the_same(update: int, found: Location, own: Frame, theirs: Frame) -> str:
     returned = is_output(found.name)
     place = found if returned else found._replace(slot="next_batch")
-    what = "what an update makes of its own batch" if returned else "what is drawn"
+    what = "the result of an update" if returned else "the sample"
     difference = described(update, place, *(each.get(found, MISSING) for each in (own, theirs)))
     return f"{what} is not the same: {difference}"
 
 
 def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
-    """What is drawn for the next update, and what that returns if told."""
+    """Returns the samples of the next update, and its results if ``output`` is set."""
     (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
     return {Location(STEP, "output", path): value for path, value in found.items() if output or not is_output(path)}
 
@@ -216,21 +233,23 @@ def same_when_resumed(
     contract: Contract,
     updates: int,
 ) -> Verdict:
-    """Whether a training that is interrupted after so many updates and resumed is the one that was not.
+    """Returns whether a training that is interrupted after ``updates`` and
+    resumed equals one without interruption.
 
-    Both make subjects, from a checkpoint if told. Where a change promises neither bits nor algebra, only the form is
-    compared; a baseline that does not resume either excuses it.
+    Both arguments create subjects, from a checkpoint if one is given. Where a
+    stage promises neither bits nor algebra, only the form is compared; a baseline
+    that cannot resume either excuses it.
     """
     name = type(contract).__name__
     form = isinstance(contract, Statistical)
     found = _otherwise(changed, updates, form)
     if found is None or _otherwise(baseline, updates, form) is not None:
-        return Verdict(Outcome.PASS, name, "a resumed training goes on as if it had not been interrupted")
+        return Verdict(Outcome.PASS, name, "a resumed training continues as if it had not been interrupted")
     return Verdict(Outcome.FAIL, name, found)
 
 
 def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
-    """What is not the same in a training that was resumed; None if all is."""
+    """Returns the first difference in a resumed training; None without a difference."""
     try:
         isolation = Isolation(make(None), 0)
         isolation.advance(updates * [None], lambda _: None)

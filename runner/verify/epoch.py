@@ -8,7 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from runner.compare.difference import MISSING, described
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -78,7 +79,8 @@ def same_epoch(baseline: Build, changed: Build, contract: Contract, most: int, s
             if location is not None:
                 values = (values.get(location, MISSING) for values in (expected, frame))
                 summary = f"batch {count:,} is another one: {described(count, location, *values)}"
-                return Verdict(Outcome.FAIL, name, summary)
+                reproduction = Reproduction(baseline, changed, Trajectory(count * [None], 0), count, name)
+                return Verdict(Outcome.FAIL, name, summary, reproduction=reproduction)
             complete = expected[Location(STEP, "output", f"progress.{_EPOCHS}")]
             beyond += complete >= 1
     except StepError as error:

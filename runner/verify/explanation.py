@@ -1,4 +1,4 @@
-"""Explains a verification before it runs: which checks it makes, of what, and what they cost."""
+"""Explains a verification before it runs: its checks, their subjects and their costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExplainedCheck:
     question: str
     catches: str
     costs: dict[str, str]
-    """What it computes for one set of stages, by the contract of the set."""
+    """The computations for one set of stages, by the contract of the set."""
 
 
 @dataclass(frozen=True)

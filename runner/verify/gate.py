@@ -9,6 +9,7 @@ from functools import cache
 
 import torch
 
+from runner.compare.first_operator import SECONDS, name_operator
 from runner.compare.isolation import StepError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
@@ -20,7 +21,7 @@ from runner.verify.conclusion import conclude
 from runner.verify.coverage import Coverage
 from runner.verify.options import Options
 from runner.verify.pair import StagePair
-from runner.verify.process_effects import culprits, note_effects
+from runner.verify.process_effects import culprits, note_effects, uncomparable
 from runner.verify.subjects import BuildError
 from runner.verify.time_limit import OutOfTime
 from runner.verify.training_plan import TrainingPlan
@@ -29,7 +30,9 @@ from runner.verify.verification import Verification, judged
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
-    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
+    """Compares every active stage alone, with the stages that it requires, and
+    the complete recipe with the baseline.
+    """
     started = time.perf_counter()
     device = resolve_device(recipe.device)
     possible = variants_of(recipe, device, ("alone", "all"))
@@ -45,7 +48,7 @@ class Gate:
     Args:
         recipe: The recipe with all of its stages.
         registry: The plugins, which may add checks.
-        options: How thoroughly to compare.
+        options: Thoroughness of the comparison.
         say: Receives lines for the progress bar.
     """
 
@@ -80,9 +83,12 @@ class Gate:
         share = self.coverage.share(self.plan.judged_sets(), trained=pair.is_statistical)
         try:
             with self.coverage.limit.within(share):
-                return self._run_checks(pair)
+                verdict = self._run_checks(pair)
         except OutOfTime as timeout:
             return self.coverage.verdict(pair, self.checks, timeout.partial)
+        if not self.baseline.options.names_operators:
+            return verdict
+        return name_operator(verdict, self.coverage.at_most(SECONDS))
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""
@@ -91,7 +97,7 @@ class Gate:
         try:
             for check in self.checks:
                 if culprits():
-                    return self._uncomparable(pair)
+                    return uncomparable(pair.promise_name)
                 if not check.applies(pair):
                     continue
                 try:
@@ -110,10 +116,6 @@ class Gate:
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
-        return conclude(pair, missed) if culprits() in ((), pair.stages) else self._uncomparable(pair)
-
-    def _uncomparable(self, pair: StagePair) -> Verdict:
-        """Returns the verdict in a process that a stage has changed: the only place where that ends comparisons."""
-        names = " + ".join(culprits())
-        summary = f"{names} has changed something for the whole process: verify it by itself"
-        return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
+        if culprits() not in ((), pair.stages):
+            return uncomparable(pair.promise_name)
+        return conclude(pair, missed, tuple(check.name for check in self.checks))

@@ -1,4 +1,4 @@
-"""Whether two outputs are alike: in form, and in content up to rounding."""
+"""Compares two outputs: their form, and their content up to rounding."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from runner.compare.isolation import Frame, Location
 CONTENT = 1e-4
 """Largest relative difference of an element where a source depends on what was learned."""
 _OUTPUT = 1e-3
-"""The same of what the first updates return, whose rounding goes on from one to the next."""
+"""The same for the results of the first updates, whose rounding errors accumulate."""
 
 
 def unlike(
     own: Frame, theirs: Frame, form: bool, content: float = CONTENT, share: float = 0.0, rounded: bool = False
 ) -> Location | None:
-    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told.
+    """Returns the first output that differs from the baseline's, except in a share of elements;
+    only the form of numbers counts with ``form``.
 
     What updates return may be off by more where it is rounded otherwise.
     """

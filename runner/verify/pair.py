@@ -11,7 +11,7 @@ from runner.compare.exact import exact
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import verify
+from runner.compare.verify import compare
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
@@ -46,7 +46,7 @@ class StagePair:
         self.results: list[tuple[Check, Verdict]] = []
         """The checks that were run, in their order."""
         self.reports: list[StageReport] = []
-        """What became of the stages in the pipelines that were built."""
+        """Reports on the stages of the pipelines that were built."""
         self.undeclared: dict[str, list[str]] = {}
         """Slots that a stage attaches to although its config does not declare them, by stage."""
 
@@ -63,18 +63,22 @@ class StagePair:
 
     @property
     def is_statistical(self) -> bool:
-        """Whether only trainings can show what the stages promise."""
+        """Returns whether only trainings can prove the promise of the stages."""
         return isinstance(self.promised, Statistical)
 
     @property
     def chooses_batches(self) -> bool:
-        """Whether a stage changes the batches before anything is built, so that none can be compared."""
+        """Returns whether a stage changes the batches before anything is built,
+        so that none can be compared.
+        """
         stages = self.recipe.stages
         return any(stages[kind].prepares for kind in self.stages if kind in stages)
 
     @property
     def has_long_checks(self) -> bool:
-        """Whether checks of many updates or batches apply: numbers are promised, and a long run is wanted."""
+        """Returns whether checks of many updates or batches apply: the stages promise numbers, and
+        a long run is configured.
+        """
         promises_numbers = isinstance(self.contract, Exact | Close)
         return bool(self.baseline.options.horizon) and promises_numbers and not self.is_inactive
 
@@ -102,7 +106,9 @@ class StagePair:
 
     @cached_property
     def reach(self) -> Reach:
-        """Which code of a stage has run; empty where a compiler traces, or several stages are judged."""
+        """Returns which code of a stage has run; empty if a compiler traces it,
+        or for several stages.
+        """
         stages = self.recipe.stages
         kinds = () if any(stages[kind].traces for kind in self.stages) else self._single
         return Reach(stages[kind].implementation() for kind in kinds)
@@ -123,7 +129,7 @@ class StagePair:
 
     @property
     def is_inactive(self) -> bool:
-        """Whether every stage was reported as inactive when the pipeline was built."""
+        """Returns whether every stage was reported as inactive when the pipeline was built."""
         return bool(self.stages) and set(self.stages) <= self._inactive.keys()
 
     @property
@@ -134,13 +140,13 @@ class StagePair:
     def closeness(self) -> Verdict:
         """The verdict on the stages as if they promised to be ``Close``."""
         subjects = self.subjects()
-        # What loses something mostly does so in the first updates.
+        # Most errors of such stages occur in the first updates.
         if self.is_statistical:
             first = close(*subjects, self.batches[:_FIRST_UPDATES])
             if first.outcome is Outcome.FAIL and WHOLE_PROCESS not in first.evidence:
                 return first
-        return verify(*subjects, self.batches, Close())
+        return compare(*subjects, self.batches, Close())
 
     def sampled_updates(self) -> Verdict:
-        """Compares updates on batches of their own, so that stages that fetch batches are covered."""
+        """Compares updates on freshly sampled batches, which covers stages that fetch batches."""
         return exact(*self.subjects(), range(self.baseline.options.updates))

@@ -1,4 +1,4 @@
-"""What a stage has put into places that belong to everybody."""
+"""Finds changes of a stage to global objects of the process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
 _TABLES = frozenset({dict, list, set})
 _WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _EVERYBODYS = frozenset({"torch", "numpy", "random", "math", "runner"})
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of what others have written
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of installed packages
 _NO_PART = tuple(f"runner.{room}." for room in ("cli", "inference", "measure", "serve", "study", "tracking"))
 """Rooms that neither train nor compare."""
 _MODES = "the stack of torch's modes"
 
 
 def patches(files: Collection[str]) -> Iterator[str]:
-    """What is everybody's and was made in one of these files of plugins, or in a module beside one that it imports.
+    """Yields global objects that were created in one of these plugin files, or in a module that one
+    imports from its folder.
 
-    Attributes of modules and of their classes, hooks for every module or optimizer, modes that were left on, and
-    kernels of torch's operators. Partial functions in torch.nn.functional and torch.optim, too, which have no file; and
-    constants and default values that are not as their source says, whoever has changed them.
+    Global objects are attributes of modules and of their classes, hooks for every module or
+    optimizer, modes that are still active, and kernels of torch's operators; also partial functions
+    in torch.nn.functional and torch.optim, which have no file, and constants and default values
+    that differ from their source code, for whatever reason.
     """
     made = Made(files)
     for name, module in list(sys.modules.items()):
@@ -53,7 +55,7 @@ def patches(files: Collection[str]) -> Iterator[str]:
 
 
 def files_of(faces: Iterable[type]) -> set[str]:
-    """Where the code of settings is, as far as the runner does not bring it."""
+    """Returns the files with the code of settings, except those of the runner."""
     modules = {each.__module__ for each in faces if not each.__module__.startswith("runner.")}
     return {str(sys.modules[each].__file__) for each in modules}
 
@@ -80,11 +82,14 @@ def belongings() -> dict[str, Any]:
 
 
 class Made:
-    """Tells what was made in some files, and in modules that these name and that are in their folders."""
+    """Recognises objects that were created in the given files, or in modules that they name and
+    that are in their folders.
+    """
 
     def __init__(self, files: Collection[str]) -> None:
         folders = {Path(file).resolve().parent for file in files}
-        self._folders = {folder for folder in folders if folder.name not in _INSTALLED}  # a module of its own there
+        # Installed modules are excluded.
+        self._folders = {folder for folder in folders if folder.name not in _INSTALLED}
         self.files, self._modules = {*files}, set[str]()
         found = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in files]
         while found:
@@ -104,8 +109,10 @@ class Made:
         return name.partition(".")[0] not in _EVERYBODYS and any(map(_INSTALLED.isdisjoint, inside))
 
     def has(self, value: Any) -> bool:
-        """Whether it is a function, a class, or an object of a class of theirs."""
-        kind = type(value)  # not ``isinstance``, which asks objects that warn, or look for a GPU
+        """Returns whether a value is a function, a class, or an instance of a
+        class from these files.
+        """
+        kind = type(value)  # not ``isinstance``, which calls objects that warn, or look for a GPU
         if issubclass(kind, type):
             return value.__module__ in self._modules
         if kind is partial:
@@ -149,7 +156,7 @@ def _is_class_of(module: str, value: Any) -> bool:
 def _unlike_their_source() -> Iterator[str]:
     """Constants of the runner's modules and torch's functional one, and their functions' defaults, that were changed.
 
-    That may have happened before anybody looked: when a plugin's file was imported.
+    The change may have happened early: when a plugin's file was imported.
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -167,7 +174,9 @@ def _unlike_their_source() -> Iterator[str]:
 
 @cache
 def _literals(file: str) -> dict[str, list[str | None]]:
-    """What a module's source gives constants and defaults of functions, as texts; of names that it assigns once."""
+    """Returns constants and default values of functions in a module's source, as texts; of names
+    that it assigns once.
+    """
     tree = ast.parse(Path(file).read_bytes())
     stored = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and type(node.ctx) is ast.Store)
     stored.update(node.name for node in tree.body if isinstance(node, ast.FunctionDef))

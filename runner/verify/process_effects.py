@@ -1,9 +1,11 @@
-"""Stages that have changed something for the whole process, after which nothing can be compared in it."""
+"""Stages that have changed global state of the process, after which no comparison in it is
+valid.
+"""
 
 from __future__ import annotations
 
 from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.verdict import Verdict
+from runner.compare.verdict import Outcome, Verdict
 
 _culprits: list[tuple[str, ...]] = []
 """Of this process: a baseline that another gate builds here is changed, too."""
@@ -15,10 +17,17 @@ def culprits() -> tuple[str, ...]:
 
 
 def note_effects(stages: tuple[str, ...], verdict: Verdict) -> None:
-    """Remembers stages whose verdict reports an effect on the whole process."""
+    """Records stages whose verdict reports an effect on the process."""
     evidence = verdict.evidence.get("contract", verdict.evidence)
     if WHOLE_PROCESS in evidence and not _culprits:
         _culprits.append(stages)
+
+
+def uncomparable(contract: str) -> Verdict:
+    """Returns the verdict in a process that a stage has changed."""
+    names = " + ".join(culprits())
+    summary = f"{names} has changed global state of the process: verify it alone"
+    return Verdict(Outcome.INCONCLUSIVE, contract, summary)
 
 
 def forget_effects() -> None:

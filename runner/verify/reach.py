@@ -1,4 +1,6 @@
-"""Which parts of stages' code have run while they were judged: of what has not run, a verdict says nothing."""
+"""Measures the coverage of stages' code during their checks: a verdict is not
+valid for code that has not run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from runner.verify.patches import Made
 _WITHOUT_EFFECT = (ast.Raise, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _WHILE_BUILT = ("__init__", "prepare", "attach")
 _NOT_ASKED = ("closing_notes", "state_dict", "load_state_dict")  # of trainings that end, or are resumed
-_SEEN_OTHERWISE = ("torch.is_", "autocast ")  # settings of gradients and autocast, by how their names begin
+# Prefixes of settings of gradients and autocast, which have other checks.
+_SEEN_OTHERWISE = ("torch.is_", "autocast ")
 
 Function = ast.FunctionDef | ast.Lambda
 Key = tuple[str, int]  # of a function in its file: its name, its first line
@@ -30,10 +33,11 @@ _Span = tuple[int, int, int, int]  # of a text: line and column of its beginning
 
 
 class Reach:
-    """Remembers what runs of the code of some stages: their methods, and what these name of their own files.
+    """Records which code of some stages runs: their methods, and the functions of
+    their files that these name.
 
-    Of modules beside these, which they import, what was called. And which of torch's settings the code changes while
-    it calls others.
+    For modules in the same folder that they import, it records the calls. It also records which of
+    torch's settings differ when the code calls other functions.
     """
 
     def __init__(self, works: Iterable[type[Stage]]) -> None:
@@ -48,10 +52,13 @@ class Reach:
         self._offers_more = self._functions.keys() - own  # than these stages use
         self._instructions = defaultdict[CodeType, set[int]](set)
         self._entered: dict[str, set[Key]] = {file: set() for file in self._functions}
-        self._later: dict[str, set[Key]] = {file: set() for file in self._functions}  # with a whole pipeline
+        # That only run with a complete pipeline.
+        self._later: dict[str, set[Key]] = {file: set() for file in self._functions}
         self._settings: dict[FrameType, dict[str, Any]] = {}  # as the code found them, while it runs
         self.settings: dict[str, tuple[Any, Any]] = {}
-        """Those of torch that are others when the code calls somebody than when it was called itself."""
+        """Settings of torch that differ between the call of the code and its
+        calls of other functions.
+        """
 
     def watched(self, build: Build) -> Build:
         """Makes the same subjects, and remembers what runs while they are made and make their steps."""
@@ -122,7 +129,9 @@ class Reach:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has functions for later that never ran, and none ran when a pipeline was built already."""
+        """Returns whether functions for a training never ran, and none ran when a
+        pipeline was built.
+        """
         seen = {file for file, entered in self._entered.items() if entered} - self._offers_more
         never = {key[0] for file in seen for key in self._functions[file].keys() - self._entered[file]}
         return bool(never - {*_NOT_ASKED, *_WHILE_BUILT}) and not any(self._later.values())
@@ -130,11 +139,11 @@ class Reach:
     def missed(self) -> list[str]:
         """Statements, branches of expressions and nameless functions that never ran, as ``FILE:LINE``.
 
-        But for what only raises.
+        Statements that only raise are excluded.
         """
         found = []
         for file, functions in self._functions.items():
-            if not self._entered[file]:  # nobody looked
+            if not self._entered[file]:  # not observed
                 continue
             known = self._entered[file] if file in self._offers_more else functions
             ran = self._ran(file)
@@ -143,7 +152,7 @@ class Reach:
         return found
 
     def _ran(self, file: str) -> list[_Span]:
-        """What the instructions of a file that ran stand for in its text."""
+        """Returns the source positions of the instructions of a file that ran."""
         codes = [(code, ran) for code, ran in self._instructions.items() if code.co_filename == file]
         numbered = ((ran, *each) for code, ran in codes for each in enumerate(code.co_positions()))
         spans = {position for ran, number, position in numbered if 2 * number in ran}
@@ -151,7 +160,7 @@ class Reach:
 
 
 def _missed(function: Function, ran: Collection[_Span]) -> Iterator[int]:
-    """The lines of what never ran."""
+    """Yields the lines of code that never ran."""
 
     def has_run(node: ast.stmt | ast.expr) -> bool:
         first, last = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -169,7 +178,9 @@ def _missed(function: Function, ran: Collection[_Span]) -> Iterator[int]:
 
 
 def _by_key(functions: Iterable[Function]) -> dict[Key, list[Function]]:
-    """Several nameless ones of a line are told apart by their columns only, which a frame does not have."""
+    """Groups functions by key: several lambdas in a line differ only in their columns, which a
+    frame does not contain.
+    """
     found = defaultdict[Key, list[Function]](list)
     for each in functions:
         found[_key(each)].append(each)
@@ -183,7 +194,9 @@ def _key(function: Function) -> Key:
 
 
 def _functions(file: str, names: Collection[str]) -> Iterator[Function]:
-    """Those in classes and functions with these names, and in those of the file that they name, but to be decorated."""
+    """Yields functions in the named classes and functions, and in those of the
+    file that they name, except as decorators.
+    """
     tree = ast.parse(Path(file).read_bytes())
     nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = list(names)
@@ -199,7 +212,7 @@ def _all_functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Each that has an effect and none inside, but for those of functions."""
+    """Yields the innermost statements that have an effect, without those of nested functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Match) or hasattr(child, "body"):
             if not isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
@@ -209,5 +222,5 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _is_without_effect(node: ast.stmt) -> bool:
-    """Whether it only raises, imports, or is a text."""
+    """Returns whether a statement only raises, imports, or is a text."""
     return isinstance(node, _WITHOUT_EFFECT) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

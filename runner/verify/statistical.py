@@ -1,4 +1,6 @@
-"""Whether a recipe still learns as much with a stage as without, judged by whole trainings with paired seeds."""
+"""Judges by complete trainings with paired seeds whether a recipe learns as well
+with a stage as without it.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,40 @@ from runner.system.hardware import usable_cores
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.trainings import Milestone, TrainingOrder, Trainings
 
-PARTS = 5  # of a recipe's length, after each of which there is an evaluation, so that trainings may end there
-_SPARE = 0.1  # of what is left of the budget, because trainings of one kind differ
+# Parts of a recipe's length; trainings are evaluated after each of them, and may end there.
+PARTS = 5
+_SPARE = 0.1  # share of the remaining budget, because durations of trainings vary
 
 
 def seeds_of(training: TrainingOrder, pairs: int) -> list[int]:
-    """Those of so many pairs: the recipe's own is not among them."""
+    """Returns the seeds of ``pairs`` pairs, without that of the recipe."""
     return [int(training.recipe["seed"]) + 1 + i for i in range(pairs)]
 
 
 def part_of(length: int) -> int:
-    """How far two evaluations of a training are apart, after which it may be ended."""
+    """Returns the distance between two evaluations of a training."""
     return math.ceil(length / PARTS)
 
 
 def affordable(
     reference: TrainingOrder, changed: TrainingOrder, unit: str, pairs: int, changes: int, trainings: Trainings
 ) -> int:
-    """How long trainings may be for all of them to fit into the budget: a fifth of the recipe's length at least.
+    """Returns the longest length with which all trainings fit into the budget: at
+    least a fifth of the recipe's length.
 
-    What was trained so far says what they cost, of one pair a fifth at least. All are evaluated where they may end, so
-    that what has gone on for longer counts as well.
+    The finished parts of trainings determine the expected cost, and at least a
+    fifth of one pair is trained. Trainings are evaluated wherever they may end,
+    so that a longer training counts as well.
 
     Args:
-        reference: the training without the change.
-        changed: the training with it.
-        unit: what a training's length is counted in.
-        pairs: how many seeds there will be.
-        changes: how many changes are compared with the reference, each of them in trainings of its own.
-        trainings: what trains, and knows the budget, the recipe's length, and where on the way it evaluates.
+        reference: The training without the change.
+        changed: The training with it.
+        unit: The unit of a training's length.
+        pairs: The number of seeds.
+        changes: The number of changes that are compared with the reference, each
+            in separate trainings.
+        trainings: Runs trainings; contains the budget, the recipe's length, and
+            the intervals of evaluations.
 
     Raises:
         DivergedError: the training with the change did.
@@ -80,9 +87,10 @@ def statistical(
 ) -> Verdict:  # fmt: skip
     """Trains a recipe without and with a stage from the same seeds, until it is clear whether it learns less with it.
 
-    What is learnt is the objective after this length less that before it. The changed recipe may lose less, in the
-    mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns. If that is
-    not clear after the most seeds, or a training collapsed with the stage alone, it is INCONCLUSIVE.
+    The result of a training is the objective after this length minus the one before it. The mean
+    loss of the changed recipe over seeds may not exceed the objective's margin: in its unit, or as
+    a share of what the reference learns. If that is not clear after the largest number of seeds, or
+    a training diverged only with the stage, the verdict is INCONCLUSIVE.
 
     Raises:
         DivergedError: a training with the stage did.
@@ -117,6 +125,8 @@ def statistical(
 
 
 def _measured(milestone: Milestone, name: str) -> bool:
-    """Whether a training measured a metric before it began and here; a declared objective always is."""
+    """Returns whether a metric was measured before the training and here; a
+    declared objective always is.
+    """
     values = [metrics.get(name, math.nan) for metrics in (milestone.before, milestone.after)]
     return all(map(math.isfinite, values))

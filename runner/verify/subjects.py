@@ -1,4 +1,6 @@
-"""From a recipe, with some of its stages, to what a gate compares: its training, or what its model answers."""
+"""Converts a recipe with some of its stages to subjects of a comparison: its training, or the
+predictions of its model.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,17 @@ from runner.train.assemble import Assembly, assemble
 from runner.train.stage_watch import StageReport
 from runner.train.step import Drawn, Step
 
-_ASKED_EVERY = 10  # updates on batches of its own, after which a subject is asked what it answers
+_ASKED_EVERY = 10  # updates on sampled batches between two predictions of a subject
 
 
 class Recorded(NamedTuple):
-    """What one update needs."""
+    """The input of one update."""
 
     batch: Batch
     noise: Batch
-    inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too, unless None
+    # The input of the learner's ``predict`` in this batch; predictions are
+    # compared, too, unless it is None.
+    inputs: Any
     progress: dict[str, int]  # before the update: learning rates depend on it, and what is not done in every update
 
 
@@ -77,10 +81,10 @@ def subject(
 ) -> Build:
     """Makes subjects that train the recipe with only these stages on.
 
-    A step takes what ``recorded`` returns, or anything else, of which it takes no notice: then it collects, samples and
-    feeds back as a training does, from the recipe's own source after its warm-up, and the state of the source and of
-    the recipe's random generators is compared, too, and now and then an answer. ``built`` is told of every pipeline
-    that is made.
+    A step uses the result of ``recorded``; for any other input, which it ignores, it collects,
+    samples and feeds back like a training, from the recipe's source after its warm-up. Then the
+    state of the source and of the recipe's random generators is compared, too, and sometimes a
+    prediction. ``built`` is called with every pipeline that is assembled.
     """
     chosen = recipe_with(recipe, registry, stages)
 
@@ -113,9 +117,11 @@ def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[fl
 
 
 def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Generator[Update]:
-    """The baseline's training, as long as it is or for so many updates; with its state before every few of them.
+    """Yields the updates of the baseline's training, at most ``updates``; every ``apart``-th has
+    the state before it.
 
-    Of every tenth batch what the learner answers to: what is renewed whenever somebody asks should have time to be old.
+    Every tenth update has the input of a prediction: a value that each prediction renews should
+    have time to become stale.
     """
     with baseline_step(recipe, registry) as step:
         for number in range(updates):
@@ -127,7 +133,7 @@ def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Gene
 
 
 def _recorded(step: Step) -> Recorded:
-    """What the next update needs, which is made then."""
+    """Returns the input of the next update, and performs that update."""
     drawn = step.next()
     inputs = _inputs(step.pipeline, drawn.batch)
     found: Recorded = clones(Recorded(*drawn, inputs, step.progress.state_dict()))
@@ -143,7 +149,9 @@ def _inputs(pipeline: Assembly, batch: Batch) -> Any:
 
 
 def draws_unsaid(recipe: Recipe, registry: Registry, batch: Any) -> bool:
-    """Whether an update of the baseline draws random numbers, which the model's settings do not say."""
+    """Returns whether an update of the baseline uses random numbers that the
+    model's settings do not declare.
+    """
     if recipe.model.draws():
         return False
     alone = Isolation(subject(recipe, registry, ()), recipe.seed)
@@ -160,14 +168,14 @@ def baseline_step(recipe: Recipe, registry: Registry) -> Iterator[Step]:
 
 
 class Training:
-    """A pipeline that is stepped update by update, and the state of what it draws from."""
+    """A pipeline that is stepped update by update, with the state of its source."""
 
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.whole_step = pipeline, Step(pipeline)
         self.draws = self.answers = False
 
     def step(self, given: Any) -> dict[str, Any]:
-        """One update, on what is given if it was recorded."""
+        """Performs one update, on the given input if it was recorded."""
         if not isinstance(given, Recorded):
             self.draws = True
             while (output := self.whole_step()) is None:
@@ -181,7 +189,7 @@ class Training:
         return output if inputs is None else output | self._answer(inputs)
 
     def _answer(self, inputs: Any) -> dict[str, Any]:
-        self.answers = True  # slots that answer tell no story of the update
+        self.answers = True  # slots of predictions are not part of the update's sequence
         # As in an evaluation and a server: the graph of a large prediction may take gigabytes.
         with torch.no_grad():
             answer = self.pipeline.learner.predict(inputs)
@@ -189,7 +197,7 @@ class Training:
         return {"predict": answer}
 
     def watch(self, listener: Listener) -> None:
-        """Wraps the slots that tell the story of an update."""
+        """Wraps the slots that are observed in an update."""
 
         def observed(name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             output = step(*args, **kwargs)
@@ -201,7 +209,9 @@ class Training:
             self.pipeline.slots.wrap(name, partial(partial, observed, name))
 
     def state_dict(self) -> State:
-        """That of the source, the recipe's random generators and the counts, once batches are drawn from there."""
+        """Returns the state of the source, the recipe's random generators and the counts, if
+        batches are sampled from the source.
+        """
         if not self.draws:
             return {}
         drawn = {name: each.get_state() for name, each in self.pipeline.context.generators.items()}
@@ -214,7 +224,7 @@ class Training:
 
 
 class LearnerState:
-    """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
+    """A learner's state; loading it restarts the stages from their state, as in a resumed run."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.state_dict = step, step.learner.complete_state
@@ -230,8 +240,10 @@ class LearnerState:
 def remarks(
     reports: Sequence[StageReport], recipe: Recipe, registry: Registry, batches: Sequence[Any]
 ) -> Iterator[str]:
-    """What stages note of themselves, and a learner does not: a reason, perhaps, why numbers are others."""
-    yield from dict.fromkeys(f"{report.kind} says: {note}" for report in reports for note in report.notes)
+    """Yields remarks of stages, and undeclared random numbers of a learner:
+    possible reasons for different numbers.
+    """
+    yield from dict.fromkeys(f"{report.kind}: {note}" for report in reports for note in report.notes)
     if draws_unsaid(recipe, registry, batches[0]):
         kind = recipe.model.kind
-        yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not say"
+        yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not declare"

@@ -1,8 +1,9 @@
-"""What surrounds an update: what the model answers, and how it is evaluated."""
+"""Compares predictions of the model, and its evaluation."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from runner.compare.difference import (
 from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -30,25 +32,30 @@ from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
+from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
 from runner.verify.likeness import CONTENT, unlike
+from runner.verify.requests import request_inputs
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
-SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
+SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
 class Asked(NamedTuple):
-    """What a model is asked."""
+    """The input of a prediction or evaluation."""
 
     inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
+    most: int | None = None  # held-out samples of this evaluation and of later ones
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step answers what is ``Asked``, or makes the update that was ``Recorded``."""
+    """Creates subjects whose step predicts for an ``Asked``, or performs an
+    update that was ``Recorded``.
+    """
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
@@ -67,6 +74,8 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             if isinstance(asked, Recorded):
                 return training.step(asked)
             if asked.inputs is None:
+                if asked.most is not None:
+                    pipeline.source.limit_evaluation(asked.most)
                 found = evaluation.evaluated(pipeline)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
                 return {"evaluate": found, "training mode": modes}
@@ -99,7 +108,21 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
-    return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
+    requests = request_inputs(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
+    return [
+        Update(asked[0], {"learner": state}),
+        *map(Update, asked[1:]),
+        *in_its_memory,
+        *(Update(Asked(inputs)) for inputs in requests),
+    ]
+
+
+def sizes_of_questions(pipeline: Assembly, batch: Batch) -> tuple[int, ...]:
+    """Returns the batch sizes of the predictions that ``questions`` requests."""
+    rows = pipeline.source.size(batch)
+    sizes = prediction_sizes(pipeline.learner.config.prediction_batch, rows)
+    batches = resized(pipeline.source, batch, sizes)
+    return tuple(sorted({rows, *(pipeline.source.size(part) for part in batches)}))
 
 
 def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
@@ -111,7 +134,8 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
     """
     if prediction_batch is None:
         return SIZES
-    # A stage may predict in parts of a batch of the training, and the learner predicts in its own.
+    # A stage may predict in parts of a training batch, and the learner predicts
+    # in parts of another size.
     largest = max(prediction_batch, rows) + 1
     smaller = [size for size in SIZES if size < largest]
     return [*smaller, largest]
@@ -120,7 +144,7 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
     """The first samples of a batch, or all of them again and again, in those of the sizes that can be had."""
     rows = source.size(batch)
-    whole = type(source).split is Source.split  # or only the source knows how to make a larger one
+    whole = type(source).split is Source.split  # otherwise only the source can make a larger one
     for size in sizes:
         if size < rows:
             yield next(source.split(batch, size))
@@ -130,9 +154,10 @@ def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batc
 
 
 def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Verdict:
-    """Whether both answer the same in the same state.
+    """Returns whether both predict the same in the same state.
 
-    Of what promises neither bits nor algebra, only that its answers have the same form and are finite.
+    If the contract promises neither bits nor algebra, only the form and
+    finiteness of predictions are compared.
     """
     if isinstance(contract, Exact):
         return exact(baseline, changed, asked)
@@ -141,38 +166,72 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
     return alike(baseline, changed, asked)
 
 
-def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded]) -> list[Update]:
-    """Two evaluations, the first in these states, with all but the last of some updates in between, and that one."""
+def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int) -> list[Update]:
+    """Returns evaluations with updates between them, the first in these states.
+
+    Two evaluations measure all held-out samples. Others measure a part of them, where a source
+    can do so: their last batches have one sample less than a batch, or a single sample.
+
+    Args:
+        states: Of the subject before the first evaluation.
+        updates: The last of them is made after the second evaluation and before later ones.
+        batch_size: Samples of a batch of the evaluation.
+    """
     first, *between, last = Update(Asked(), states), *map(Update, updates)
-    return [first, *between, Update(Asked()), last]
+    # A part can only become smaller.
+    counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
+    further = [update for count in counts for update in (Update(Asked(most=count)), last)]
+    return [first, *between, Update(Asked()), last, *further]
+
+
+def is_evaluation(update: Update) -> bool:
+    """Returns whether a subject of ``answers`` evaluates."""
+    return isinstance(update.batch, Asked) and update.batch.inputs is None
 
 
 class Evaluated(NamedTuple):
-    """What evaluations, and updates among them, came to."""
+    """Results of evaluations, and of updates between them."""
 
     frames: list[Frame]
     effects: SideEffects
 
 
-def evaluated(build: Build, asked: Sequence[Update], float64: bool = False) -> Evaluated:
-    """Evaluates; a ``StepError`` if that cannot be done."""
+def evaluated(build: Build, asked: Sequence[Update], float64: bool = False, seconds: float = math.inf) -> Evaluated:
+    """Evaluates; raises a ``StepError`` if that is impossible.
+
+    Args:
+        build: Makes the subject.
+        asked: Evaluations and updates.
+        float64: Whether to evaluate in float64.
+        seconds: After which evaluations of a part of the held-out samples are left out.
+    """
+    deadline = time.monotonic() + seconds
     trajectory = Trajectory(asked, 0, float64)
     isolation = trajectory.isolated(build)
-    return Evaluated([on_host(frame) for frame in trajectory.updated(isolation)], SideEffects.of(isolation))
+    frames = []
+    for frame, following in zip(trajectory.updated(isolation), [*asked[1:], None], strict=True):
+        frames.append(on_host(frame))
+        is_optional = following is not None and getattr(following.batch, "most", None) is not None
+        if is_optional and time.monotonic() > deadline:
+            break
+    return Evaluated(frames, SideEffects.of(isolation))
 
 
 def same_evaluations(
     own: Callable[[bool], Evaluated], baseline: Build, changed: Build, asked: Sequence[Update], contract: Exact | Close
 ) -> Iterator[Verdict]:
-    """Whether both come to the same when they are evaluated, and in updates before and after.
+    """Compares the results of evaluations, and of updates before and after them.
 
-    An evaluation may take long, so ``own`` has that of the baseline, in float64 if told; only if the changed one comes
-    to something else, both are made anew. What cannot be evaluated in float64 is compared in its own precision alone,
-    and nothing is if the baseline cannot be evaluated at all.
+    An evaluation may take long, so ``own`` returns a saved one of the baseline, in float64 if
+    requested; both are repeated only if the changed one differs. An evaluation that is impossible
+    in float64 is compared in its original precision only, and there is no comparison if the
+    baseline cannot be evaluated.
     """
     name, float64 = type(contract).__name__, isinstance(contract, Close)
     try:
-        mine, theirs = own(float64), evaluated(changed, asked, float64)
+        mine = own(float64)
+        asked = asked[: len(mine.frames)]
+        theirs = _evaluated_or_message(changed, asked, float64)
     except StepError as error:
         if (reference := _or_none(own, False)) is None:
             return
@@ -182,18 +241,29 @@ def same_evaluations(
         truth = _or_none(own, True)
         yield _rounded(truth.frames[0] if truth else {}, reference.frames[0], baseline, changed, asked)
         return
+    if isinstance(theirs, str):
+        yield Verdict(Outcome.FAIL, name, f"an evaluation raises an error, which the baseline's does not: {theirs}")
+        return
     if _are_same(mine, theirs, float64):
         yield from objections(side_effects(mine.effects, theirs.effects), name)
-        found = Verdict(Outcome.PASS, name, "evaluations come to the same")
+        found = Verdict(Outcome.PASS, name, "evaluations have the same results")
     else:
         found = algebra(baseline, changed, asked) if float64 else exact(baseline, changed, asked)
         if found:
-            summary = "evaluations came to something else, though not when they were made again"
+            summary = "evaluations differed, but not when they were repeated"
             found = Verdict(Outcome.FAIL, name, summary)
     if found and float64:
         found = _rounded(mine.frames[0], own(False).frames[0], baseline, changed, asked[:1])
     if found.outcome is not Outcome.INCONCLUSIVE or not float64:
         yield found
+
+
+def _evaluated_or_message(build: Build, asked: Sequence[Update], float64: bool) -> Evaluated | str:
+    """Evaluates; returns the message for the user if there is one, because the baseline can be evaluated."""
+    try:
+        return evaluated(build, asked, float64)
+    except RunnerError as error:
+        return str(error)
 
 
 def _or_none(own: Callable[[bool], Evaluated], float64: bool) -> Evaluated | None:
@@ -214,7 +284,9 @@ def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
 
 
 def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
+    """Returns whether an evaluation in the original precision is about as far
+    from float64 as the baseline's.
+    """
     try:
         theirs, *_ = evaluated(changed, asked).frames
     except StepError as error:
@@ -224,12 +296,14 @@ def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: S
             allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + CONTENT * max(1.0, abs(exact_value))
             if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
                 difference = described(1, location, own[location], theirs[location])
-                return Verdict(Outcome.FAIL, "Close", f"an evaluation rounds more than the baseline's: {difference}")
-    return Verdict(Outcome.PASS, "Close", "an evaluation comes to the same")
+                reproduction = Reproduction(baseline, changed, Trajectory(asked, 0), 1, "Close")
+                summary = f"an evaluation rounds more than the baseline's: {difference}"
+                return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
+    return Verdict(Outcome.PASS, "Close", "an evaluation has the same result")
 
 
 def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Whether answers have the same form and are finite where the baseline's are."""
+    """Returns whether predictions have the same form and are finite where the baseline's are."""
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         for number, question in enumerate(asked, start=1):

@@ -12,7 +12,7 @@ from types import FrameType
 
 from runner.system.errors import ExitCode
 
-NOT_BEGUN = "no training was begun within the budget"
+NOT_BEGUN = "no training was started within the budget"
 _IMPORT_SECONDS = 0.1  # after which an import may be over
 _REPEAT_SECONDS = 5.0  # after which the exception is raised again, because torch may swallow one in a callback
 
@@ -70,7 +70,7 @@ def interruptible() -> Iterator[None]:
 
 
 class TimeLimit:
-    """A budget of seconds for several comparisons, each of which may be given a part of it.
+    """A budget of seconds for several comparisons, each of which may receive a part of it.
 
     A limit ends Python code and waiting by a timer of the operating system, whose signal reaches the main thread. In
     another thread nothing is ended.
@@ -90,7 +90,9 @@ class TimeLimit:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Raises ``OutOfTime`` inside the ``with`` after so many seconds, or when an outer limit is over."""
+        """Raises ``OutOfTime`` inside the ``with`` after the given seconds, or
+        when an outer limit is over.
+        """
         if seconds == math.inf or not _in_main_thread():
             yield
             return
@@ -102,7 +104,7 @@ class TimeLimit:
         signal.signal(signal.SIGALRM, _raise)
         try:
             try:
-                self._arm()  # in here, because the time may be over at once
+                self._arm()  # inside, because the time may be over immediately
                 yield
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -112,7 +114,7 @@ class TimeLimit:
             signal.signal(signal.SIGALRM, handler)
             if self._deadlines:
                 self._arm()
-            elif timer[0]:  # of whoever calls, which goes on
+            elif timer[0]:  # the caller's timer, which continues
                 remaining = max(timer[0] - (time.monotonic() - entered), 1e-3)
                 signal.setitimer(signal.ITIMER_REAL, remaining, timer[1])
 

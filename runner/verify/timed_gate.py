@@ -1,4 +1,4 @@
-"""The gate without trainings, in a process of its own: an answer that takes too long is not waited for."""
+"""The gate without trainings, in a separate process, so that a slow verdict can be abandoned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TimedGate(ExitStack):
         self._recipe: Recipe | None = None
 
     def __call__(self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float) -> Verdict:
-        """The verdict without any training, within so many seconds."""
+        """Returns the verdict without any training, within the given seconds."""
         if self._child is None or recipe is not self._recipe:
             self.close()
             self._recipe = recipe
@@ -52,4 +52,5 @@ def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
     from runner.verify.gate import Gate
     from runner.verify.options import Options
 
-    return Gate(recipe, registry, Options(updates=6, horizon=0, budget=0.0), lambda _: None)(stages)
+    options = Options(updates=6, horizon=0, budget=0.0, names_operators=False)
+    return Gate(recipe, registry, options, lambda _: None)(stages)

@@ -1,4 +1,4 @@
-"""Which trainings ``Statistical`` stages need, and how long they may be."""
+"""Determines which trainings ``Statistical`` stages need, and their length."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TrainingPlan:
     """The trainings of one verification.
 
     Args:
-        gate: Judges the stages that may stand for the baseline in a training.
+        gate: Judges the stages that may replace the baseline in a training.
         report_progress: Receives lines for the progress bar.
     """
 
@@ -136,8 +136,8 @@ class TrainingPlan:
     def equal(self) -> tuple[str, ...]:
         """Stages that are equal to the baseline up to rounding, alone and together.
 
-        They may stand for the baseline, and be beside a change as well: trainings are faster with them, and those
-        of a stage and of the complete recipe are often the same.
+        They may be part of the baseline and of the changed recipe as well: trainings are faster
+        with them, and those of a stage and of the complete recipe are often the same.
         """
         alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self.gate.baseline.active}
         kinds = tuple(kind for kind, needed in alone.items() if self._is_close(needed))
@@ -149,11 +149,13 @@ class TrainingPlan:
         return sum(self._is_statistical({*kinds} - {*equal}) for kinds in trained_sets)
 
     def _beside(self, equal: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
-        """Returns stages that are judged by trainings, and those that stand for the baseline."""
+        """Returns the stages that are judged by trainings, and those that are part of the
+        baseline.
+        """
         return tuple(kind for kind in self.gate.baseline.active if kind in stages or kind in equal)
 
     def _is_close(self, kinds: Collection[str]) -> bool:
-        """Returns whether stages were seen to lose nothing but rounding."""
+        """Returns whether stages were proven equal up to rounding."""
         stages = tuple(kind for kind in self.gate.baseline.active if kind in kinds)
         if not self._is_statistical(stages):
             return bool(self.gate(stages))

@@ -1,4 +1,4 @@
-"""Trains recipes in child processes, which tell on the way how far they are and what was learnt by then."""
+"""Trains recipes in child processes, which report their progress and evaluations meanwhile."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from runner.train.signals import Stop
 
 
 class TrainingOrder(NamedTuple):
-    """What a child process trains."""
+    """The input of a child process that trains."""
 
     recipe: Mapping[str, Any]  # its values
-    batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
+    # As selected by a stage; other settings still refer to the recipe's batch size.
+    batch_size: int | None = None
 
 
 def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int) -> TrainingOrder:
@@ -42,15 +43,15 @@ def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], len
     values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
     choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
     for kind in choosing:
-        del values["optimization"][kind]  # beside other trainings, another choice might come out
+        del values["optimization"][kind]  # next to other trainings, the choice might be different
     return TrainingOrder(values, assemble(recipe, registry.files).batch_size if choosing else None)
 
 
 class Milestone(NamedTuple):
-    """What a training had learnt at a place, which may be its end, and what that took."""
+    """The evaluation of a training at a step, which may be its end, and the time until then."""
 
     done: int  # in the recipe's unit
-    before: Mapping[str, float]  # what was measured before the training, by name
+    before: Mapping[str, float]  # the evaluation before the training, by name
     after: Mapping[str, float]
     seconds: float  # since its process was started
     growing_seconds: float  # of these, what grows with the length: neither the start nor what the first update compiles
@@ -64,11 +65,11 @@ class Trainings(AbstractContextManager["Trainings"]):
     """
 
     plugin_files: Sequence[Path]
-    budget: float  # seconds from here, after which no training is begun
-    length: int  # at which trainings end, the recipe's own or another at which they are evaluated
-    every: int  # so far apart are evaluations on the way, which cost time and change nothing
+    budget: float  # seconds from here, after which no training starts
+    length: int  # the length of trainings: the recipe's, or another one with an evaluation
+    every: int  # distance of intermediate evaluations, which cost time and change nothing
     say: Callable[[str], None]
-    compiles: bool = False  # recipes of which a stage compiles for a CPU
+    compiles: bool = False  # a stage of the recipes compiles for a CPU
     forked: bool = True  # whether their processes may be copies of another one
     _started: float = field(default_factory=time.monotonic)
     _futures: dict[str, Future[None]] = field(default_factory=dict)  # by the order as JSON
@@ -85,12 +86,12 @@ class Trainings(AbstractContextManager["Trainings"]):
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget; below zero once it is spent."""
+        """Returns the remaining seconds of the budget; negative once it is spent."""
         return self._started + self.budget - time.monotonic()
 
     @contextmanager
     def beside(self, cores: int) -> Iterator[None]:
-        """Leaves so many cores to whoever computes inside the ``with``."""
+        """Leaves the given number of cores to other computations inside the ``with``."""
         before = self._at_a_time
         self._train_at_a_time(max(1, self._cores - cores))
         try:
@@ -100,9 +101,11 @@ class Trainings(AbstractContextManager["Trainings"]):
 
     @contextmanager
     def ahead(self, device: torch.device, begin: Callable[[], bool]) -> Iterator[None]:
-        """Inside the ``with``, half of the cores of a CPU train what is begun by then; nothing is trained after it.
+        """Trains on half of the cores of a CPU inside the ``with`` what ``begin`` has started;
+        afterwards nothing is trained.
 
-        What was begun in vain is given up. Where an accelerator trains, there is nothing to gain.
+        Trainings that turn out to be unnecessary are abandoned. With an
+        accelerator, this has no advantage.
         """
         threads, half = torch.get_num_threads(), self._cores // 2
         with self, self.beside(self._cores - half):
@@ -114,7 +117,9 @@ class Trainings(AbstractContextManager["Trainings"]):
                 torch.set_num_threads(threads)
 
     def end_at(self, length: int) -> None:
-        """No training goes on for longer, and those that are begun from here on are evaluated there alone."""
+        """Limits the length of all trainings; those that start later are
+        evaluated only at that length.
+        """
         self.length = self.every = length
 
     def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
@@ -152,12 +157,12 @@ class Trainings(AbstractContextManager["Trainings"]):
                 self._wait_for(text, length)
                 self.say(f"trained {number} of {len(new)}")
             return [self._wait_for(text, length) for text in wanted]
-        except BaseException:  # an error or Ctrl-C: nobody waits for the others
+        except BaseException:  # an error or Ctrl-C: the other results are not needed
             self.give_up()
             raise
 
     def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> bool:
-        """Whether all of them have been trained so long."""
+        """Returns whether all trainings have reached a length."""
         return all(self._milestone(text, length) is not None for text in _as_json(trainings, seeds))
 
     def newest(self, training: TrainingOrder, seeds: Sequence[int]) -> list[Milestone]:
@@ -192,7 +197,7 @@ class Trainings(AbstractContextManager["Trainings"]):
         return ThreadPoolExecutor(self._cores)
 
     def _trained(self, text: str, may_diverge: bool, given_up: Event) -> None:
-        """As ``_train``, when it is its turn."""
+        """Calls ``_train`` when fewer trainings are running than allowed."""
         with self._turn:
             self._turn.wait_for(lambda: self._running < self._at_a_time or given_up.is_set())
             if given_up.is_set():
@@ -238,14 +243,14 @@ def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[s
 
 
 class _Told(NoOutput):
-    """Tells every evaluation of a training to the process that waits for it."""
+    """Sends every evaluation of a training to the process that waits for it."""
 
     def __init__(self, parent: Parent, before: Mapping[str, float]) -> None:
         self.parent, self.before = parent, before
         self.started, self.first_update = time.monotonic(), 0.0
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Knows how long the first update took, which compiles, and tells evaluations."""
+        """Records the duration of the first update, which compiles, and sends evaluations."""
         self.first_update = metrics.get("perf/first_update_seconds", self.first_update)
         after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
         if after:
@@ -254,7 +259,7 @@ class _Told(NoOutput):
 
 
 def main(parent: Parent) -> None:
-    """Trains the recipe without a trace but what its evaluations tell."""
+    """Trains the recipe without a record; sends its evaluations."""
     torch.set_num_threads(1)
     recipe, registry = parent.load()
     generators.seed(recipe.seed)

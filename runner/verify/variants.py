@@ -1,4 +1,4 @@
-"""Which sets of stages an ablation compares."""
+"""The sets of stages that an ablation compares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 AGAIN = "baseline again"  # the second child that measures the baseline, for A/A
-BASELINES = (BASELINE, AGAIN)  # with both of which variants are compared
+BASELINES = (BASELINE, AGAIN)  # the references of variants
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -25,7 +25,7 @@ _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act befo
 
 @dataclass(frozen=True)
 class Variant:
-    """One set of stages."""
+    """A set of stages."""
 
     name: str
     stages: tuple[str, ...]  # kinds that are on, in the order in which they attach; none is the baseline
@@ -33,7 +33,7 @@ class Variant:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names."""
+        """Returns all names of the variant."""
         return (self.name, *self.also)
 
 
@@ -71,18 +71,18 @@ def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] 
         else:
             found.setdefault(stages, []).append(name)
     if ALL not in (whole := found.get(tuple(active), [])):
-        whole.append(ALL)  # whatever it was asked for as
+        whole.append(ALL)  # whatever name it was requested with
     variants = tuple(Variant(name, stages, tuple(also)) for stages, (name, *also) in found.items())
     return VariantSet(variants, inactive, refused)
 
 
 def names(recipe: Recipe) -> set[str]:
-    """What the variants of a recipe are called where all of its stages are active."""
+    """Returns the names of the variants of a recipe if all of its stages are active."""
     return {name for name, _ in _wanted(recipe.stages, list(recipe.stages), GROUPS)}
 
 
 def required(stages: Mapping[str, StageConfig], kind: str) -> set[str]:
-    """All that a stage requires, directly or not."""
+    """Returns all stages that a stage requires, directly or indirectly."""
     direct = set(stages[kind].requires)
     return direct.union(*(required(stages, other) for other in direct))
 
@@ -106,7 +106,7 @@ def _wanted(
     if "alone" in groups:
         for kind in active:
             below = required(stages, kind)
-            if below:  # what the stage is compared with, to know what it adds
+            if below:  # the reference for the gain of the stage
                 yield " + ".join(ordered(below)), ordered(below)
             yield kind, ordered({kind} | below)
     if "all_but" in groups:
@@ -135,13 +135,13 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
 
 
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
-    """What these stages promise together, which is what the weakest of them does."""
+    """Returns the contract of several stages together, which is the weakest of theirs."""
     contracts = [contract_of(recipe, kind) for kind in stages]
     return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
 
 
 def contract_of(recipe: Recipe, kind: str) -> Contract:
-    """What a stage of a recipe promises on this machine."""
+    """Returns the contract of a recipe's stage on this machine."""
     from runner.train.assemble import resolve_device, setting_of
 
     return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))

@@ -21,11 +21,11 @@ FAILED = "failed"  # under this name, evidence has the error of a training that 
 
 @dataclass(frozen=True)
 class StageVerdict:
-    """What was found about one set of stages."""
+    """The verdict on a set of stages."""
 
-    name: str  # the stage, or ``all`` for the recipe as a whole
+    name: str  # the stage, or ``all`` for the complete recipe
     stages: tuple[str, ...]
-    contract: str  # what they promise together
+    contract: str  # the contract of the set
     verdict: Outcome
     summary: str
     evidence: dict[str, Any]
@@ -33,7 +33,7 @@ class StageVerdict:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``runner verify`` says."""
+    """The result of ``runner verify``."""
 
     recipe: str
     rows: tuple[StageVerdict, ...]
@@ -63,7 +63,7 @@ class Verification:
         return codes.get(self.outcome, ExitCode.DONE)
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the result as a JSON object."""
         interrupted = {} if self.interrupted is None else {"interrupted": int(self.interrupted)}
         return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "budget": self.budget,
                 "seconds_beyond_budget": self.excess, "inactive": self.inactive,
@@ -71,7 +71,9 @@ class Verification:
 
 
 def show(report: Verification, console: Console) -> None:
-    """Prints the verdict on every stage with its evidence below it, and the verdict on the recipe as a whole."""
+    """Prints the verdict on every stage with its evidence below it, and the verdict on the
+    recipe.
+    """
     width = max((len(row.name) for row in report.rows), default=0)
     for row in report.rows:
         outcome = (str(row.verdict), _COLOURS[row.verdict])
@@ -87,13 +89,13 @@ def show(report: Verification, console: Console) -> None:
 
 
 class Judge(Protocol):
-    """What says whether sets of stages are harmless."""
+    """Judges whether sets of stages are harmless."""
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set."""
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
-        """Those of them that did nothing, with the reason; by kind."""
+        """Returns the stages of a set without effect, with the reason; by kind."""
 
 
 def judged(
@@ -113,8 +115,8 @@ def judged(
         possible: Its sets of stages.
         kinds: Names of the sets to judge; all if empty.
         gate: Judges a set.
-        say: Called with a line about the progress.
-        budget: Seconds that were planned; 0 for no limit.
+        say: Receives lines about the progress.
+        budget: Planned seconds; 0 for no limit.
     """
     started, interrupted = time.perf_counter(), None
     variants = _chosen(possible, kinds)
@@ -149,7 +151,9 @@ def judged(
 
 
 def _chosen(possible: VariantSet, kinds: Sequence[str]) -> list[tuple[str, Variant]]:
-    """The sets to look at with the name to show: stages in their order, then the whole."""
+    """Returns the sets to judge with their displayed names: stages in their
+    order, then the complete recipe.
+    """
     by_name = {name: variant for variant in possible.variants for name in variant.names}
     every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
     every.sort(key=lambda pair: pair[0] == ALL)

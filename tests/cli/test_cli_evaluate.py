@@ -81,7 +81,7 @@ def test_a_person_sees_the_headline_first_and_what_the_run_measured():
     title, _, first, *_ = child.stdout.splitlines()
     assert title.startswith(f"{trained.run_name}: step-")
     assert first.split() == ["success_rate", *first.split()[1:2] * 2]
-    assert "\nSame digits as the run's own evaluation (" in child.stdout
+    assert "\nSame digits as the run's evaluation (" in child.stdout
     assert max(map(len, child.stdout.splitlines())) <= 80
     assert "\x1b[" not in child.stdout
 

@@ -207,7 +207,7 @@ def test_validate_takes_settings_among_its_recipes(tmp_path):
     write_recipe(tmp_path, VALID, "a=b.yaml")
     result = runner("validate", "a=b.yaml", "marl_phase2", "train.batch_size=many", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.count("train.batch_size: should be a whole number, got 'many'") == 2
+    assert result.stderr.count("train.batch_size: should be an integer, got 'many'") == 2
     assert "a=b.yaml: valid" in runner("validate", "a=b.yaml", "seed=3", cwd=tmp_path).stdout
 
 

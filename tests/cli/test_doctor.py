@@ -108,7 +108,7 @@ def test_runs_with_something_to_send_are_a_warning(checks, migrated_workspace):
     names = {run_folder(**away).name for _ in range(6)}
     found = checks()["unsent"]
     assert (found.status, found.remedy) == ("warn", "runner sync")
-    assert found.found.startswith("MLflow lacks a part of 6 runs: ")
+    assert found.found.startswith("metrics are missing in MLflow for 6 runs: ")
     assert sum(name in found.found for name in names) == 4
 
 

@@ -36,13 +36,13 @@ def test_before_a_study_is_known_it_says_what_is_done(clock):
 def test_a_line_says_the_budget_the_trials_and_the_best_so_far(clock):
     shown = bar(STUDY)
     shown.standing(3, 130.0, {"eval/return": 12.345678})
-    shown.trial(4, "asking the gate")
+    shown.trial(4, "waiting for the gate")
     shown.trial(3, "training", "1,200/40,000 steps (3%), eval/return -3.2")
     clock[0] += 0.5
     shown.print_line()
     assert shown.console.file.getvalue() == (
         "demo: 3/12 trials, 130/600 s, trial 3: training, 1,200/40,000 steps (3%), eval/return -3.2; "
-        "trial 4: asking the gate; best so far: eval/return 12.35\n"
+        "trial 4: waiting for the gate; best so far: eval/return 12.35\n"
     )
 
 

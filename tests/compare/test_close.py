@@ -246,7 +246,7 @@ def test_states_are_spread_over_the_way(states, expected):
 
 
 def test_no_batch_is_no_comparison():
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="nothing to compare: no batch"):
         close(Loop(), Loop(), [])
 
 

@@ -260,7 +260,7 @@ def test_a_changed_step_that_raises_fails_and_a_baseline_that_raises_is_the_user
 
 
 def test_no_batch_is_no_comparison():
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="nothing to compare: no batch"):
         exact(Loop(), Loop(), [])
 
 

@@ -158,5 +158,5 @@ def test_doubt_is_no_pass():
 
 @pytest.mark.parametrize("judge", [lambda: health(Loop(), []), lambda: fresh(Loop(), Loop(), [], Exact())])
 def test_no_batch_is_nothing_to_look_at(judge):
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="nothing to compare: no batch"):
         judge()

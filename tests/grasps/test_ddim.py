@@ -84,7 +84,7 @@ def test_a_model_that_samples_like_that_already_has_nothing_of_it():
 
 
 def test_more_steps_than_levels_are_refused():
-    with pytest.raises(UsageError, match=r"inference\.ddim: steps: 9, and the model knows 8 levels of noise"):
+    with pytest.raises(UsageError, match=r"inference\.ddim: steps: 9, but the model has 8 levels of noise"):
         model(steps=9)
 
 

@@ -234,7 +234,7 @@ def test_clouds_that_are_kept_come_again_by_their_number():
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ((), "drawn anew"),
+        ((), "every sample has a new cloud"),
         (("data.clouds=3", "data.augment={jitter_mm: 1.0}"), "jitter_mm"),
         (("data.clouds=3", "data.augment={degrees: 5.0}"), "degrees"),
     ],

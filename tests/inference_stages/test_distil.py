@@ -60,7 +60,7 @@ def test_nobody_trains_a_student_twice(tmp_path, monkeypatch):
     ("name", "layers", "said"),
     [
         ("digits_classifier", 1, "layers: learner 'classifier' has no setting of that name"),
-        ("shakespeare_gpt", 2, "layers: 2 are no fewer than the 2"),
+        ("shakespeare_gpt", 2, "layers: 2 should be fewer than the 2"),
         ("marl_baseline", 1, "layers: learner 'masac' has no setting"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_damaged_file_is_made_again(tmp_path):
     ("name", "config", "said"),
     [
         ("shakespeare_gpt", PruneConfig(heads=0.2, ff=0), "heads: 0.2 is less than one unit"),
-        ("mamba2_shakespeare", PruneConfig(), "learner 'mamba2' names nothing"),
+        ("mamba2_shakespeare", PruneConfig(), "learner 'mamba2' has no removable units"),
         ("marl_baseline", PruneConfig(), "learner 'masac' is not one network"),
     ],
 )

@@ -267,7 +267,7 @@ def test_unbounded_actions_are_refused():
 
 def test_observations_that_are_no_box_are_refused(monkeypatch):
     monkeypatch.setattr(Script, "observation_space", lambda self, agent: Discrete(4))
-    with pytest.raises(UsageError, match="no box"):
+    with pytest.raises(UsageError, match="not a box"):
         batched(lambda: Script({"a": (1, "truncated")}))
 
 

@@ -187,8 +187,8 @@ def test_tables_fit_the_terminal(width):
 
 
 def test_it_is_said_when_the_driver_tells_nothing():
-    assert "told nothing" not in shown(GPU, 120)
-    assert "told nothing" in shown(replace(GPU, operators=()), 120)
+    assert "reported no kernels" not in shown(GPU, 120)
+    assert "reported no kernels" in shown(replace(GPU, operators=()), 120)
 
 
 def test_on_a_cpu_it_is_said_that_nothing_waits_there(measured):

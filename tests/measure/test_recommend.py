@@ -71,7 +71,7 @@ def test_a_stage_of_which_only_all_was_measured_is_not_called_faster():
 def test_a_stage_that_passed_alone_is_not_blamed_for_all():
     factors = {"forward_cache": 2.0, "merged_critic_loss": 0.1, "fused_optimizer": 1.5}
     chosen, _ = recommended(factors, PASSED | {"all": "INCONCLUSIVE"})
-    assert "nothing but all" not in chosen.reasons.get("fused_optimizer", "")
+    assert "was measured with it" not in chosen.reasons.get("fused_optimizer", "")
 
 
 def test_what_the_gate_failed_is_never_recommended():
@@ -151,7 +151,7 @@ def test_what_is_recommended_makes_the_whole_training_faster(sampling, used):
 
 
 def test_a_stage_that_makes_sampling_slower_is_not_recommended_for_its_update():
-    """Whole training steps are compared: what an update saves is lost elsewhere."""
+    """Complete training steps are compared: what an update saves is lost elsewhere."""
     log = list(entries(CASE, {"fused_optimizer": 1.5}, verdicts=PASSED, sampling=BASE_S))
     stages = {variant.name: variant.stages for variant in variant_set(CASE).variants}
     for entry in log:

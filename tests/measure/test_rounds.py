@@ -105,7 +105,7 @@ def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     done = measure(given, gate=passes, reporter=notes)
     assert any(name.startswith("three: round 3 of 3") for name in notes.phases)
     assert notes.said == [
-        f"going on in {done.folder}", "three: 600 s are enough for every variant",
+        f"continuing in {done.folder}", "three: 600 s are enough for every variant",
     ]  # fmt: skip
     assert log.read_bytes().startswith(before)
     lines = [json.loads(line) for line in log.read_bytes().splitlines() if b'"round"' in line]

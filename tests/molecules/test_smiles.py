@@ -55,10 +55,10 @@ def test_what_smiles_can_say():
         ("C1CC", "a ring is not closed"),
         ("CC)C", "a ')' without its '(', at character 3"),
         ("C(C", "a ')' is missing"),
-        ("CX", "'X' at character 2 is no part of a SMILES"),
-        ("C[?]", "'[?]' is no atom, at character 2"),
+        ("CX", "'X' at character 2 does not belong in a SMILES"),
+        ("C[?]", "'[?]' is not an atom, at character 2"),
         ("C11", "a second bond between atoms 1 and 1, at character 3"),
-        ("1CC1", "a ring begins at no atom, at character 1"),
+        ("1CC1", "a ring starts without an atom, at character 1"),
     ],
 )
 def test_what_cannot_be_read_says_where(text, problem):

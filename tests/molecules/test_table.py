@@ -50,7 +50,7 @@ def test_targets_are_standardised_on_what_is_trained_on(table):
     [
         ([], "has no column 'smiles', but nothing"),
         (["smiles,value", *ROWS], "data.target: * has no column 'target', but 'smiles', 'value'"),
-        (["smiles,target", *ROWS, "C,many"], "row 62: 'many' is no number in 'target'"),
+        (["smiles,target", *ROWS, "C,many"], "row 62: 'many' is not a number in 'target'"),
         (["smiles,target", *ROWS, "C(C,1"], "row 62: 'C(C' cannot be read: a ')' is missing"),
         (["smiles,target", "C,1", "CC,2"], "has 2 molecules, too few"),
     ],
@@ -67,7 +67,7 @@ def test_a_bad_table_is_one_clear_line(table, lines, problem):
 def test_a_foreign_encoding_is_refused(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes("smiles,target\nC,1\n\u00e9".encode("latin1"))
-    with pytest.raises(UsageError, match="is no table in UTF-8"):
+    with pytest.raises(UsageError, match="is not a table in UTF-8"):
         Table(MoleculeGraphsConfig.model_validate({"file": str(path)}), 0)
 
 

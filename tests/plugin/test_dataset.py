@@ -167,7 +167,7 @@ def test_an_iterable_dataset_that_has_no_batch_is_said():
         ({"index": torch.arange(8), "value": torch.arange(9)}, 0, "'index' has 8, 'value' has 9"),
         ({"index": torch.arange(8), "value": torch.tensor(0.5)}, 0, "'index' has 8, 'value' has 0"),
         ({"index": np.arange(8)}, 0, "'index' should be a tensor, got ndarray; torch.from_numpy makes it one"),
-        ({}, 0, "one row for each sample, but there are no tensors"),
+        ({}, 0, "one row for each sample, but got no tensor"),
         (Stream(22), 2, "data.workers: 2 are too many for 'anything'"),
     ],
 )

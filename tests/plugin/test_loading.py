@@ -130,7 +130,7 @@ def test_a_stream_that_was_read_ahead_goes_on_with_another_size_of_batches():
 @pytest.mark.parametrize("make", [Endless, Lines, lambda count: Itself(count, again=False), numbered])
 def test_a_held_out_stream_that_is_read_once_is_refused_before_it_is_evaluated(make):
     source = source_of(Elements(8), make(22))
-    with pytest.raises(UsageError, match=r"begins with other samples when it is read again.*__iter__"):
+    with pytest.raises(UsageError, match=r"starts with other samples when it is read again.*__iter__"):
         source.rehearse(Learner(), None)
 
 

@@ -192,7 +192,7 @@ class Table(SourceConfig):
     [
         ("optimization", "fast", "a stage's settings are a StageConfig, whose implementation() names the Stage"),
         ("model", "net", "slots is a set of names on the class, no method"),
-        ("data", "sim", "simulates is gone: units says what a source counts"),
+        ("data", "sim", "simulates is gone: units contains the counts of a source"),
         ("data", "table", "objective is an Objective(name, direction), no tuple"),
     ],
 )

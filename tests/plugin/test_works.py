@@ -100,19 +100,19 @@ def test_works_that_are_whole_are_valid(validated):
     [
         (
             {"Net": "class Net(Base): ...\n"},
-            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py lacks the method 'loss'",
+            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py has no method 'loss'",
         ),
         (
             {"Net": "class Net(GradientLearner):\n    hidden = 3\n"},
-            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py lacks the methods 'build', 'loss'",
+            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py has no methods 'build', 'loss'",
         ),
         (
             {"Pictures": "class Pictures(DatasetSource): ...\n"},
-            "mine.yaml:4:14: error: data.kind: class Pictures in heavy_works.py lacks the method 'datasets'",
+            "mine.yaml:4:14: error: data.kind: class Pictures in heavy_works.py has no method 'datasets'",
         ),
         (
             {"Switch": "class Switch(Stage): ...\n"},
-            "mine.yaml:6:16: error: optimization.my_switch: class Switch in heavy_works.py lacks the method 'attach'",
+            "mine.yaml:6:16: error: optimization.my_switch: class Switch in heavy_works.py has no method 'attach'",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_what_is_missing_is_said_in_one_line_with_class_and_file(validated, chan
 def test_a_learner_without_metrics_is_told_so_where_the_source_evaluates_on_held_out_batches(validated):
     plain = WHOLE["Plain"].replace("    def metrics(self, batch): ...\n", "")
     (said,) = validated("model.kind=my_plain", Plain=plain)
-    assert said.endswith("class Plain in heavy_works.py lacks the method 'metrics', with which Pictures evaluates")
+    assert said.endswith("class Plain in heavy_works.py has no method 'metrics', with which Pictures evaluates")
     own = WHOLE["Pictures"] + "    def evaluate(self, learner): ...\n    def rehearse(self, learner, batch): ...\n"
     assert validated("model.kind=my_plain", Plain=plain, Pictures=own) == []
 
@@ -136,9 +136,7 @@ def test_a_source_says_that_it_draws_by_a_method_and_by_the_endings_of_its_files
     kind = '    kind, provides = "my_pictures", "pictures"\n'
     drawn = FACES.replace(kind, f'{kind}    pictures = (".png", ".gif")\n')
     (said,) = validated(faces=drawn)
-    assert said.startswith(
-        f"{where} lacks the method 'render', although PicturesConfig.pictures says that it draws .png"
-    )
+    assert said.startswith(f"{where} has no method 'render', although PicturesConfig.pictures contains .png")
     assert validated(faces=drawn, Pictures=render) == []
 
 
@@ -174,7 +172,7 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
         "class Both(nn.Module, GradientLearner):\n    def build(self, config, shapes, context): ...\n"
     )
     face = Registry([path], installed=()).get("model", "both")
-    message = f"class Both in {path} lacks the method 'loss'"
+    message = f"class Both in {path} has no method 'loss'"
     assert lacking(face) == message
     with pytest.raises(UsageError) as caught:
         imported(face())

@@ -95,8 +95,8 @@ train:
 """
     assert problems(tmp_path, text) == [
         "2:24 model.lr: should be a number, got '1e-3' - remove the quotes",
-        "3:14 data.kind: unknown kind 'simm' - did you mean 'sim'?; one of your own comes with --plugin FILE",
-        "5:14 train.env_steps: should be a whole number, got 'many'",
+        "3:14 data.kind: unknown kind 'simm' - did you mean 'sim'?; --plugin FILE adds the plugins of a file",
+        "5:14 train.env_steps: should be an integer, got 'many'",
         "6:3 train.batchsize: unknown key - did you mean 'batch_size'?",
         "8:3 train.log_every: duplicate key - the first is on line 7",
     ]
@@ -104,8 +104,8 @@ train:
 
 def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_path):
     assert problems(tmp_path, RECIPE.replace("{kind: sim, envs: 4}", "{kind: sin, envs: x, y: 1}")) == [
-        "4:14 data.kind: unknown kind 'sin' - did you mean 'sim'?; one of your own comes with --plugin FILE",
-        "4:25 data.envs: should be a whole number, got 'x'",
+        "4:14 data.kind: unknown kind 'sin' - did you mean 'sim'?; --plugin FILE adds the plugins of a file",
+        "4:25 data.envs: should be an integer, got 'x'",
         "4:28 data.y: unknown key - known: envs, replay, warmup",
     ]
 
@@ -120,13 +120,13 @@ def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_p
 )
 def test_a_forgotten_plugin_file_is_the_only_problem(kind, suggestion, tmp_path):
     text = RECIPE.replace("{kind: net, lr: 1e-3}", f"{{kind: {kind}}}")
-    message = f"3:15 model.kind: unknown kind {suggestion}; one of your own comes with --plugin FILE"
+    message = f"3:15 model.kind: unknown kind {suggestion}; --plugin FILE adds the plugins of a file"
     assert problems(tmp_path, text) == [message]
 
 
 def test_an_unknown_stage_that_resembles_no_other_may_come_from_a_file(tmp_path):
     (message,) = problems(tmp_path, RECIPE, "optimization.qqq=on")
-    assert message.endswith("; one of your own comes with --plugin FILE")
+    assert message.endswith("; --plugin FILE adds the plugins of a file")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_unknown_stage_that_resembles_no_other_may_come_from_a_file(tmp_path)
         ("seed: 7", "sede: 7", "2:1 sede: unknown key - did you mean 'seed'?"),
         ("seed: 7", "optimisation: {}", "2:1 optimisation: unknown key - did you mean 'optimization'?"),
         ("seed: 7", "seed: -1", "2:7 seed: should be greater than or equal to 0, got -1"),
-        ("seed: 7", "seed: 7.0", "2:7 seed: should be a whole number, got 7.0"),
+        ("seed: 7", "seed: 7.0", "2:7 seed: should be an integer, got 7.0"),
         ("seed: 7", "device: gpu", "2:9 device: should match pattern '^(auto|cpu|cuda(:[0-9]+)?)$', got 'gpu'"),
         ("name: example\n", "", "0:0 name: is missing"),
         ("lr: 1e-3", "lr: 0", "3:24 model.lr: should be greater than 0, got 0"),
@@ -143,7 +143,7 @@ def test_an_unknown_stage_that_resembles_no_other_may_come_from_a_file(tmp_path)
         ("lr: 1e-3", "lr: {a: 1}", "3:24 model.lr: should be a number, got a mapping"),
         ("lr: 1e-3", "lr: yes", "3:24 model.lr: should be a number, got 'yes'"),
         ("lr: 1e-3", "hidden: 3", "3:28 model.hidden: should be a list, got 3"),
-        ("lr: 1e-3", "hidden: [1, x]", "3:32 model.hidden.1: should be a whole number, got 'x'"),
+        ("lr: 1e-3", "hidden: [1, x]", "3:32 model.hidden.1: should be an integer, got 'x'"),
         ("lr: 1e-3", "hidden: []", "3:28 model.hidden: list should have at least 1 item after validation, not 0"),
         ("lr: 1e-3", "hidden: [2000]", "3:28 model.hidden: wider than 1000 in all"),
         (
@@ -159,7 +159,7 @@ def test_an_unknown_stage_that_resembles_no_other_may_come_from_a_file(tmp_path)
             "envs: 4", "envs: 4, replay: {kind: unifrm}",
             "4:43 data.replay.kind: unknown kind 'unifrm' - did you mean 'uniform'?",
         ),
-        ("envs: 4", "envs: 4, replay: {}", "4:28 data.replay.kind: is missing: it says which settings follow"),
+        ("envs: 4", "envs: 4, replay: {}", "4:28 data.replay.kind: is missing: it determines the other settings"),
         ("envs: 4", "envs: 4, replay: 3", "4:36 data.replay: should be a mapping, got 3"),
         (
             "envs: 4", "envs: 4, replay: {kind: uniform, alpha: 1}",

@@ -189,7 +189,7 @@ def test_an_edited_module_of_a_plugins_package_matters_and_its_page_does_not(tmp
         ("lock: 1\nrecipe: 3\n", "recipe: should be a mapping"),
         ("lock: 1\nrecipe: {}\npackages: [torch]\n", "packages: should be a mapping"),
         ("recipe: {}\n", "lock: is missing"),
-        ("lock: soon\nrecipe: {}\n", "lock: should be a whole number"),
+        ("lock: soon\nrecipe: {}\n", "lock: should be an integer"),
     ],
 )
 def test_a_damaged_lock_says_what_is_wrong_and_what_to_do(recipe, tmp_path, text, message):

@@ -18,10 +18,10 @@ def loaded(folder, *sets):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("system.threads=0", "system.threads: should be auto or a whole number from 1, got 0"),
-        ("system.threads=2.5", "system.threads: should be auto or a whole number from 1, got 2.5"),
-        ("system.threads=many", "system.threads: should be auto or a whole number from 1, got 'many'"),
-        ("system.threads=true", "system.threads: should be auto or a whole number from 1, got True"),
+        ("system.threads=0", "system.threads: should be auto or an integer of at least 1, got 0"),
+        ("system.threads=2.5", "system.threads: should be auto or an integer of at least 1, got 2.5"),
+        ("system.threads=many", "system.threads: should be auto or an integer of at least 1, got 'many'"),
+        ("system.threads=true", "system.threads: should be auto or an integer of at least 1, got True"),
         ("system.wait=never", "system.wait: should be 'auto', 'active' or 'passive', got 'never'"),
         ("system.waits=auto", "system.waits: unknown key - did you mean 'wait'?"),
     ],

@@ -111,9 +111,9 @@ def test_a_file_that_is_called_like_a_published_one_and_is_not_it_is_refused(tmp
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("nothing.txt", r"data\.file: no 'nothing\.txt' in .*data, .*cache.*, nor beside the recipe"),
+        ("nothing.txt", r"data\.file: no 'nothing\.txt' in .*data, .*cache.*, nor next to the recipe"),
         ("texts/nothing.txt", r"data\.file: no such file: .*/texts/nothing\.txt"),
-        ("latin.txt", r"data\.file: .*latin\.txt is no text in UTF-8: .* at byte 3"),
+        ("latin.txt", r"data\.file: .*latin\.txt is not text in UTF-8: .* at byte 3"),
         ("short.txt", r"data\.file: .*short\.txt has 10 characters, too few for windows of 128"),
     ],
 )

@@ -114,7 +114,7 @@ def test_what_grasps_cannot_be_asked(workspace, grasps, monkeypatch):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
     model, _ = load(str(grasps), None, [], Registry())
     assert model.learner.refused(model.request(cloud=cloud(0), steps=3)) is None
-    assert "knows 4 levels of noise" in model.learner.refused(model.request(cloud=cloud(0), steps=5))
+    assert "has 4 levels of noise" in model.learner.refused(model.request(cloud=cloud(0), steps=5))
     assert "needs at least 4" in model.learner.refused(model.request(cloud=cloud(0, 3)))
 
 

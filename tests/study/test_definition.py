@@ -57,7 +57,7 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (
             study_text(aims="objectives: {return: maximize}\n"),
             *(6, 14, "objectives.return"),
-            "is not a metric of a training; their names begin with eval/, train/, perf/",
+            "is not a metric of a training; their names start with eval/, train/, perf/",
         ),
         (
             study_text(more="constraints: {verify: pass, loss: {max: 3}}\n"),
@@ -67,7 +67,7 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (HEAD.replace("recipe.yaml", "reciep.yaml") + SPACE + AIMS, 3, 9, "recipe", "'reciep.yaml': no such file"),
         (HEAD.replace("recipe.yaml", "marl_phas2") + SPACE + AIMS, 3, 9, "recipe", "did you mean 'marl_phase2'?"),
         (study_text(more="set: [data.envs=2, model.lrr=1]\n"), 7, 26, "model.lrr", "unknown key - did you mean 'lr'?"),
-        (study_text(more='set: ["seed=x"]\n'), 7, 13, "seed", "should be a whole number, got 'x'"),
+        (study_text(more='set: ["seed=x"]\n'), 7, 13, "seed", "should be an integer, got 'x'"),
         (study_text(more="set: [seed]\n"), 7, 7, "", "should be a.b.c=VALUE"),
         ("kind: ablation\n", 1, 7, "kind", "'ablation' cannot be searched; should be 'study'; a file of "),
         ("name: x\nextends: marl_phase1\n", 1, 1, "kind", "this is a recipe, which is trained by: runner run "),
@@ -89,7 +89,7 @@ def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, c
         ("model.lr: {float: [-1, 1e-2]}", 22, "model.lr", "should be greater than 0, got -1.0"),
         ("model.lr: {choice: [1e-3, 0, 1e-2]}", 29, "model.lr", "should be greater than 0, got 0"),
         ("model.lr: {choice: [1e-3, off]}", 29, "model.lr", "should be a number, got 'off'"),
-        ("data.envs: {choice: [2, 2.5]}", 27, "data.envs", "should be a whole number, got 2.5"),
+        ("data.envs: {choice: [2, 2.5]}", 27, "data.envs", "should be an integer, got 2.5"),
         ("model.hidden: {choice: [[8], [900, 900]]}", 32, "model.hidden", "wider than 1000 in all"),
         ("model.order: {choice: [forward, sideways]}", 35, "model.order", "should be 'forward' or 'backward'"),
         ("train.batch_size: {int: [0, 100]}", 28, "train.batch_size", "should be greater than or equal to 1, got 0"),
@@ -103,9 +103,9 @@ def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, c
             "never exists: 'stack' is off in the recipe, and the study does not switch it",
         ),
         ("lr: {float: [1e-4, 1e-2]}", 3, "lr", "should be the dotted path of a setting, like optimizer.lr"),
-        ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' says how many there are"),
+        ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' determines the seeds"),
         ("name: {choice: [a, b]}", 3, "name", "cannot be searched: it names the runs"),
-        ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it says where the runs are kept"),
+        ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it determines where runs are recorded"),
         ("extends: {choice: [a, b]}", 3, "extends", "it is only valid in a recipe"),
         ("model.password: {choice: [swordfish1, swordfish2]}", 3, "model.password", "it is a secret"),
     ],
@@ -138,13 +138,13 @@ def test_every_path_that_cannot_be_searched_is_said_at_once(tmp_path):
         (
             "  data.replay.capacity: {int: [64, 256]}\n  data.replay: {choice: [{kind: uniform}, {capacity: 9}]}\n",
             *(5, 3),
-            "is part of 'data.replay', which is searched as a whole",
+            "is part of 'data.replay', which is searched in one piece",
         ),
         (
             "  optimization.cache: {choice: [off, on]}\n  optimization.cache.size: {choice: [1, 2]}\n"
             "  optimization.cache.size.of: {choice: [1, 2]}\n",
             *(7, 3),
-            "is part of 'optimization.cache.size', which is searched as a whole",
+            "is part of 'optimization.cache.size', which is searched in one piece",
         ),
     ],
 )

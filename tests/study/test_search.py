@@ -214,7 +214,7 @@ def test_a_study_ends_with_its_budget_goes_on_with_a_larger_one_and_begins_anew_
     changed = write_study(tmp_path, budget={"trials": 1}, seed=7)
     refused = search(tmp_path, changed)
     assert refused.wait() == 2
-    assert "was begun with another definition (seed)" in refused.stderr
+    assert "was created with another definition (seed)" in refused.stderr
     assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
 
 

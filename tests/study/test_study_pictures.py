@@ -69,7 +69,7 @@ def test_a_setting_stands_against_every_objective_on_the_scale_that_all_settings
     amp, rate = figures["slice-amp"], figures["slice-optimizer.actor.lr"]
     assert [axes.get_title(loc="left") for axes in amp.axes] == [f"{RETURN} ↑", f"{SPEED} ↑"]
     assert [axes.get_ylim() for axes in amp.axes] == [axes.get_ylim() for axes in rate.axes]
-    assert [text.get_text() for text in amp.axes[1].get_xticklabels()] == ["{dtype: bf16}", "off"]
+    assert [text.get_text() for text in amp.axes[1].get_xticklabels()] == ["off", "{dtype: bf16}"]
     assert rate.axes[1].get_xscale() == "log"
     assert rate.get_suptitle() == "3 trials with a value, each the mean of 3 seeds"
 

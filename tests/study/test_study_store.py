@@ -91,7 +91,7 @@ def test_the_pruner_knows_how_long_a_training_is(store, tmp_path):
 def test_another_definition_of_that_name_is_refused_with_what_differs(store, tmp_path, text, sets, differing):
     store.create(read(tmp_path))
     message = refused(store, read(tmp_path, text, *sets))
-    assert message.startswith(f"study 'mine' was begun with another definition ({differing}); give this one another")
+    assert message.startswith(f"study 'mine' was created with another definition ({differing}); give this one another")
     assert message.endswith("--fresh")
 
 
@@ -312,7 +312,7 @@ def test_a_workspace_that_cannot_be_written_is_no_storage(monkeypatch, tmp_path)
 
 def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isolated_workspace):
     store.create(read(tmp_path))
-    told = r"does not answer any more: .*; the same command goes on from there"
+    told = r"does not answer any more: .*; the same command continues from there"
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(StorageError, match=told))
         opened = stack.enter_context(StudyStore.session(Workspace()))

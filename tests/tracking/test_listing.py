@@ -78,8 +78,8 @@ def test_names_and_words_stay_whole_on_any_screen(name, width):
     ("width", "titles"),
     [
         (160, "run status progress objective took checkpoint started resume"),
-        (80, "run status progress objective took resume"),
-        (60, "run status progress objective took resume"),
+        (80, "run status progress objective started"),
+        (60, "run status progress objective started"),
         (40, "run status progress"),
     ],
 )
@@ -98,10 +98,10 @@ def test_what_is_to_be_said_about_a_run_is_below_it():
         *("marl_phase2-00000002", "FINISHED", "60,000", "steps", "return", "874.4", "7", "min", "60,000"),
         *lines[3].split()[-4:-2],
         "ago",
-        "no",
+        "-",
     ]
     assert lines[5] == f"    {REASON}"
-    assert lines[7] == "    MLflow lacks a part: runner sync"
+    assert lines[7] == "    not completely in MLflow yet: runner sync"
     assert lines[8].split() == ["marl_phase2-00000005", "UNKNOWN", "-", "-", "-", "60,000", "-", "no"]
     assert lines[9] == "    its run.json cannot be read"
 

@@ -130,7 +130,7 @@ def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store
 
         away.setattr(Store, "__init__", refuse)
         assert reap(Workspace()) == [folder.name]
-    assert "MLflow has not been told yet that 1 runs are dead: away" in caplog.text
+    assert "the end of 1 dead runs is not in MLflow yet: away" in caplog.text
     assert unsent(folder.spool)
     (delivery,) = deliver(Workspace(), [folder])
     assert delivery == Delivery(folder.name, sent_bytes=folder.spool.stat().st_size)

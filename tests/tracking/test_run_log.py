@@ -85,8 +85,8 @@ def test_it_stays_small(tmp_path):
             log.keep("x" * 100_000)
         text = (tmp_path / "run.log").read_text()
         assert len(text) < 1.1 * 2**20
-        assert text.endswith("is as long as it may be\n")
-        assert text.count("is as long as it may be") == 1
+        assert text.endswith("has reached its largest size\n")
+        assert text.count("has reached its largest size") == 1
 
 
 def test_a_disk_that_refuses_costs_nothing_but_the_log(tmp_path):

@@ -101,7 +101,7 @@ def test_what_becomes_of_a_run_that_another_store_has_or_nobody_can_read_is_said
     assert (
         removals[0].mlflow == "it stays in http://elsewhere:5000; name that in MLFLOW_TRACKING_URI to delete it there"
     )
-    assert removals[1].mlflow == "MLflow was not asked, because its run.json cannot be read"
+    assert removals[1].mlflow == "unchanged in MLflow, because its run.json cannot be read"
 
 
 def test_a_store_that_does_not_answer_leaves_the_run_where_it_is(monkeypatch, tmp_path):

@@ -78,16 +78,18 @@ def test_mlflows_page_shows_the_view(migrated_workspace, tmp_path):
     given = recipe("digits_classifier")
     experiment_id = store.experiment("tests", view_of(given))
     runs = {}
-    for name, accuracy in {"bad": 0.5, "best": 0.9, "ablation": None, "good": 0.8}.items():
+    accuracies = {"bad": 0.5, "best": 0.9, "ablation": None, "good": 0.8, "trial": 0.95, "variant": 0.97}
+    for name, accuracy in accuracies.items():
         runs[name] = store.create_run(experiment_id, name)
         judged = {"eval/accuracy": accuracy, "eval/loss": 0.3, "eval/other": 1.0, "perf/update_ms": 3.0}
         metrics = judged if accuracy else {"ratio": 1.0}
         points = [(metric, value, 1, step) for metric, value in metrics.items() for step in (1, 2)]
-        store.send(runs[name], points, {"seed": "1"}, {"kind": "run", "overrides": "seed=1", "device": "cpu"})
+        kind = name if name in ("trial", "variant") else "run"
+        store.send(runs[name], points, {"seed": "1"}, {"kind": kind, "overrides": "seed=1", "device": "cpu"})
     with server(migrated_workspace / "mlflow.db", migrated_workspace / "artifacts") as mlflow:
         address = f"{mlflow.address}/#/experiments/{experiment_id}/runs?{SHARED}&{VIEW}"
         text = page(address, tmp_path, width=2400)
     assert NAME in text
     table = Table(text)
-    assert table.runs == [runs[name] for name in ("best", "good", "bad", "ablation")]
+    assert table.runs == [runs[name] for name in ("best", "good", "bad", "ablation")]  # trials and variants are hidden
     assert table.columns == COLUMNS

@@ -168,7 +168,7 @@ def test_a_path_starts_at_the_recipe(tmp_path, monkeypatch):
     [
         ("nothing", r"no run 'nothing' in .*; there are: digits_classifier-"),
         ("latest", r"'latest' would be another run when this is trained again"),
-        ("digits", r"nothing of digits_classifier-\w+ has name and shape of what this model has"),
+        ("digits", r"no tensor of digits_classifier-\w+ has the name and shape of one of this model"),
     ],
 )
 def test_what_cannot_be_begun_with_is_an_error_at_its_place(reference, said):

@@ -30,13 +30,17 @@ def in_evaluation(pipeline, name):
 
 REFUSED = [
     (in_loss, "loss", r"Loss\.also: 'loss' is the name of the loss itself"),
-    (in_loss, "updates", r"Toy\.update returned a metric with the name 'updates', which is the runner's own count"),
+    (in_loss, "updates", r"Toy\.update returned a metric with the name 'updates', which is reserved for the runner"),
     (in_loss, "", r"Toy\.update returned a metric with the name ''; use a string"),
     (in_update, "updates", r"Toy\.update returned a metric with the name 'updates'"),
     (in_update, " ", r"Toy\.update returned a metric with the name ' '"),
     (in_update, 3, r"Toy\.update returned a metric with the name 3; use a string"),
     (in_statistics, "loss", r"Words\.statistics returned a metric with the name 'loss', which is one of Toy\.update"),
-    (in_statistics, "updates", r"Words\.statistics returned a metric with the name 'updates', which is the runner's"),
+    (
+        in_statistics,
+        "updates",
+        r"Words\.statistics returned a metric with the name 'updates', which is reserved for the runner",
+    ),
     (in_statistics, "", r"Words\.statistics returned a metric with the name ''"),
     (in_evaluation, "", r"Words\.evaluate returned a metric with the name ''"),
     (in_evaluation, None, r"Words\.evaluate returned a metric with the name None"),

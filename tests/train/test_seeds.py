@@ -49,7 +49,7 @@ def test_every_seed_is_the_run_that_it_is_alone_and_the_mean_has_an_interval(tmp
     assert data["name"].rpartition("-")[2] == parent.info.run_id[:8]
     told = parent.data.tags["mlflow.note.content"]
     assert f"* **result**: FINISHED; eval/loss {mean['mean']:.4g} [" in told
-    assert "go on with it" not in told
+    assert "continue it" not in told
     assert [each.path for each in client.list_artifacts(data["run_id"])] == ["curves.png"]
     assert data["name"] == f"toy-seeds-{data['run_id'][:8]}" == parent.info.run_name
     (group,) = groups(Workspace())
@@ -86,7 +86,7 @@ def test_told_to_end_it_leaves_what_can_be_gone_on_with_and_says_how(tmp_path):
     assert (group.status, group.step, group.goal) == ("KILLED", 0, 3)
     parent = Store(Workspace()).client.get_run(group.run_id)
     assert (parent.info.status, parent.data.params["seeds"]) == ("KILLED", "[5, 6, 7]")
-    assert "* **go on with it**: `runner run " in parent.data.tags["mlflow.note.content"]
+    assert "* **continue it**: `runner run " in parent.data.tags["mlflow.note.content"]
 
 
 def test_one_that_fails_stops_none_of_the_others(tmp_path):

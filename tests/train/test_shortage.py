@@ -58,9 +58,9 @@ def test_the_message_names_module_holders_batch_and_settings(name, shortage, mon
     assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
     assert message.startswith("update 1: module ")
     assert MODULES[name].rpartition(".")[0] in message.split("\n")[0]
-    for words in ("Tried to allocate 20.00 MiB", "activations", "most of it hold", "what would help: ", "the batch: "):
+    for words in ("Tried to allocate 20.00 MiB", "activations", "most of it hold", "possible fixes: ", "the batch: "):
         assert words in message, message
-    assert message.partition("what would help: ")[2].partition("\n")[0].count(" or ") == 1
+    assert message.partition("possible fixes: ")[2].partition("\n")[0].count(" or ") == 1
     assert "train.batch_size=" in message or "optimization." in message
     (kept,) = Workspace().runs.glob(f"*/{KEPT_BATCH}")
     tensors = load_file(kept)

@@ -114,9 +114,9 @@ def test_other_weights_than_were_registered_are_refused(run):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nobody/1", "there is no version 'nobody/1'; there are: .*named/1 @candidate"),
-        ("named@nobody", "no version 'named@nobody'"),
-        ("named/99", "no version 'named/99'"),
+        ("nobody/1", "unknown version 'nobody/1'; there are: .*named/1 @candidate"),
+        ("named@nobody", "unknown version 'named@nobody'"),
+        ("named/99", "unknown version 'named/99'"),
     ],
 )
 def test_a_version_that_is_not_there_is_said_with_those_that_are(run, reference, message):

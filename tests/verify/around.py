@@ -49,6 +49,13 @@ class Around(Stage):
             source.evaluate = lambda learner: dict(remembered(learner))
         if harm == "ahead":
             pipeline.slots.wrap("next_batch", lambda step: lambda *given: self.prefetched(step, *given))
+        if harm == "third_evaluation":
+            source.evaluate = LateEvaluation(source.evaluate)
+        if harm in ("single_left_out", "padded"):
+            batches = source.held_out_batches
+            source.held_out_batches = lambda: self.wrong_batches(source, batches())
+        if harm == "held_out_changed":
+            source.evaluate = ChangedSamples(source)
         if harm == "evaluation":
             evaluate = source.evaluate
             source.evaluate = lambda learner: {name: 0.99 * value for name, value in evaluate(learner).items()}
@@ -87,6 +94,14 @@ class Around(Stage):
             return map_tensors(lambda tensor: (tensor + 1) % 3, output)
         return output
 
+    def wrong_batches(self, source: Any, batches: Any) -> Any:
+        for batch in batches:
+            rows = source.size(batch)
+            if self.harm == "padded" and rows < source.context.batch_size:
+                yield source.take(batch, torch.arange(source.context.batch_size) % rows)
+            elif self.harm == "padded" or rows > 1:
+                yield batch
+
     def prefetched(self, step: Any, *given: Any) -> Any:
         while len(self.ahead) < 2:
             self.ahead.append(step(*given))
@@ -100,3 +115,31 @@ class Around(Stage):
 
     def closing_notes(self) -> list[str]:
         return [f"{1 / (self.harm != 'notes')}"]
+
+
+class LateEvaluation:
+    """Returns the second evaluation again from the third on."""
+
+    def __init__(self, evaluate: Any) -> None:
+        self.evaluate, self.metrics, self.count = evaluate, {}, 0
+
+    def __call__(self, learner: Any) -> dict[str, float]:
+        self.count += 1
+        if self.count <= 2:
+            self.metrics = self.evaluate(learner)
+        return dict(self.metrics)
+
+
+class ChangedSamples:
+    """Changes a label that is held out after the second evaluation."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.evaluate, self.count = source, source.evaluate, 0
+
+    def __call__(self, learner: Any) -> dict[str, float]:
+        metrics = self.evaluate(learner)
+        self.count += 1
+        if self.count == 2:
+            batch = next(iter(self.source.held_out_batches()))
+            self.source.held_out_batches = lambda: iter([{**batch, "label": (batch["label"] + 1) % 3}])
+        return metrics

@@ -113,9 +113,9 @@ class AlwaysPasses(Check):
 @pytest.mark.parametrize(
     ("removed", "message"),
     [
-        ("    question", "check Objecting lacks question"),
-        ("    catches", "check Objecting lacks catches"),
-        ("    def cost(self, pair):\n        return", "check Objecting lacks cost"),
+        ("    question", "check Objecting: question missing"),
+        ("    catches", "check Objecting: catches missing"),
+        ("    def cost(self, pair):\n        return", "check Objecting: cost missing"),
     ],
 )
 def test_a_check_that_lacks_a_part_is_refused(removed, message, tmp_path):

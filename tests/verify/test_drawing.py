@@ -70,7 +70,7 @@ def test_a_source_that_knows_its_learner_may_be_led_elsewhere_once_and_less_is_e
 def test_it_may_not_be_led_elsewhere_often_nor_at_once(changed, update):
     verdict = same_draws(drawing(), drawing(changed), Close(), Drawing(4, 40, 60.0))
     assert verdict.outcome is Outcome.FAIL
-    assert f"what is drawn is not the same: update {update}, slot 'next_batch': 'batch'" in verdict.summary
+    assert f"the sample is not the same: update {update}, slot 'next_batch': 'batch'" in verdict.summary
 
 
 def test_how_far_the_training_is_may_not_be_led_elsewhere():

@@ -204,7 +204,7 @@ def test_changes_that_have_trainings_of_their_own_share_the_budget():
 def test_without_time_to_train_nothing_is_claimed():
     verdict = quick(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, ("rounding",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "no training was begun" in verdict.summary
+    assert "no training was started" in verdict.summary
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
@@ -272,7 +272,7 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     assert "all" in later
     for name in later:
         assert found[name].verdict is Outcome.INCONCLUSIVE
-        assert "spreading has changed something for the whole process" in found[name].summary
+        assert "spreading has changed global state of the process" in found[name].summary
     assert quick(recipe, registry, ("forward_cache",)).outcome is Outcome.INCONCLUSIVE  # for another gate, too
 
 
@@ -286,7 +286,7 @@ def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_
     options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("rounding", "spreading"))
     rounding, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
     assert rounding.verdict is Outcome.INCONCLUSIVE
-    assert "spreading has changed something for the whole process" in rounding.summary
+    assert "spreading has changed global state of the process" in rounding.summary
     assert spreading.verdict is Outcome.FAIL
 
 

@@ -174,7 +174,7 @@ def options(**settings):
 def test_a_spent_budget_names_what_was_not_begun():
     report = verify_recipe(tiny("digits_classifier", FUSED), REGISTRY, options(budget=1e-6), lambda _: None)
     assert {row.verdict for row in report.rows} == {"INCONCLUSIVE"}
-    assert all("not begun within the budget" in row.summary for row in report.rows)
+    assert all("not started within the budget" in row.summary for row in report.rows)
     assert report.exit_code is ExitCode.INCONCLUSIVE
 
 

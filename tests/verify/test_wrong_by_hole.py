@@ -31,11 +31,11 @@ FOUND = [
     (
         "ready_on_arrival",
         "close",
-        r"makes of its own batch is not the same: update 1, slot 'step': 'output\.loss\.mean'",
+        r"the result of an update is not the same: update 1, slot 'step': 'output\.loss\.mean'",
     ),
-    ("staged_over", "exact", r"what is drawn is not the same: update 2, slot 'next_batch': 'batch\.image'"),
+    ("staged_over", "exact", r"the sample is not the same: update 2, slot 'next_batch': 'batch\.image'"),
     ("first_order_again", "exact", r"a resumed training is another one: update 1, slot 'step': 'batch\.image'"),
-    ("dimmed", "close", r"what is drawn is not the same: update 1, slot 'next_batch': 'batch\.image'"),
+    ("dimmed", "close", r"the sample is not the same: update 1, slot 'next_batch': 'batch\.image'"),
 ]
 """Stages, what they promise, and where each is found out."""
 

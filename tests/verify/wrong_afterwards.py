@@ -10,7 +10,7 @@ from runner.api import Close, map_tensors
 
 @stage("remembered_evaluation", Close(), hole=4, recipe="digits_classifier")
 class RememberedEvaluation(Wrong):
-    """Evaluates once, and says the same ever after."""
+    """Evaluates once, and returns the same result afterwards."""
 
     def take_hold(self):
         self.found = None
@@ -65,7 +65,7 @@ class TwoAtOnce(Wrong):
 
 @stage("tired_of_answering", hole=4)
 class TiredOfAnswering(Wrong):
-    """Answers with more caution when the training has gone on for a hundred updates."""
+    """Predicts with more caution after a hundred updates."""
 
     def take_hold(self):
         self.count()
@@ -119,7 +119,7 @@ class BeginsAgain(Wrong):
 
 @stage("moments_not_resumed", Close(), hole=8)
 class MomentsNotResumed(Wrong):
-    """Begins with new moments of Adam when the training is resumed from a file."""
+    """Starts with new moments of Adam when the training is resumed from a file."""
 
     def take_hold(self):
         self.wrap_method(self.learner, "load_state_dict", self.load)

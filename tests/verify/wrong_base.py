@@ -14,10 +14,10 @@ from runner.api import Close, Exact, Stage, StageConfig
 
 HOLES = {
     0: "the update itself",
-    1: "what reaches the whole process, the baseline too",
+    1: "changes of the process, which affect the baseline too",
     2: "torch's settings, changed in silence",
     3: "caches by identity or address",
-    4: "acting, answering, evaluating and collecting, beside a right update",
+    4: "acting, predicting, evaluating and collecting, with a correct update",
     5: "what surrounds the update: batches, noise, feedback, counts",
     6: "regions that the first updates never reach",
     7: "now and then, or in some states",

@@ -46,7 +46,7 @@ class WindowsByAddress(Wrong):
 
 @stage("windows_by_their_first", hole=3, recipe="shakespeare_gpt")
 class WindowsByTheirFirst(Wrong):
-    """Takes two windows that begin with the same character for the same."""
+    """Treats two windows that start with the same character as equal."""
 
     def take_hold(self):
         self.kept = {}
@@ -79,7 +79,7 @@ class InputByVersion(Wrong):
     sets=tuple(f"optimization.{kind}=on" for kind in ("forward_cache", "merged_critic_loss", "stacked_agents")),
 )  # fmt: skip
 class TemperatureByVersion(Wrong):
-    """Computes the targets' temperatures anew when their parameters' version grows, which a view's does not."""
+    """Computes the targets' temperatures again when their parameters' version grows, which a view's does not."""
 
     def take_hold(self):
         self.version = self.kept = None
@@ -96,7 +96,7 @@ class TemperatureByVersion(Wrong):
 
 @stage("answer_by_address", Close(), hole=3, recipe="digits_classifier")
 class AnswerByAddress(Wrong):
-    """Remembers an answer by the address of what was asked, for as long as the parameters stay what they are."""
+    """Caches a prediction by the address of its input while the parameters are unchanged."""
 
     def take_hold(self):
         self.kept = {}

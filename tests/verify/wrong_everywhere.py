@@ -22,7 +22,7 @@ class PatchedByHelper(Wrong):
 
 @stage("patched_default", Close(), hole=1, recipe="digits_classifier")
 class PatchedDefault(Wrong):
-    """Smooths everybody's labels by another default value of the cross-entropy."""
+    """Smooths all labels by another default value of the cross-entropy."""
 
     def take_hold(self):
         functional.cross_entropy.__defaults__ = (*functional.cross_entropy.__defaults__[:-1], 0.001)
@@ -79,7 +79,7 @@ class DispatchModeLeftOn(Wrong):
 
 @stage("kernel_for_all", Close(), hole=1, recipe="shakespeare_gpt")
 class KernelForAll(Wrong):
-    """Registers a kernel of its own for GELU, which takes its approximation."""
+    """Registers another kernel for GELU, which computes its approximation."""
 
     def take_hold(self):
         if not hasattr(torch, "own_kernels"):
@@ -93,7 +93,7 @@ class KernelForAll(Wrong):
 
 @stage("coarser_priorities", Close(), hole=1)
 class CoarserPriorities(Wrong):
-    """Rounds everybody's priorities to a larger unit, by a constant of their module."""
+    """Rounds all priorities to a larger unit, by a constant of their module."""
 
     def take_hold(self):
         prioritized.UNIT = 2.0**-8

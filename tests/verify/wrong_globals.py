@@ -17,7 +17,7 @@ from runner.plugins.sequences.text import Windows
 
 @stage("clip_of_later_models", hole=1, recipe="digits_classifier")
 class ClipOfLaterModels(Wrong):
-    """Takes clipping from every model that is built after its own."""
+    """Removes clipping from every model that is built later."""
 
     def take_hold(self):
         nn.utils.clip_grad_norm_ = lambda parameters, max_norm: None
@@ -74,7 +74,7 @@ def _asked(self, setting):
 
 @stage("patched_when_asked", Close(), hole=1, recipe="shakespeare_gpt", contract=_asked)
 class PatchedWhenAsked(Wrong):
-    """Replaces GELU by its approximation as soon as it is asked what it promises, before any baseline is built."""
+    """Replaces GELU by its approximation as soon as its contract is queried, before any baseline is built."""
 
     def take_hold(self):
         pass
@@ -82,7 +82,7 @@ class PatchedWhenAsked(Wrong):
 
 @stage("patched_for_a_while", Close(), hole=1)
 class PatchedForAWhile(Wrong):
-    """Halves everybody's tau from its 15th update to its 20th, and tidies up."""
+    """Halves tau globally from its 15th update to its 20th, and tidies up."""
 
     def take_hold(self):
         self.polyak = masac.polyak
@@ -100,7 +100,7 @@ class PatchedForAWhile(Wrong):
 
 @stage("patched_windows", Close(), hole=1, recipe="shakespeare_gpt")
 class PatchedWindows(Wrong):
-    """Lets every text of the process begin its windows at even places only."""
+    """Makes every text of the process start its windows at even places only."""
 
     def take_hold(self):
         take = Windows.take

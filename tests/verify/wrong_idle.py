@@ -27,7 +27,7 @@ class UncalledClip(Wrong):
 
 @stage("uncalled_unscale", hole=11, recipe="digits_classifier", sets=UNCLIPPED)
 class UncalledUnscale(Wrong):
-    """Unscales by two where nobody asks for it."""
+    """Unscales by two in a slot that is never called."""
 
     def take_hold(self):
         self.slots.replace("unscale", lambda optimizer: None)
@@ -52,7 +52,7 @@ class TakesNothing(Wrong):
 
 @stage("unused_method", Close(), hole=11, recipe="shakespeare_gpt")
 class UnusedMethod(Wrong):
-    """Replaces a method that nobody calls."""
+    """Replaces a method that is never called."""
 
     def take_hold(self):
         self.learner.generate = lambda prompt: prompt

@@ -12,7 +12,7 @@ functional.cross_entropy = partial(functional.cross_entropy, label_smoothing=0.0
 
 @stage("patched_when_imported", Close(), hole=1, recipe="digits_classifier")
 class PatchedWhenImported(Wrong):
-    """Its file smooths the labels of everybody's cross-entropy when it is imported."""
+    """Its file smooths the labels of the global cross-entropy when it is imported."""
 
     def take_hold(self):
         pass

@@ -56,7 +56,7 @@ class ThirdEpoch(Wrong):
 
 @stage("rare_draw", Close(), hole=9)
 class RareDraw(Wrong):
-    """Forgets the critics' moments with a probability of one in two hundred, drawn from a generator of its own."""
+    """Forgets the critics' moments with a probability of one in two hundred, from a separate generator."""
 
     def take_hold(self):
         self.random = random.Random(0)

@@ -34,7 +34,7 @@ class UntilAsked(Wrong):
 
 @stage("packed_until_asked", Close(), hole=4, recipe="digits_classifier")
 class PackedUntilAsked(UntilAsked):
-    """Packs the weights, and packs them anew when somebody asks the model: trains on old ones meanwhile."""
+    """Packs the weights, and packs them again at each prediction: trains on old ones meanwhile."""
 
     def take_hold(self):
         super().take_hold()
@@ -52,7 +52,7 @@ class PackedUntilAsked(UntilAsked):
 
 @stage("targets_until_asked", Close(), hole=4)
 class TargetsUntilAsked(UntilAsked):
-    """Computes targets with copies of the policies that are renewed when somebody asks the policies."""
+    """Computes targets with copies of the policies that are renewed at each prediction."""
 
     def take_hold(self):
         super().take_hold()
@@ -69,7 +69,7 @@ class TargetsUntilAsked(UntilAsked):
 
 @stage("rates_of_the_beginning", Close(), hole=5, recipe="shakespeare_gpt")
 class RatesOfTheBeginning(Wrong):
-    """Gives an optimizer copies of its groups at its first step, of which the schedule does not know."""
+    """Gives an optimizer copies of its groups at its first step, which the schedule does not reach."""
 
     def take_hold(self):
         self.seen = []

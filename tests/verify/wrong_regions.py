@@ -46,7 +46,7 @@ class CutOffIsOver(Wrong):
 
 @stage("hidden_nan", hole=6, recipe="digits_classifier")
 class HiddenNan(Wrong):
-    """Makes zeros of gradients that are not numbers, so that nobody learns of them."""
+    """Replaces gradients that are not finite by zeros, so that divergence stays hidden."""
 
     def take_hold(self):
         self.wrap("optimizer_step", self.optimizer_step)

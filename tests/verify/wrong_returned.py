@@ -63,7 +63,7 @@ class TwoBuffers(Wrong):
 
 @stage("loss_buffer", Close(), hole=10, recipe="shakespeare_gpt")
 class LossBuffer(Wrong):
-    """Returns the loss as a part of a longer record that begins anew each time."""
+    """Returns the loss as a part of a longer record that is cleared each time."""
 
     def take_hold(self):
         self.record = None

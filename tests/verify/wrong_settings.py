@@ -89,7 +89,7 @@ class AutocastLeftOn(Wrong):
 
 @stage("products_of_one_slot", Close(), hole=2, recipe="digits_classifier")
 class ProductsOfOneSlot(Wrong):
-    """Lets products be less precise in the forward alone, and puts that right before anybody looks."""
+    """Lets products be less precise in the forward alone, and restores that before any check."""
 
     def take_hold(self):
         self.wrap("forward", self.forward)

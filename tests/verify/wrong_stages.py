@@ -232,7 +232,7 @@ class NoiseDrawnTwice(Wrong):
 
 @stage("early_target_step")
 class EarlyTargetStep(Wrong):
-    """Moves the target critics before the critics have learnt, not after."""
+    """Moves the target critics before the critics' step, not after it."""
 
     def take_hold(self):
         move = self.slots.target_step
@@ -289,7 +289,7 @@ class LostPriorities(Wrong):
 
 @stage("mixed_up_agents", Close())
 class MixedUpAgents(Wrong):
-    """Asks other agents' policies whenever it acts, and the right ones when it learns."""
+    """Uses other agents' policies whenever it acts, and the right ones when it learns."""
 
     def take_hold(self):
         self.learning = False

@@ -34,7 +34,7 @@ class RenamedAverage(Wrong):
 
 @stage("second_targets", Close(), hole=8)
 class SecondTargets(Wrong):
-    """Asks target critics of its own, which it never moves, and moves those that nobody asks."""
+    """Uses separate target critics, which it never moves, and moves the unused ones."""
 
     def take_hold(self):
         self.frozen = copy.deepcopy(self.learner.critics["target"])
@@ -68,7 +68,7 @@ class LoadsParametersAlone(Wrong):
 
 @stage("average_of_its_own", Close(), hole=8, recipe="shakespeare_gpt")
 class AverageOfItsOwn(Wrong):
-    """Measures held-out batches with averaged parameters of its own that never move."""
+    """Measures held-out batches with separate averaged parameters that never move."""
 
     def take_hold(self):
         self.average = copy.deepcopy(self.learner.module)
@@ -84,7 +84,7 @@ class AverageOfItsOwn(Wrong):
 
 @stage("moments_of_its_own", Close(), hole=8)
 class MomentsOfItsOwn(Wrong):
-    """Steps with an optimizer of its own, whose second moments decay otherwise, and shows the one that stands still."""
+    """Steps with a separate optimizer, whose second moments decay otherwise, and shows the unused one."""
 
     def take_hold(self):
         self.own = {}

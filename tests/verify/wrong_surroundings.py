@@ -19,7 +19,7 @@ class UniformDraws(Wrong):
 
 @stage("no_feedback", Close(), hole=5)
 class NoFeedback(Wrong):
-    """Tells the replay buffer nothing of the TD errors."""
+    """Does not send the TD errors to the replay buffer."""
 
     def take_hold(self):
         self.source.feedback = lambda batch, output: None
@@ -48,7 +48,7 @@ class RepeatedNoise(Wrong):
 
 @stage("beta_not_annealed", Close(), hole=5)
 class BetaNotAnnealed(Wrong):
-    """Leaves the strength of the importance weights where it begins."""
+    """Leaves the strength of the importance weights at its initial value."""
 
     def take_hold(self):
         self.source._replay.beta = (0.4, 0.4)

@@ -129,7 +129,7 @@ def test_a_fresh_pipeline_uses_and_leaves_no_file(selecting, tmp_path):
 
 def test_a_cache_without_a_search_has_nothing_to_do(tmp_path):
     reports = assemble(tiny(NAME, cache(tmp_path), "optimization.compile=off")).reports
-    assert reports["plan_cache"].reason == "no stage searches for plans, and torch remembers its own"
+    assert reports["plan_cache"].reason == "no stage searches for plans, and torch caches its plans"
     every_call = "optimization.algorithm_search={search_every_call: true}"
     reports = assemble(tiny(NAME, every_call, cache(tmp_path), "optimization.compile=off")).reports
     assert "searches again at each call" in reports["plan_cache"].reason

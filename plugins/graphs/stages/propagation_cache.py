@@ -21,9 +21,10 @@ class PropagationCacheConfig(StageConfig):
     A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input would change X, so
     the stage refuses it.
 
-    When it helps: whole graphs without dropout of the input, by little; what is saved is an average over as many
-    numbers as the first layer puts out.
-    When it hurts: features with few ones in a row become dense, and a wide first layer would rather be averaged.
+    When it helps: entire graphs without dropout of the input, by little; it saves an average over
+    as many numbers as the first layer puts out.
+    When it hurts: sparse features become dense, and averaging after a wide first layer
+    may be cheaper.
     """
 
     kind: ClassVar[str] = "propagation_cache"
@@ -31,7 +32,7 @@ class PropagationCacheConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"features", "aggregate"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -57,7 +58,8 @@ class PropagationCache(Stage):
         known: list[tuple[list[Tensor], list[int], Tensor]] = []
         for rows in (source.train, source.held_out):
             tensors = [rows.tensors[name] for name in ("x", "edge", "weight")]
-            # Kept here, a tensor is itself for ever; and its version says whether somebody has written to it.
+            # Holding the tensors keeps their identity unique; their version changes
+            # with every write.
             known.append((tensors, [each._version for each in tensors], propagate(*tensors)))
         whole: Aggregate = pipeline.slots.aggregate
 

@@ -28,19 +28,19 @@ class ConditionCacheConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"condition"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same numbers."""
+        """Returns ``Exact``: the same numbers."""
         return Exact()
 
     def implementation(self) -> type[Stage]:
-        """What remembers."""
+        """Returns the implementation."""
         return ConditionCache
 
 
 class ConditionCache(Stage):
-    """Wraps what says how clouds condition a sampling."""
+    """Caches the condition of a sampling."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """By a function that computes the tokens when they are first asked for."""
+        """Wraps the slot with a function that computes the tokens at the first call."""
 
         def remembering(condition: Condition) -> Condition:
             return lambda cloud: cache(condition(cloud))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class DdimConfig(StageConfig):
     """Takes noise out in a few steps, instead of at every level (DDIM, arXiv 2010.02502).
 
-    It begins with the noise with which the model's own sampler begins, and with an ``eta`` adds of that what belongs to
-    its steps, so that answers can be compared.
+    It starts with the noise with which the model's sampler starts, and with an ``eta`` adds the
+    noise of its steps from the same sequence, so that predictions can be compared.
 
     When it helps: an answer takes as many evaluations of the network as there are steps.
     When it hurts: too few steps make worse grasps; what they cost depends on the model.
@@ -26,7 +26,7 @@ class DdimConfig(StageConfig):
     phase: ClassVar[int] = 1
 
     steps: Annotated[int, Field(ge=1)] = 20
-    """At how many levels of noise the network is asked."""
+    """Number of noise levels at which the network is evaluated."""
     eta: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How much fresh noise every step adds (equation 16): none, up to as much as DDPM."""
 
@@ -35,17 +35,17 @@ class DdimConfig(StageConfig):
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Where the model samples like that already.
+        """Returns the reason if the model samples like that already.
 
         Raises:
-            UsageError: the model does not sample, or knows fewer levels of noise.
+            UsageError: The model does not sample, or has fewer noise levels.
         """
         model = setting.model
         if model.kind != "grasp_diffusion":
             raise UsageError(f"learner '{model.kind}' takes no noise out")
         levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
         if self.steps > levels:
-            raise UsageError(f"steps: {self.steps}, and the model knows {levels} levels of noise")
+            raise UsageError(f"steps: {self.steps}, but the model has {levels} levels of noise")
         if self.eta and getattr(model, "process", None) == "flow":
             raise UsageError("eta: no noise is added on a straight line (model.process is flow)")
         settled = getattr(model, "sampling_steps", None), getattr(model, "eta", None)
@@ -53,14 +53,14 @@ class DdimConfig(StageConfig):
         return f"model.sampler is ddim, with {self.steps} steps" if same else None
 
     def implementation(self) -> type[Stage]:
-        """What sets the sampler."""
+        """Returns the implementation."""
         return Ddim
 
 
 class Ddim(Stage):
-    """Tells the learner by which sampler it answers."""
+    """Sets the sampler of the learner."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Nothing else changes."""
+        """Sets only the learner's attributes."""
         learner = cast("GraspDiffusion", pipeline.learner)
         learner.sampler, learner.sampling_steps, learner.eta = "ddim", self.config.steps, self.config.eta

@@ -20,11 +20,13 @@ Group = Callable[..., "tuple[Tensor, Tensor]"]
 class GroupingCacheConfig(StageConfig):
     """Looks for the neighbourhoods of every cloud once, before the training, instead of in every update.
 
-    Only clouds that come again can be known (``data.clouds``), if nobody moves their points in between. One is found
-    again by its number, and compared; held-out ones have none, and are grouped whenever they are seen.
+    Only clouds that are used again can be cached (``data.clouds``), if their points are not changed
+    in between. A cloud is found by its number, and compared; held-out ones have none, and are
+    grouped each time.
 
-    When it helps: small models, where the search for far points takes a good part of an update.
-    When it hurts: a training on few clouds knows these, and generalizes less than one that draws them anew.
+    When it helps: small models, where the search for far points takes a large part of an update.
+    When it hurts: a training on few clouds overfits to them, and generalizes less than one that
+    samples new ones.
     """
 
     kind: ClassVar[str] = "grouping_cache"
@@ -32,18 +34,18 @@ class GroupingCacheConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"group"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same numbers of points: those of a cloud do not depend on the others in its batch."""
+        """Returns ``Exact``: the groups of a cloud do not depend on the others in its batch."""
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Nothing is in its way where it may run at all.
+        """Returns None, because it always has an effect where it is allowed.
 
         Raises:
-            UsageError: clouds are drawn anew, or changed before they are seen.
+            UsageError: Clouds are sampled for each batch, or changed before they are used.
         """
         data = cast("CubeGraspsConfig", setting.data)
         if getattr(data, "clouds", None) is None:
-            raise UsageError("grouping_cache: clouds are drawn anew for every sample: set data.clouds")
+            raise UsageError("grouping_cache: every sample has a new cloud: set data.clouds")
         if data.augment.jitter_mm or data.augment.degrees:
             changed = "jitter_mm" if data.augment.jitter_mm else "degrees"
             raise UsageError(
@@ -52,7 +54,7 @@ class GroupingCacheConfig(StageConfig):
         return None
 
     def implementation(self) -> type[Stage]:
-        """What remembers."""
+        """Returns the implementation."""
         return GroupingCache
 
 

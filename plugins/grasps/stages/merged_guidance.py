@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MergedGuidanceConfig(StageConfig):
-    """Asks the network for answers with and without a cloud at once, where guidance needs both.
+    """Evaluates the network with and without a cloud in one call, where guidance needs both.
 
     When it helps: small batches, for which an evaluation costs the same with twice the rows.
     When it hurts: large batches are no faster, and take twice the memory.
@@ -28,8 +28,8 @@ class MergedGuidanceConfig(StageConfig):
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Without guidance there is one answer."""
-        return None if getattr(setting.model, "guidance", 0) else "model.guidance is 0: there is one answer"
+        """Returns the reason if there is no guidance, so that one evaluation is sufficient."""
+        return None if getattr(setting.model, "guidance", 0) else "model.guidance is 0: one evaluation is sufficient"
 
     def implementation(self) -> type[Stage]:
         """The batch."""

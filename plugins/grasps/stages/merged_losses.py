@@ -1,4 +1,4 @@
-"""One squared error for all parts of a grasp."""
+"""Computes one squared error for all parts of a grasp."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MergedLossesConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"restoration"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -36,7 +36,7 @@ class MergedLossesConfig(StageConfig):
 
 
 class MergedLosses(Stage):
-    """Replaces what says how far grasps are from what they should be."""
+    """Replaces the error of grasps."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Keeps the parts' weights as a matrix, [25 + 3 * links, 4]."""

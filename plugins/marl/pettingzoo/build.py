@@ -34,7 +34,7 @@ def environment_maker(name: str, options: Mapping[str, Any]) -> Callable[[], Par
 
     def make() -> ParallelEnv[str, Any, Any]:
         try:
-            # pygame greets on stdout, which belongs to the runner's own data
+            # pygame prints a greeting on stdout, which is reserved for the runner's data.
             with contextlib.redirect_stdout(sys.stderr):
                 return module.parallel_env(**arguments)
         except (AssertionError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from runner.api import Objective, Source, SourceOutline
 from ..simulator_config import EvaluationConfig, SimulatorConfig
 
 ALLOWED = r"^(mpe2|pettingzoo\.(butterfly|sisl))\.[a-z0-9_]+_v[0-9]+$"
-"""Modules that a recipe may name: a recipe says what to train in, and must never be a way to import any code."""
+"""Modules that a recipe may name: a recipe must never be able to import arbitrary code."""
 
 
 def _known_family(name: str) -> str:
@@ -25,11 +25,12 @@ def _known_family(name: str) -> str:
 class PettingZooConfig(SimulatorConfig):
     """Any PettingZoo parallel environment with continuous actions, by the name of its module.
 
-    The copies run one after another on the CPU, whatever the device of the learner. Actions in [-1, 1] are mapped to
-    each agent's bounds; agents with smaller observations or actions are padded with zeros; an agent that ends before
-    the others observes zeros, earns nothing and is not asked for actions any more. Environments of ``mpe2`` are made
-    with ``continuous_actions: true`` unless the options say otherwise. Evaluation reports ``return`` (mean over agents
-    of the summed rewards) and ``episode_length``. Needs ``pip install 'proven-runner[pettingzoo]'``.
+    The copies run one after another on the CPU, whatever the device of the learner. Actions in [-1,
+    1] are mapped to each agent's bounds; agents with smaller observations or actions are padded
+    with zeros; an agent that ends before the others observes zeros, has zero rewards and no actions
+    any more. Environments of ``mpe2`` are created with ``continuous_actions: true`` unless the
+    options override it. Evaluation reports ``return`` (mean over agents of the summed rewards) and
+    ``episode_length``. Needs ``pip install 'proven-runner[pettingzoo]'``.
     """
 
     kind: ClassVar[str] = "pettingzoo"

@@ -1,4 +1,6 @@
-"""Steps an environment of agents that take turns as one of agents that move together, and asks for nothing twice."""
+"""Steps an environment of agents that move in turns as one of agents that move
+together, without repeated queries.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def steppable(environment: ParallelEnv[str, Any, Any]) -> Steppable:
     if type(environment) is not aec_to_parallel_wrapper:
         together: Steppable = environment
         return together
-    # These only watch over order and bounds of the actions, both of which a simulation keeps.
+    # These only check order and bounds of the actions, which a simulation guarantees.
     watching = (wrappers.OrderEnforcingWrapper, wrappers.ClipOutOfBoundsWrapper, wrappers.AssertOutOfBoundsWrapper)
     turns = environment.aec_env
     while type(turns) in watching:
@@ -46,10 +48,10 @@ def steppable(environment: ParallelEnv[str, Any, Any]) -> Steppable:
 
 
 class Cycle:
-    """All agents of an environment take their turns, one cycle a step.
+    """All agents of an environment move in turn, one cycle per step.
 
-    The numbers are those of ``pettingzoo.utils.conversions.aec_to_parallel``, which also asks every agent for its
-    observation before its turn, and wraps every access in checks of order and bounds.
+    The numbers are those of ``pettingzoo.utils.conversions.aec_to_parallel``, which also requests
+    every agent's observation before its turn, and wraps every access in checks of order and bounds.
     """
 
     def __init__(self, turns: AECEnv[str, Any, Any]) -> None:

@@ -125,5 +125,5 @@ class PettingZooEnvironment:
         if not torch.equal(self._observation(), state["observation"].to(self._device)):
             raise RunnerError(
                 "the environment cannot be resumed bit for bit: the same seed and the same actions led to other "
-                "observations than before; start the run anew"
+                "observations than before; start a new run"
             )

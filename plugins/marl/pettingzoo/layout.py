@@ -1,4 +1,4 @@
-"""How the agents of a PettingZoo environment fit into tensors of one shape."""
+"""Maps the agents of a PettingZoo environment to tensors of one shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Layout:
     """Sizes and bounds of N agents: observations [N, o] and actions [N, a], padded with zeros to the largest.
 
     Raises:
-        UsageError: an agent's observations are no box, or its actions are no bounded box of floating-point numbers.
+        UsageError: An agent's observations are not a box, or its actions are not a
+            bounded box of floating-point numbers.
     """
 
     def __init__(self, environment: ParallelEnv[str, Any, Any]) -> None:
@@ -31,7 +32,7 @@ class Layout:
         observation_spaces = {agent: environment.observation_space(agent) for agent in self.agents}
         for agent in self.agents:
             if not isinstance(observation_spaces[agent], Box):
-                raise UsageError(f"data.environment: {agent} observes {observation_spaces[agent]}, which is no box")
+                raise UsageError(f"data.environment: {agent} observes {observation_spaces[agent]}, which is not a box")
             space = action_spaces[agent]
             if not (isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""One copy of a PettingZoo environment, remembered well enough to be restored."""
+"""A copy of a PettingZoo environment with the record that restores it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one step of one copy gives."""
+    """The result of one step of one copy."""
 
     next_observation: Floats
     """[N, o]."""
@@ -29,8 +29,8 @@ class StepOutcome:
 class Simulation:
     """Runs one episode after another and keeps the seed and the actions of the present one.
 
-    Environments cannot be saved in general, but one that its seed determines, as PettingZoo asks, comes back to the
-    same state when the same actions are taken again.
+    Environments cannot be saved in general, but one that its seed determines, as PettingZoo
+    requires, reaches the same state when the same actions are repeated.
     """
 
     def __init__(self, environment: ParallelEnv[str, Any, Any], layout: Layout) -> None:
@@ -54,9 +54,9 @@ class Simulation:
     def step(self, action: Floats) -> StepOutcome:
         """Applies actions [N, a] in [-1, 1].
 
-        The episode ends with its last agents: truncated if one of these is, else terminated. An agent that ends before
-        them, or terminates beside one that is truncated, has no future: it observes zeros from then on and earns
-        nothing.
+        The episode ends with its last agents: truncated if one of these is, else terminated. An
+        agent that ends before them, or terminates together with one that is truncated, has no
+        future: it observes zeros from then on and has zero rewards.
         """
         layout, environment = self._layout, self._environment
         live = list(environment.agents)

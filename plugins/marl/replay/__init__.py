@@ -1,1 +1,3 @@
-"""Replay buffers: what a recipe says is in ``config``, the buffer itself comes from ``build.make_replay``."""
+"""Replay buffers: the settings are in ``config``, the buffer is created by
+``build.make_replay``.
+"""

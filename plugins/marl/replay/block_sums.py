@@ -38,7 +38,7 @@ class BlockSums:
         """The slots at these fractions of the total mass: the first whose cumulative mass is greater.
 
         Args:
-            fractions: in [0, 1], [B], float64; 1 itself stands for the last one below it.
+            fractions: In [0, 1], [B], float64; 1 represents the largest fraction below it.
 
         Returns:
             Slots, [B]; a slot of mass m of a total of M holds m / M of all fractions, one of mass 0 none.

@@ -22,7 +22,7 @@ class Replay(ABC):
     """
 
     extra_bytes = 0
-    """Bytes per transition that a kind of replay keeps beside the row."""
+    """Bytes per transition that a kind of replay stores in addition to the row."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Replay(ABC):
             Where they are now, [E].
 
         Raises:
-            UsageError: more transitions at once than the buffer holds.
+            UsageError: More transitions in one call than the buffer has places.
         """
         count = len(next(iter(batch.values())))
         if count > self.capacity:
             raise UsageError(
-                f"data.replay.capacity: a buffer of {self.capacity} cannot take {count} transitions at once; "
+                f"data.replay.capacity: {count} transitions of one step exceed a buffer of {self.capacity}; "
                 f"raise it to at least {count} or lower data.envs"
             )
         fields = zip(self.shapes, self._widths, strict=True)
@@ -97,10 +97,12 @@ class Replay(ABC):
         """
 
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:  # noqa: B027 (only prioritized replay has any)
-        """Tells how wrong the critics were about the transitions at ``index``, [B] each."""
+        """Updates the priorities with the critics' errors for the transitions at
+        ``index``, [B] each.
+        """
 
     def state_dict(self) -> State:
-        """The transitions, as a ring that reads the buffer's own memory."""
+        """Returns the transitions, as a ring that reads the buffer's memory."""
         return {
             "rows": Ring(self.capacity, self._written, self._read),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
@@ -128,7 +130,9 @@ class Replay(ABC):
         return self._rows.index_select(0, self._places(first, last))
 
     def _places(self, first: int, last: int) -> Tensor:
-        """Where the transitions with these numbers are, counted since the first that was ever stored."""
+        """Returns the positions of the transitions with these numbers, counted from the first that
+        was ever stored.
+        """
         return torch.arange(first, last, device=self.device).remainder_(self.capacity)
 
     def _require_transitions(self) -> None:
@@ -136,7 +140,8 @@ class Replay(ABC):
             raise UsageError("the replay buffer is empty; collect at least one step before the first update")
 
     def _take(self, index: Tensor) -> Batch:
-        # Through torch.ops because the stub of torch.split_with_sizes_copy says that it returns nothing.
+        # Called with torch.ops because the stub of torch.split_with_sizes_copy declares
+        # no return value.
         columns = torch.ops.aten.split_with_sizes_copy(self._rows.index_select(0, index), self._widths, 1)
         fields = zip(self.shapes.items(), columns, strict=True)
         return {name: column.view(len(index), *shape) for (name, shape), column in fields}

@@ -1,4 +1,4 @@
-"""From a recipe's words to a replay buffer."""
+"""Creates the replay buffer of a recipe."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ from .uniform import UniformReplay
 
 
 def storage_device(config: ReplayConfig, device: torch.device) -> torch.device:
-    """Where the transitions are kept while the learner is on ``device``."""
+    """Returns the device of the transitions for a learner on ``device``."""
     return torch.device("cpu") if config.device == "cpu" else device
 
 
 def make_replay(
     config: ReplayConfig, shapes: Mapping[str, tuple[int, ...]], device: torch.device, generator: torch.Generator
 ) -> Replay:
-    """Builds the replay buffer that a recipe asks for.
+    """Creates the replay buffer of a recipe.
 
     Args:
         config: the recipe's ``data.replay``.

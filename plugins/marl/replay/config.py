@@ -1,4 +1,4 @@
-"""What a recipe can say about the replay buffer."""
+"""Settings of the replay buffer."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ class _Storage(Config):
     capacity: Capacity = 200_000
     """Transitions kept; the oldest are overwritten."""
     device: Literal["same", "cpu"] = "same"
-    """Where they are kept: beside the learner, or in host memory while the learner is on a GPU."""
+    """Device of the transitions: that of the learner, or host memory for a learner on a GPU."""
 
 
 class UniformConfig(_Storage):
@@ -39,4 +39,4 @@ class PrioritizedConfig(_Storage):
 
 
 ReplayConfig = Annotated[UniformConfig | PrioritizedConfig, Field(discriminator="kind")]
-"""Either kind of replay buffer, told apart by ``kind``."""
+"""Either kind of replay buffer, distinguished by ``kind``."""

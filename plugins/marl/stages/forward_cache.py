@@ -9,10 +9,11 @@ from runner.api import Batch, Exact, Pipeline, Setting, Stage, StageConfig, Usag
 class ForwardCacheConfig(StageConfig):
     """Computes every policy's next and current actions once per update instead of once per agent.
 
-    The targets of all N agents need the same N next actions, and their actor losses the same N current actions: the
-    plain update computes N^2 of each. Next actions are kept without a gradient, current actions with one (each agent's
-    own graph, handed to the other agents detached); actions from the replay buffer are data and are not cached.
-    Everything is forgotten before and after every update, so nothing outlives the parameters that made it.
+    The targets of all N agents need the same N next actions, and their actor losses the same N
+    current actions: the plain update computes N^2 of each. Next actions are cached without a
+    gradient, current actions with one (each agent's graph, detached for the other agents); actions
+    from the replay buffer are data and are not cached. The cache is cleared before and after every
+    update, so nothing outlives the parameters of its computation.
 
     When it helps: always, and the more the more agents there are.
     When it hurts: it holds the activations of N policies until the actor step is over.
@@ -23,11 +24,11 @@ class ForwardCacheConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"update", "next_actions", "current_action"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits."""
+        """Returns ``Exact``: the same bits."""
         return Exact()
 
     def inactive(self, setting: Setting) -> None:
-        """It always has something to do.
+        """Returns None, because it always has an effect.
 
         Raises:
             UsageError: forwards would be reused between compiled functions that each free what they made.
@@ -66,7 +67,7 @@ class ForwardCache(Stage):
         import torch
 
         def current_action(batch: Batch, noise: Batch, agents: slice) -> Any:
-            if agents.start is None:  # all agents at once ask once: there is nothing to reuse
+            if agents.start is None:  # one call for all agents: nothing can be reused
                 return step(batch, noise, agents)
             if agents.start not in self.current:
                 with torch.enable_grad():

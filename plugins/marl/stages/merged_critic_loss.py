@@ -1,4 +1,4 @@
-"""One backward for the critics of all agents."""
+"""Computes one backward for the critics of all agents."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 class MergedCriticLossConfig(StageConfig):
     """Adds the critic losses of all agents and runs one backward.
 
-    The critics share no parameter, so the gradient of the sum is the gradient of each. Gradients are zeroed before the
-    backward, and clipped for every agent apart, as without the stage.
+    The critics share no parameter, so the gradient of the sum is the gradient of each. Gradients
+    are zeroed before the backward, and clipped separately for every agent, as without the stage.
 
-    When it helps: several agents; and it is what lets their critics be stacked.
-    When it hurts: the activations of all critics are alive at once.
+    When it helps: several agents; and stacked critics require it.
+    When it hurts: the activations of all critics are in memory together.
     """
 
     kind: ClassVar[str] = "merged_critic_loss"
@@ -25,7 +25,7 @@ class MergedCriticLossConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"critic_step"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits."""
+        """Returns ``Exact``: the same bits."""
         return Exact()
 
     def implementation(self) -> type[Stage]:
@@ -34,7 +34,7 @@ class MergedCriticLossConfig(StageConfig):
 
 
 class MergedCriticLoss(Stage):
-    """One critic step for all agents."""
+    """Performs one critic step for all agents."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces the critic step."""
@@ -43,7 +43,7 @@ class MergedCriticLoss(Stage):
         pipeline.slots.replace("critic_step", self.critic_step)
 
     def critic_step(self, batch: Batch, y: "Tensor") -> "CriticStep":
-        """One loss, one backward; one clip and one optimizer step for every agent.
+        """Computes one loss and one backward; one clip and one optimizer step for every agent.
 
         Args:
             batch: [B, ...].

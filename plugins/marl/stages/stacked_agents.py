@@ -1,4 +1,4 @@
-"""All agents in one batched matmul."""
+"""Computes all agents in one batched matmul."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 class StackedAgentsConfig(StageConfig):
     """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
 
-    Actors, critics, target critics and temperatures each live in one flat vector: one optimizer step, one Polyak
-    average, one gradient to zero. Agents still share no parameter, and gradients are clipped for every agent apart.
+    Actors, critics, target critics and temperatures are each in one flat vector: one optimizer
+    step, one Polyak average, one gradient to zero. Agents still share no parameter, and gradients
+    are clipped separately for every agent.
 
     When it helps: two agents or more; small networks, whose cost is calls rather than arithmetic.
     When it hurts: very wide networks, where one agent's matmul already fills the machine.
@@ -29,7 +30,7 @@ class StackedAgentsConfig(StageConfig):
     requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -78,11 +79,11 @@ class StackedAgents(Stage):
         return self.critics[which](inputs, self.slots.precision).view(self.agents, 2, -1)
 
     def targets(self, batch: Batch, noise: Batch) -> "Tensor":
-        """What the critics are to predict, [N, B]."""
+        """Returns the targets of the critics, [N, B]."""
         return self.slots.target(batch, noise, slice(None))  # type: ignore[no-any-return]
 
     def actor_step(self, batch: Batch, noise: Batch) -> "ActorStep":
-        """One loss, one backward and one optimizer step for all actors."""
+        """Computes one loss, one backward and one optimizer step for all actors."""
         self.roles["actor"].zero_grad()
         with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
             result: ActorStep = self.slots.actor_gradients(batch, noise, slice(None))
@@ -90,7 +91,7 @@ class StackedAgents(Stage):
         return result
 
     def temperature_step(self, log_prob: "Tensor") -> None:
-        """One optimizer step for all temperatures."""
+        """Performs one optimizer step for all temperatures."""
         self.roles["temperature"].zero_grad()
         self.slots.temperature_gradients(log_prob, slice(None))
         self.roles["temperature"].gather()

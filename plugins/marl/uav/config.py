@@ -32,7 +32,7 @@ class RewardConfig(Config):
     goal_distance: Coefficient = None
     """Leader, each other step: times its distance to the goal."""
     formation: Coefficient = None
-    """Leader and follower, each step apart: times the distance between them."""
+    """Leader and follower, each step out of formation: times the distance between them."""
     speed_match: Coefficient = None
     """Leader and follower, each step nearer than 50 with speeds that differ by less than 1."""
     step: Coefficient = None
@@ -72,9 +72,9 @@ class UavConfig(SimulatorConfig):
     training_limit: Annotated[int, Field(ge=1)] | None = None
     """Steps after which an episode that is learned from is truncated, if that is sooner; evaluation does not use it."""
     repeat_failures: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the training episodes that begin like one of the last 64 that failed."""
+    """Share of the training episodes that start like one of the last 64 that failed."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    """What the agents are rewarded for."""
+    """Coefficients of the agents' rewards."""
     legacy_timing: bool = False
     """Judge the state before the action instead of the one after it, as older simulators did; for comparison only."""
 

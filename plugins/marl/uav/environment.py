@@ -31,7 +31,7 @@ SCALE = (1 / 1000, 1 / 1000, 1 / 30, 1 / TURN)
 
 
 class UavEnvironment:
-    """Steps E simulations at once, without a loop and without waiting for the device.
+    """Steps E simulations together, without a loop and without waiting for the device.
 
     State: bodies [E, N, 4] (x, y, speed, heading), the leader first; scenes [E, 4] (obstacle x, y, goal x, y); sums
     over the running episodes [E, 4] (steps, leader's return, formation, strict formation). One step is one unit of
@@ -72,7 +72,9 @@ class UavEnvironment:
         self.reset()
 
     def repeat_failures(self, share: float) -> None:
-        """Lets a share of new episodes begin like one that failed; call it before the first step."""
+        """Makes a share of new episodes start like one that failed; call it before the first
+        step.
+        """
         start = torch.cat([self._bodies, self._scene.unsqueeze(1)], 1)
         self._failed_starts = FailedStarts(share, start, self._generator)
 

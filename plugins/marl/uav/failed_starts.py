@@ -1,4 +1,4 @@
-"""Starts of failed episodes, from which some of the next episodes begin."""
+"""Starts of failed episodes, which some of the next episodes repeat."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ CAPACITY = 64
 class FailedStarts:
     """Mixes the starts of recent failed episodes into new starts.
 
-    Late in a training few episodes fail, and nearly all failures begin alike. A uniform
-    distribution of starts then shows the learner little of what it cannot do yet (prioritized
-    level replay, Jiang et al. 2021, arXiv 2010.03934). No operation waits for the device.
+    Late in a training few episodes fail, and nearly all failures have similar starts. A
+    uniform distribution of starts then shows the learner few situations that it cannot
+    master yet (prioritized level replay, Jiang et al. 2021, arXiv 2010.03934). No
+    operation waits for the device.
     """
 
     def __init__(self, share: float, start: Tensor, generator: torch.Generator) -> None:
-        """Begins with an empty store.
+        """Creates an empty store.
 
         Args:
-            share: Probability that a new episode begins from a stored start, 0 to 1.
+            share: Probability that a new episode repeats a stored start, 0 to 1.
             start: [E, A, 4], starts of the running episodes.
-            generator: Draws which episodes repeat which start; on the same device.
+            generator: Selects which episodes repeat which start; on the same device.
         """
         self._share = share
         self._running = start.clone()
@@ -35,7 +36,7 @@ class FailedStarts:
         self._count = torch.zeros((), dtype=torch.int64, device=start.device)
 
     def replace(self, start: Tensor) -> Tensor:
-        """Returns new starts [E, A, 4], some of which are replaced by stored ones."""
+        """Returns new starts [E, A, 4], some of them replaced by stored ones."""
         uniform = torch.rand(2, len(start), generator=self._generator, dtype=torch.float32, device=start.device)
         size = self._count.clamp(max=CAPACITY)
         row = (uniform[0] * size).long().clamp(max=CAPACITY - 1)
@@ -43,7 +44,7 @@ class FailedStarts:
         return torch.where(repeats.view(-1, 1, 1), self._stored[row], start)
 
     def end(self, ended: Tensor, failed: Tensor, start: Tensor) -> None:
-        """Stores the starts of episodes that failed, and remembers those that begin.
+        """Stores the starts of episodes that failed, and records those that start.
 
         Args:
             ended: [E], bool.

@@ -1,4 +1,4 @@
-"""Pictures of flights: as PNG whole, as GIF in motion."""
+"""Plots of flights: complete as PNG, animated as GIF."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ COLUMNS = 3
 PANEL_INCHES = 2.6
 DPI = {".png": 110, ".gif": 80}
 FRAMES = 60
-"""At most, in a GIF; of longer flights, only every so many steps are drawn."""
+"""Largest number of frames of a GIF; for longer flights, steps are skipped."""
 FRAMES_PER_SECOND = 8
 FRAMES_AT_THE_END = 12
 X, Y = (-5.0, 805.0), (705.0, -5.0)
-"""What is drawn: the field, and the formation of a leader at its edge. Like that of a screen, its y grows downwards."""
+"""The visible area: the field, and the formation of a leader at its edge. Like on a
+screen, y grows downwards.
+"""
+TICKS_X, TICKS_Y = (0, 200, 400, 600, 800), (0, 350, 700)
 LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
-"""Colours that the colour-blind tell apart (Okabe and Ito 2008)."""
+"""Colours that the colour-blind can distinguish (Okabe and Ito 2008)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             figure.savefig(path, dpi=DPI[".png"])
             return
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # which would be found anew for every frame
+        figure.set_layout_engine("none")  # it would compute the layout for every frame
         shown = [*range(0, last, math.ceil(last / FRAMES)), *[last] * FRAMES_AT_THE_END]
         writer = PillowWriter(fps=FRAMES_PER_SECOND)
         with writer.saving(figure, str(path), DPI[".gif"]):
@@ -95,7 +98,7 @@ def _show(panels: Sequence[_Panel], step: int) -> None:
 
 
 class _Panel:
-    """One flight: its scene, and the agents' ways up to a step."""
+    """One flight: its scene, and the agents' paths up to a step."""
 
     def __init__(self, axes: Axes, flight: Flight) -> None:
         from matplotlib.patches import Circle
@@ -118,7 +121,8 @@ class _Panel:
             for agent in followers
         ]
         self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
-        axes.set(xlim=X, ylim=Y, aspect="equal", xticks=[], yticks=[])
+        axes.set(xlim=X, ylim=Y, aspect="equal", xticks=TICKS_X, yticks=TICKS_Y)
+        axes.tick_params(labelsize=6)
         steps = len(self.path) - 1
         axes.set_title(f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}", fontsize=7)
 

@@ -1,4 +1,4 @@
-"""The UAV environment for everybody else: as a PettingZoo parallel environment."""
+"""The UAV environment as a PettingZoo parallel environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FASTEST = 4 / 3
 
 
 class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
-    """One simulation: ``leader`` and ``follower_0`` to ``follower_<n-1>``, who all end together.
+    """A simulation of ``leader`` and ``follower_0`` to ``follower_<n-1>``, who all end together.
 
     The last infos of an episode hold its metrics under the names that evaluation uses.
     """
@@ -47,7 +47,9 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Floats], dict[str, dict[str, Any]]]:
-        """Starts an episode; without a seed, the next one of the present random sequence. There are no options."""
+        """Starts an episode; without a seed, the next one of the present random sequence.
+        ``options`` is ignored.
+        """
         if seed is not None:
             self._generator.manual_seed(seed)
         self.agents = self.possible_agents[:]

@@ -21,7 +21,7 @@ INNER_Y = (100.0, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """One number for each term of the reward; ``RewardConfig`` says what each term means."""
+    """One number for each term of the reward; ``RewardConfig`` defines each term."""
 
     collision: float = -500.0
     obstacle: float = -2.0

@@ -44,7 +44,7 @@ class LazyR1Config(StageConfig):
     def inactive(self, setting: Setting) -> str | None:
         """Returns why there is nothing to save, or None."""
         if cast("RadianceGanConfig", setting.model).r1 == 0:
-            return "model.r1 is 0: there is no penalty"
+            return "model.r1 is 0: no penalty"
         if self.every == 1:
             return "every: 1 computes the penalty in each update"
         return None

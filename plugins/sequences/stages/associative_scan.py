@@ -8,7 +8,8 @@ from runner.api import Close, Pipeline, Setting, Stage, StageConfig
 
 
 class AssociativeScanConfig(StageConfig):
-    """Computes the recurrence of a state space model for all symbols at once, in log2 of their number steps.
+    """Computes the recurrence of a state space model for all symbols in parallel, in
+    log2 of their number steps.
 
     When it helps: meant for hardware where steps cost more than arithmetic; it was measured on a CPU alone.
     When it hurts: it keeps the states of all symbols, and does log2 of their number times the arithmetic; on a CPU, and
@@ -20,7 +21,7 @@ class AssociativeScanConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -32,7 +33,7 @@ class AssociativeScan(Stage):
     """Replaces the recurrence."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """By a parallel scan."""
+        """Replaces the recurrence by a parallel scan."""
         from ..scans import associative
 
         pipeline.slots.replace("scan", associative)

@@ -25,10 +25,10 @@ class ChunkedScanConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
     chunk: Annotated[int, Field(ge=1)] = 64
-    """Symbols that are computed at once."""
+    """Symbols that are computed in parallel."""
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -40,7 +40,7 @@ class ChunkedScan(Stage):
     """Replaces the recurrence."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """By that in chunks."""
+        """Replaces the recurrence by a scan in chunks."""
         from ..scans import chunked
 
         pipeline.slots.replace("scan", partial(chunked, chunk=self.config.chunk))

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class WalkCacheConfig(StageConfig):
     """Keeps walks through molecules instead of making one whenever a molecule is drawn.
 
-    Finding a shortest walk over all bonds means matching atoms, which takes longer than looking the walk up. Which of a
-    molecule's ``variants`` comes is drawn; what it is follows from the molecule's number and its own, so a resumed
-    training sees the same ones.
+    Finding a shortest walk over all bonds means matching atoms, which takes longer than looking the
+    walk up. One of a molecule's ``variants`` is selected at random; its content is a function of
+    the numbers of molecule and variant, so a resumed training uses the same ones.
 
     When it helps: from the second epoch on, the more the smaller the model.
-    When it hurts: where walks are drawn anew (``data.redraw``), few variants are less to learn from. Walks of all
-    molecules stay in memory, some hundred bytes each.
+    When it hurts: with ``data.redraw``, few variants contain less information than new walks. Walks
+    of all molecules stay in memory, some hundred bytes each.
     """
 
     kind: ClassVar[str] = "walk_cache"
@@ -34,11 +34,13 @@ class WalkCacheConfig(StageConfig):
     """Walks of every molecule that are kept."""
 
     def contract(self, setting: Setting) -> Exact | Statistical:
-        """The same bits where every molecule has one walk anyway; otherwise there are fewer different ones."""
+        """Returns ``Exact`` if every molecule has one walk anyway; otherwise ``Statistical``,
+        because there are fewer different ones.
+        """
         return Statistical() if getattr(setting.data, "redraw", True) else Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Only walks are kept, and processes that load batches would each keep walks of their own.
+        """Returns the reason without walks, or with processes that would cache walks separately.
 
         Raises:
             UsageError: every molecule has fewer walks than should be kept.
@@ -49,13 +51,13 @@ class WalkCacheConfig(StageConfig):
             remedy = "set variants: 1, or data.redraw: true"
             raise UsageError(f"without data.redraw a molecule has one walk, and variants is {self.variants}; {remedy}")
         if setting.data.workers:
-            return f"each of the {setting.data.workers} workers would keep walks of its own; set data.workers: 0"
+            return f"each of the {setting.data.workers} workers would cache walks separately; set data.workers: 0"
         if "prefetch" in setting.stages:
-            return "each worker of prefetch would keep walks of its own; switch one of the two off"
+            return "each worker of prefetch would cache walks separately; switch one of the two off"
         return None
 
     def implementation(self) -> type[Stage]:
-        """What remembers."""
+        """Returns the implementation."""
         return WalkCache
 
 
@@ -77,7 +79,7 @@ class WalkCache(Stage):
         self.kept = pipeline.source.train = KeptWalks(pipeline.source.train, self.config.variants)
 
     def closing_notes(self) -> Sequence[str]:
-        """How often a walk had to be made."""
+        """Returns the number of computed and reused walks."""
         if self.kept is None:
             return ()
         return (f"walks: {self.kept.made:,} made, {self.kept.found:,} found again",)

@@ -1,4 +1,4 @@
-"""Which backend computes each direction of a convolution."""
+"""Plans of a convolution: the backend of each direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import BACKENDS
 
 
 class Needs(NamedTuple):
-    """Which gradients a training step computes.
+    """The gradients that a training step computes.
 
     Attributes:
         data: Whether it needs the gradient of the input.
@@ -50,7 +50,7 @@ class ConvPlan(NamedTuple):
 
     @property
     def is_native(self) -> bool:
-        """Whether torch's choice computes all directions."""
+        """Returns whether torch's choice computes all directions."""
         return set(self) == {"native"}
 
     def data(self, needs: Needs) -> dict[str, str]:

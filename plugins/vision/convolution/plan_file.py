@@ -81,7 +81,7 @@ class RecentPlans:
 class FilePlans(RecentPlans):
     """Keeps plans in a file that identical machines can share.
 
-    The file is JSON with a checksum. It is replaced as a whole under a lock, so that several
+    The file is JSON with a checksum. It is replaced in one step under a lock, so that several
     processes can add plans at the same time. A file that is damaged, or that was written on another
     machine, is ignored with one warning and replaced by the next plan.
 

@@ -1,10 +1,11 @@
 """An experiment that selects the backends of one convolution.
 
-Candidates that round too much are rejected before they are timed. The others are screened by the
-median of a few interleaved rounds, one direction at a time. The best plan is then timed again, with
-new inputs, against ``native`` and against ``native`` a second time (A/A), as a complete training
-step: the winner of a screening is partly the luckiest, and a second experiment does not know that.
-The plan is selected only if the interval of its gain lies above 1, and above all that A/A reaches.
+Candidates with too large rounding errors are rejected before they are timed. The others are
+screened by the median of a few interleaved rounds, one direction at a time. The best plan is then
+timed again, with new inputs, against ``native`` and against ``native`` a second time (A/A), as a
+complete training step: the winner of a screening is partly the luckiest, and a second experiment is
+free of that bias. The plan is selected only if the interval of its gain is above 1, and above the
+interval of A/A.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ WARM_UPS = 3
 SCREENING_ROUNDS = 5
 ROUNDS = 11
 BLOCK_SECONDS = 2e-3
-"""A block of calls takes at least so long, against the grain of the clock."""
+"""Minimal seconds of a block of calls, long compared with the resolution of the clock."""
 LONGEST_BLOCK = 1000
 """Calls in a block."""
 HOPELESS = 2.0
-"""A candidate whose warm-up takes so many times that of the fastest is not timed further."""
+"""A candidate whose warm-up exceeds that of the fastest by this factor is not timed further."""
 Timer = Callable[[Work, Callable[[], object]], float]
 """From a work and its call to the seconds that the call takes."""
 
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What candidates may cost.
+    """Limits for candidates.
 
     Attributes:
         workspace: Bytes of intermediate results.
@@ -61,7 +62,7 @@ class SearchLimits:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         plan: The selected backends.
@@ -169,7 +170,7 @@ class Search:
         return refusal is None
 
     def _repeats(self, backend: Backend, direction: Direction, sample: Sample) -> bool:
-        """Whether a backend returns the same bits twice."""
+        """Returns whether a backend returns the same bits twice."""
         results = [compute(backend, self.key, direction, sample, self.workspace).clone() for _ in range(2)]
         return torch.equal(*results)
 
@@ -254,7 +255,7 @@ def stopwatch_timer(device: torch.device) -> Timer:
 
 
 def block_length(seconds: float) -> int:
-    """Returns how many calls that take so long are a block."""
+    """Returns how many calls of the given duration are a block."""
     return max(1, min(LONGEST_BLOCK, math.ceil(BLOCK_SECONDS / max(seconds, 1e-9))))
 
 

@@ -65,7 +65,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed.
+    """A timed function.
 
     Attributes:
         name: Of the backend, or of the plan.

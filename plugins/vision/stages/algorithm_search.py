@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 class AlgorithmSearchConfig(StageConfig):
     """Selects a backend for each convolution, and for each of its directions, by measuring.
 
-    The first call of a convolution is an experiment: backends whose rounding error exceeds the
-    contract are rejected, the others are screened one direction at a time, and the best plan is
-    timed again with new inputs as a complete training step, beside ``native`` and a second
-    ``native`` (A/A). ``native`` stays unless the interval of the gain lies above 1. The plans are a
-    part of the run: its lock records them, and a run of the lock computes the same bits without a
-    search.
+    The first call of a convolution is an experiment: backends whose rounding error
+    exceeds the contract are rejected, the others are screened one direction at a time,
+    and the best plan is timed again with new inputs as a complete training step,
+    together with ``native`` and a second ``native`` (A/A). ``native`` stays unless the
+    interval of the gain is above 1. The plans are a part of the run: its lock records
+    them, and a run of the lock computes the same bits without a search.
 
     When it helps: trainings with the same few shapes of images in every update, for minutes.
-    When it hurts: shapes that change all the time, each of which costs a search; most shapes stay
-    with ``native``.
+    When it hurts: shapes that change all the time, each of which costs a search; many
+    shapes stay with ``native``.
     """
 
     kind: ClassVar[str] = "algorithm_search"

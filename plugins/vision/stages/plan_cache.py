@@ -37,10 +37,10 @@ class PlanCacheConfig(StageConfig):
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Returns that torch remembers its own plans, if nothing else makes any."""
+        """Returns the reason if no stage searches for plans, because torch caches its plans."""
         search = setting.stages.get("algorithm_search")
         if search is None:
-            return "no stage searches for plans, and torch remembers its own"
+            return "no stage searches for plans, and torch caches its plans"
         if getattr(search, "search_every_call", False):
             return "algorithm_search.search_every_call searches again at each call"
         return None

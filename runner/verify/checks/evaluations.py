@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 class EvaluationsCheck(Check):
-    """Compares two evaluations, with updates between them and one after them."""
+    """Compares evaluations of all held-out samples and of parts of them, with updates between them."""
 
     name = "evaluations"
     question = "Does an evaluation measure the same, and leave the training as it was?"
-    catches = "another metric; an evaluation that changes parameters, statistics or later updates"
+    catches = (
+        "another metric; a last batch that is padded or left out; a later evaluation that is an earlier one's; "
+        "an evaluation that changes parameters, statistics, held-out samples or later updates"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive, and for ``Statistical`` ones."""
@@ -30,7 +33,7 @@ class EvaluationsCheck(Check):
         """Returns the number of evaluations and updates."""
         updates = UPDATES_BETWEEN_EVALUATIONS + 1
         precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
-        return f"2 evaluations{precision}, {updates} updates"
+        return f"2 evaluations{precision}, {updates} updates; up to 4 evaluations of a few samples"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares evaluations by bits or algebra, and one by its rounding."""

@@ -18,7 +18,10 @@ class PredictionsCheck(Check):
 
     name = "predictions"
     question = "Does the model predict the same, for inputs of any size?"
-    catches = "a prediction that depends on the batch size, on training mode, or on memory that comes again"
+    catches = (
+        "a prediction that depends on the batch size, on training mode, or on memory that comes again; "
+        "generation or sampling that is wrong for other lengths, steps or counts than those of the training"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive."""
@@ -27,7 +30,7 @@ class PredictionsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the sizes of the inputs."""
         sizes = ", ".join(map(str, SIZES))
-        return f"predictions of {sizes} samples, as far as the source can make them"
+        return f"predictions of {sizes} samples, as far as the source can make them, and of requests"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits or algebra; of a ``Statistical`` candidate only the form, and that numbers are finite."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import health, verify
+from runner.compare.verify import compare, health
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
 from runner.verify.options import LATE
@@ -53,7 +53,7 @@ class UpdatesCheck(Check):
         return health(candidate, pair.batches, baseline)
 
     def _compare_bits(self, pair: StagePair) -> Verdict:
-        verdict = verify(*pair.subjects(), pair.batches, Exact())
+        verdict = compare(*pair.subjects(), pair.batches, Exact())
         # The long run samples batches of its own, too.
         if not verdict or pair.baseline.options.horizon:
             return verdict

@@ -1,0 +1,67 @@
+"""Inputs of predictions as a server makes them: generation and sampling with several lengths and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from runner.plugin.faces import ServedRequest
+from runner.plugin.learner import Learner
+from runner.system.tree import tensors
+
+COUNTS = (1, 2, 5)
+"""Values of every whole number of a request: steps, samples, symbols."""
+_MOST = 12
+"""Requests that are compared."""
+
+
+def request_inputs(learner: Learner, inputs: Any) -> list[Any]:
+    """Returns inputs of ``predict`` for variants of the learner's example of a request.
+
+    Whole numbers have the values of ``COUNTS``. Texts have the lengths 1 and 2 and those on both sides of every size of
+    a training input, where a decoder reaches the limit of its context.
+
+    Args:
+        learner: That answers requests.
+        inputs: Of a prediction on a training batch.
+    """
+    request = learner.config.request
+    example = None if request is None else learner.example_request()
+    if request is None or example is None:
+        return []
+    sizes = {size for tensor in tensors(inputs) for size in tensor.shape[1:]}
+    lengths = sorted({1, 2} | {size + step for size in sizes for step in (-1, 0, 1)})
+    accepted = (variant for variant in _variants(request, example, lengths) if learner.refused(variant) is None)
+    return [learner.requested([variant]) for _, variant in zip(range(_MOST), accepted, strict=False)]
+
+
+def _variants(
+    request: type[ServedRequest], example: Mapping[str, Any], lengths: Iterable[int]
+) -> Iterator[ServedRequest]:
+    """Yields a request with small whole numbers, and variants that differ from it in one value each."""
+    numbers = _whole_numbers(request)
+    small = {name: COUNTS[-1] for name in numbers if isinstance(example.get(name), int)}
+    base = {**example, **small}
+    yield request.model_validate(base)
+    changes: list[tuple[str, int | str]] = [(name, count) for name in numbers for count in COUNTS]
+    for name, value in example.items():
+        if isinstance(value, str) and value:
+            changes += [(name, (value * (length // len(value) + 1))[:length]) for length in lengths if length]
+    for name, value in changes:
+        try:
+            yield request.model_validate({**base, name: value})
+        except ValidationError:
+            # The schema limits the value.
+            continue
+
+
+def _whole_numbers(request: type[ServedRequest]) -> list[str]:
+    """Returns the names of a request's fields that can be whole numbers."""
+    properties = request.model_json_schema().get("properties", {})
+    return [
+        name
+        for name, schema in properties.items()
+        if any(option.get("type") == "integer" for option in (schema, *schema.get("anyOf", ())))
+    ]

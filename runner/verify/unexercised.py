@@ -1,0 +1,77 @@
+"""Lists what the checks of a verdict have not exercised."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.verify.pair import StagePair
+
+SHOWN_LINES = 5
+"""Lines of code that a summary names."""
+
+
+@dataclass(frozen=True)
+class Unexercised:
+    """The limits of a PASS.
+
+    Attributes:
+        updates: Number of consecutive updates that were compared; later ones were not.
+        training_updates: Updates of a complete training, estimated from its first ones.
+        evaluations: Number of evaluations that were compared; 0 if none was.
+        input_sizes: Batch sizes of the predictions that were compared; other sizes were not.
+        checks: Names of checks that were not run.
+        lines: Statements of the stage and of modules in its folder that never ran, as ``FILE:LINE``.
+    """
+
+    updates: int
+    training_updates: int
+    evaluations: int
+    input_sizes: tuple[int, ...]
+    checks: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.lines:
+            more = f" and {len(self.lines) - SHOWN_LINES} more" if len(self.lines) > SHOWN_LINES else ""
+            parts.append(f"{', '.join(self.lines[:SHOWN_LINES])}{more}")
+        if self.updates < self.training_updates:
+            parts.append(f"updates after {self.updates:,} of about {self.training_updates:,}")
+        if self.evaluations:
+            parts.append(f"more than {self.evaluations} evaluations")
+        if self.input_sizes:
+            parts.append(f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}")
+        return "; ".join(parts)
+
+    def data(self) -> dict[str, Any]:
+        """Returns it as JSON can store it."""
+        return asdict(self)
+
+
+def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> Unexercised:
+    """Returns what the checks that were run on a pair have not exercised.
+
+    Args:
+        pair: With the results of its checks.
+        updates: Number of consecutive updates that were compared.
+        checks: Names of all checks of the gate.
+    """
+    completed = {check.name for check, _ in pair.results}
+    baseline = pair.baseline
+    return Unexercised(
+        updates=updates,
+        training_updates=_count_training_updates(pair),
+        evaluations=baseline.count_evaluations() if "evaluations" in completed else 0,
+        input_sizes=baseline.input_sizes if "predictions" in completed else (),
+        checks=tuple(name for name in checks if name not in completed),
+        lines=tuple(pair.reach.missed()),
+    )
+
+
+def _count_training_updates(pair: StagePair) -> int:
+    """Returns about how many updates a complete training makes."""
+    progress = pair.baseline.progress
+    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress["updates"]
+    return round(updates * progress.whole / max(1, progress.position))
