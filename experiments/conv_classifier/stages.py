@@ -42,6 +42,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         f"conv_backend: {name}": {"optimization.conv_backend": dict.fromkeys(DIRECTIONS, name)}
         for name in ("im2col", "channels_last", "winograd", "fft", "onednn_off")
     },
+    # A collection of garbage after every update takes longer than the update.
+    "delete_tensors": {"delete_tensors": {"optimization.delete_tensors": {"every": 20}}},
     "plan_cache": {"plan_cache, algorithm_search": {**SEARCH, "optimization.plan_cache": "on"}},
     "workspace_pool": {"workspace_pool, im2col": {**IM2COL, "optimization.workspace_pool": "on"}},
     "gradient_accumulation": {"gradient_accumulation": {"optimization.gradient_accumulation": {"micro_batch": 16}}},

@@ -83,9 +83,8 @@ class Compile(Stage):
         # Torch inspects gradients of all arguments of a function, also of results of another one.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
         self.recompilations = Recompilations()
-        self.kernels = KernelChoices(pipeline.choices)
         # In the default mode, torch times at most the sizes of blocks of Triton's kernels, and keeps these elsewhere.
-        self.selects = self.config.mode != "default"
+        self.kernels = None if self.config.mode == "default" else KernelChoices(pipeline.choices)
         compile_slot = partial(self.compile_slot, dynamic=pipeline.shapes_vary)
         for name in pipeline.learner.compilable:
             if pipeline.shapes_vary:
@@ -93,7 +92,7 @@ class Compile(Stage):
             else:
                 pipeline.slots.wrap(name, partial(self.compiled_once, compile_slot))
         pipeline.slots.wrap("update", self.recompilations.counted)
-        if self.selects:
+        if self.kernels is not None:
             # The backward pass is compiled when it is first needed, after the function has returned.
             pipeline.slots.wrap("update", self.kernels.applied)
 
@@ -101,7 +100,7 @@ class Compile(Stage):
         """Returns the slot in compiled form, whose kernels are tuning choices in a mode that selects them."""
         import torch
 
-        if not self.selects:
+        if self.kernels is None:
             return torch.compile(step, mode=self.config.mode, dynamic=dynamic)
         options = torch._inductor.list_mode_options(self.config.mode, dynamic) | WITHOUT_CACHES
         compiled = torch.compile(step, options=options, dynamic=dynamic)
@@ -143,7 +142,7 @@ class Compile(Stage):
         notes = []
         if count := self.recompilations.count:
             notes.append(f"{count} recompilation{'s' * (count > 1)} after the first update")
-        if count := self.kernels.replayed:
+        if self.kernels is not None and (count := self.kernels.replayed):
             notes.append(f"{count} kernel{'s' * (count > 1)} as recorded")
         return notes
 

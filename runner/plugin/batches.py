@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,11 @@ class Plugins:
 
 
 def _import_plugins(files: list[str]) -> Plugins:
-    Registry(files)
+    # One registry for each: a process may have used several, whose plugins have the same names, and
+    # files that were removed since.
+    for file in files:
+        if Path(file).is_file():
+            Registry([file])
     return Plugins()
 
 

@@ -131,6 +131,7 @@ def _spellings(value: str) -> set[str]:
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
         json.dumps(json.dumps(value))[3:-3],
+        _in_yaml(value),
         repr(value)[1:-1],
         ascii(value)[1:-1],
         value.replace("'", "''"),
@@ -143,6 +144,14 @@ def _spellings(value: str) -> set[str]:
         escape_line(value),
         *_in_base64(value.encode(errors="replace")),
     }
+
+
+def _in_yaml(value: str) -> str:
+    """Returns the text as libyaml writes it in double quotes, with capital hexadecimal digits."""
+    import yaml
+
+    text: str = yaml.dump(value, Dumper=yaml.CSafeDumper, default_style='"', allow_unicode=True, width=2**31 - 1)
+    return text.rstrip("\n")[1:-1]
 
 
 def _in_base64(value: bytes) -> set[str]:

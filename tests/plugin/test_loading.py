@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import traceback
@@ -28,6 +29,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from runner.api import Mean, Progress, RunnerError, UsageError
+from runner.plugin.batches import Plugins
+from runner.plugin.registry import Registry
 
 
 @pytest.fixture(scope="module")
@@ -385,3 +388,32 @@ def test_progress_of_epochs_is_that_of_passes():
         fractions.append(progress.fraction)
     assert fractions == [pytest.approx(step / 10) for step in range(1, 11)]
     assert (progress.done, progress.position) == (2, progress.whole)
+
+
+STAGE = """
+from runner.api import Exact, Stage, StageConfig
+
+class SlowerConfig(StageConfig):
+    "Does nothing."
+    kind = "slower"
+    phase = 1
+
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Stage
+"""
+
+
+def test_workers_import_plugins_of_one_name_from_several_files_and_no_removed_ones(tmp_path):
+    """A process may have used one file after the other; each of its workers gets all of them."""
+    paths = [tmp_path / folder / "mine.py" for folder in ("a", "b", "gone")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(STAGE)
+        Registry([path])
+    paths[-1].unlink()
+    pickled = pickle.dumps(Plugins())
+    assert all(str(path).encode() in pickled for path in paths)
+    assert isinstance(pickle.loads(pickled), Plugins)
