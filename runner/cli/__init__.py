@@ -1,9 +1,11 @@
 """The command line: commands only. Heavy imports are inside of a command."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -97,6 +99,7 @@ def main() -> NoReturn:
     clean_streams()
     show_warnings()
     os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
+    interrupts = _note_interrupts()
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -105,6 +108,8 @@ def main() -> NoReturn:
         os.environ[TRACEBACK] = "1"  # also for child processes
     try:
         code = app(words, standalone_mode=False)
+        if code == ExitCode.INTERRUPTED and interrupts:
+            say("Interrupted.")
     except RunnerError as error:
         print_traceback(error)
         report(error)
@@ -117,6 +122,20 @@ def main() -> NoReturn:
         # Only errors of the command line itself have this method and came through no plugin.
         code = report_usage(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)
     sys.exit(code)
+
+
+def _note_interrupts() -> list[int]:
+    """Returns a list that gets an element for every Ctrl-C that no command handles."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> NoReturn:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    # A process in the background of a script ignores Ctrl-C, and continues to do so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    return interrupts
 
 
 def _is_of_plugin(error: Exception) -> bool:
