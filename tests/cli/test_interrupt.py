@@ -7,6 +7,7 @@ from children import start
 
 SLEEPING = """
 import time
+from pathlib import Path
 
 Path({!r}).touch()
 time.sleep(60)
