@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--variants", nargs="+", default=[*variants()], choices=[*variants()])
     parser.add_argument("--report", action="store_true", help="only print the table")
     parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> None:
         return
     file = ResultFile(RESULTS)
     if not arguments.report:
-        file.complete(jobs_of(arguments.seeds), arguments.jobs)
+        file.complete(jobs_of(arguments.variants, arguments.seeds), arguments.jobs)
     report(file.results)
 
 
@@ -79,10 +80,10 @@ def variants() -> dict[str, dict[str, Any]]:
     return overrides
 
 
-def jobs_of(seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
+def jobs_of(names: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
     """Returns the trainings in child processes by name."""
     jobs = {}
-    for seed, variant in product(seeds, variants()):
+    for seed, variant in product(seeds, names):
         name = f"{variant}, seed {seed}"
         jobs[name] = partial(result_of_child, __file__, name, ["--train", json.dumps([variant, seed])])
     return jobs
