@@ -5,10 +5,11 @@ import re
 from functools import partial
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from runner.cli.results import results
-from runner.system.errors import RunnerError
+from runner.system.errors import ExitCode, RunnerError
 
 _EXAMPLE = re.compile(r"\[bold\]((?:[A-Z_]+=\S+ )?runner .*?)\[/\] *(.*)")
 """A line of a docstring with a command, and what it is for."""
@@ -126,6 +127,9 @@ class Verb(TyperCommand):
             try:
                 return super().invoke(ctx)
             except SystemExit as error:
+                # A command's own handler of SIGTERM.
+                if isinstance(error.code, ExitCode):
+                    raise typer.Exit(error.code) from error
                 from runner.plugin.mistakes import mistake
 
                 raise mistake(error) or RunnerError(f"sys.exit({error.code!r}) was called") from error
