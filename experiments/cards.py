@@ -31,8 +31,8 @@ def measured() -> dict[str, list[dict[str, Any]]]:
                     figures = {name: _rounded(ratio) for name, ratio in ratios.items()}
                     entry = where | {"method": _method(next(iter(ratios.values())))} | figures
                     dates = [old["date"] for old in before.get(worth["stage"], ()) if entry.items() <= old.items()]
-                    # An old result keeps its date also in a copy without history.
-                    date = dates[0] if dates else _date(path)
+                    # An old result keeps its date also in a copy without history; a new one has none before its commit.
+                    date = next(filter(None, dates), "") or _date(path)
                     found.setdefault(worth["stage"], []).append(entry | {"date": date})
     return found
 
