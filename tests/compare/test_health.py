@@ -129,7 +129,7 @@ def test_verify_says_everything_and_names_the_reasons():
     assert "slot 'backward': 'model.hidden.weight.grad' is missing" in str(wrong)
     assert "'model.hidden.weight' receives no gradient" in str(wrong)
     assert str(wrong).count("not the same bits") == 1
-    verdicts = {name: wrong.evidence[name]["verdict"] for name in ("contract", "gradients")}
+    verdicts = {name: part["verdict"] for name, part in wrong.evidence.items() if "verdict" in part}
     assert verdicts == {"contract": "FAIL", "gradients": "FAIL"}
     json.dumps(wrong.evidence, allow_nan=False)
 

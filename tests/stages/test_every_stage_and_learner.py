@@ -32,7 +32,7 @@ SETTINGS = {
     "gradient_accumulation": "{micro_batch: 4}",
     "batch_autotune": "{largest: 12}",
     # Each collection looks at all that the tests have imported.
-    "delete_tensors": "{every: 10}",
+    "delete_tensors": "{every: 2}",
 }
 REFUSED = {
     ("channels_last", "tokens"): "four dimensions",

@@ -88,7 +88,9 @@ def test_what_cannot_be_added_up_is_refused_by_its_name(value, described, on_hos
 
 
 def test_the_runners_own_names_are_refused():
-    with pytest.raises(RunnerError, match=r"Learner\.update returned a metric with the name 'updates'"):
+    with pytest.raises(
+        RunnerError, match=r"Learner\.update returned a metric with the name 'updates', which is reserved"
+    ):
         Means("Learner", True).add({"updates": torch.tensor(1.0)})
 
 
