@@ -11,8 +11,6 @@ from torch import Tensor
 from runner.compare.difference import FLOOR, TOLERANCE
 from runner.compare.isolation import Frame, Location
 
-_Group = str
-
 
 class Sensitivity:
     """Measures how far the state moves in updates whose results are compared.
@@ -36,8 +34,8 @@ class Sensitivity:
         Returns:
             The largest of all groups of tensors that moved; None if none moved.
         """
-        sizes: dict[_Group, float] = defaultdict(float)
-        distances: dict[_Group, float] = defaultdict(float)
+        sizes: dict[str, float] = defaultdict(float)
+        distances: dict[str, float] = defaultdict(float)
         for location, tensor in _weights(frame):
             initial = self._initial.get(location)
             if initial is None or initial.shape != tensor.shape:
