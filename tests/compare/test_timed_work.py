@@ -131,7 +131,7 @@ KEYS = {
 @pytest.mark.parametrize("given", [BATCHES, BATCHES[:1], lambda: BATCHES[0]], ids=["six", "one", "a function"])
 @pytest.mark.parametrize("key", KEYS)
 def test_a_cache_of_the_last_eight_batches_is_never_hit(key, given):
-    hits = []
+    is_hit = []
 
     def build():
         subject = Loop()()
@@ -139,8 +139,7 @@ def test_a_cache_of_the_last_eight_batches_is_never_hit(key, given):
 
         def step(batch):
             name = KEYS[key](batch)
-            if name in kept:
-                hits.append(name)
+            is_hit.append(name in kept)
             kept[name] = batch  # which no other object can be meanwhile
             while len(kept) > 8:
                 del kept[next(iter(kept))]
@@ -150,7 +149,8 @@ def test_a_cache_of_the_last_eight_batches_is_never_hit(key, given):
 
     timing = timed(Loop(), build, given)
     assert timing.caught == ""
-    assert len(hits) <= (0 if key != "first number" else 20)
+    # A batch of 16 rows has 16 first numbers, and the last eight are kept: two of five are hits on average.
+    assert sum(is_hit) <= (0 if key != "first number" else 0.75 * len(is_hit))
 
 
 def dropped(share, seed_offset=0):
