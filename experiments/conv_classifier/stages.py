@@ -35,6 +35,8 @@ RECIPE = HERE.parents[1] / "recipes" / "conv_classifier.yaml"
 BASELINE = "no stage"
 SEEDS = (0, 1, 2)
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
+WITHOUT = {"optimization.heap_retention": "off"}
+"""The recipe without its stage."""
 SEARCH = {"optimization.algorithm_search": "on"}
 IM2COL = {"optimization.conv_backend": "on"}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -77,7 +79,7 @@ def variants() -> dict[str, dict[str, Any]]:
         kinds = [*registry.get("optimization", kind).requires, kind]
         switches = {f"optimization.{name}": "on" for name in kinds}
         overrides |= SETTINGS.get(kind, {kind: switches})
-    return overrides
+    return {name: {**WITHOUT, **changes} for name, changes in overrides.items()}
 
 
 def jobs_of(names: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
