@@ -64,12 +64,13 @@ GPT = (
 )
 SPREAD = (
     "model.hidden=[8]",
-    "data.envs=4",
+    "data.envs=2",
     "data.warmup=64",
-    "data.replay={kind: uniform, capacity: 1000}",
+    "data.replay={kind: uniform, capacity: 300}",
+    "data.updates_per_step=0.5",
     "train.env_steps=4000",
-    "train.batch_size=32",
-    "data.evaluation.episodes=3",
+    "train.batch_size=16",
+    "data.evaluation.episodes=1",
 )
 MLP = ("model.widths=[16]", "data.scale=1", "train={epochs: 36, batch_size: 64}")
 CONV = ("model.width=8", "data.scale=1", "train={updates: 400, batch_size: 64}")
@@ -107,8 +108,9 @@ VIEWS = (
     "model.width=8",
     "model.layers=2",
     "model.latent=4",
-    "model.samples=6",
+    "model.samples=4",
     "model.patch=8",
+    "data.held_out=24",
 )
 SETTINGS = {
     "marl_baseline": MARL,
