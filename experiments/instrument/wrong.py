@@ -25,6 +25,8 @@ RESULTS, TABLE = HERE / "wrong.json", HERE / "wrong.md"
 VERDICTS = ("FAIL", "INCONCLUSIVE", INACTIVE, "PASS")
 COLUMNS = ("stage", "hole", "family", "recipe", "promises", "verdict", "what is wrong")
 OTHER = {"exact": "close", "close": "exact", "statistical": "close"}
+EXCLUDED = re.compile(r"(?=errors more frequent than|an error in more than)")
+"""Where a verdict begins to state what it excludes."""
 PLACE = re.compile(r"'\S+'|the changed step raises")
 """A slot or a tensor by its name, or the line that raises."""
 
@@ -55,6 +57,11 @@ def every_case() -> list[dict[str, Any]]:
     return [case for file in files for case in in_child(cases_of, file)["cases"]]
 
 
+def names_of(case: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the names by which ``--only`` selects a stage."""
+    return case["kind"], str(case["hole"]), case["recipe"], case["file"]
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Returns the content of ``wrong.md``."""
     import wrong_base
@@ -74,8 +81,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines += [f"## Stages that pass: {len(passed)}", "", _row("stage", "what is wrong", "what the PASS excludes")]
     lines += ["|---" * 3 + "|"]
     for row in passed:
-        excluded = row["summary"][row["summary"].find("an error in more than") :]
-        lines.append(_row(f"`{row['kind']}`", row["about"], excluded.replace("|", "\\|").replace("\n", " ")))
+        excluded = EXCLUDED.split(row["summary"], maxsplit=1)[-1]
+        excluded = excluded.replace("|", "\\|").replace("\n", " ")
+        lines.append(_row(f"`{row['kind']}`", row["about"], excluded))
     lines += ["", f"## All: {len(rows)}", "", _row(*COLUMNS)]
     lines += ["|---" * len(COLUMNS) + "|"]
     for row in rows:
@@ -110,7 +118,7 @@ def _row(*cells: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="kinds, or numbers of holes, with commas")
+    parser.add_argument("--only", default="", help="kinds, numbers of holes, recipes or files, with commas")
     parser.add_argument("--shard", default="1/1", help="i/n")
     parser.add_argument("--promise", choices=("declared", "other"), default="declared")
     parser.add_argument("--missing", action="store_true", help="only stages without a verdict")
@@ -119,7 +127,8 @@ def main() -> None:
     part, parts = map(int, arguments.shard.split("/"))
     only = set(filter(None, arguments.only.split(",")))
     cases = [] if arguments.table else every_case()
-    cases = [case for case in cases if not only or {case["kind"], str(case["hole"])} & only]
+    if only:
+        cases = [case for case in cases if only & {*names_of(case)}]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for case in cases[part - 1 :: parts]:
         promise = OTHER[case["promise"]] if arguments.promise == "other" else case["promise"]

@@ -91,10 +91,19 @@ MAMBA = (
 )
 SYNTHETIC = ("data.synthetic=true",)
 GCN = (*SYNTHETIC, "model.width=8")
-SMALL_TRANSFORMER = (*SYNTHETIC, "model.layers=1", "model.width=16", "model.heads=2")
-PGT = (*SMALL_TRANSFORMER, "data.context=8", "data.components=8", "train.batch_size=16")
-MOLECULES = (*SMALL_TRANSFORMER, "train.batch_size=16")
+SMALL_TRANSFORMER = ("model.layers=1", "model.width=16", "model.heads=2")
+PGT = (
+    *SYNTHETIC,
+    *SMALL_TRANSFORMER,
+    "data.context=16",
+    "data.steps=1",
+    "data.components=8",
+    "train.batch_size=16",
+)
+# Synthetic molecules are all padded to one size, so no mistake of sizes would be one.
+MOLECULES = (*SMALL_TRANSFORMER, "data.file=freesolv.csv", "train.batch_size=16")
 GRASPS = (
+    *SYNTHETIC,
     *SMALL_TRANSFORMER,
     "model.centres=8",
     "model.neighbours=4",

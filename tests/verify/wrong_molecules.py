@@ -86,7 +86,7 @@ class MeanOfRootErrors(Wrong):
         return {**metrics, "rmse": rmse}
 
 
-@stage("charges_left_out", Close(), hole=7, recipe=GPS, sets=("data.synthetic=false",))
+@stage("charges_left_out", Close(), hole=7, recipe=GPS)
 class ChargesLeftOut(Wrong):
     """Computes features in small integers, in which a charge above zero is cut off."""
 
@@ -188,7 +188,13 @@ class CachedWalks:
         return self.cache[index]
 
 
-@stage("bucket_without_the_end", Close(), hole=12, recipe=WALKS)
+@stage(
+    "bucket_without_the_end",
+    Close(),
+    hole=12,
+    recipe=WALKS,
+    requires=frozenset({"bucketing"}),
+)
 class BucketWithoutTheEnd(Wrong):
     """Cuts the walks of a bucket to the length of its first one."""
 
