@@ -11,6 +11,7 @@ from runner.compare.verdict import Verdict
 from runner.plugin.check import PairCheck
 from runner.plugin.contract import Close, Exact
 
+FRESH = "parameters that change between steps take effect"
 HEALTH = "Health"
 """Contract of verdicts on gradients and on steps that fail."""
 

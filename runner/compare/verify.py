@@ -9,18 +9,11 @@ from typing import Any
 
 import torch
 
-from runner.compare.checks import CHECKS
-from runner.compare.checks.gradients import health
-from runner.compare.checks.updates import compare_updates
 from runner.compare.randomness import compiled_graphs
 from runner.compare.subject import Build
-from runner.compare.subject_pair import HEALTH, SubjectPair, Unlimited
+from runner.compare.subject_pair import FRESH, SubjectPair, Unlimited
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.plugin.contract import Close, Exact
-
-__all__ = ["compare", "fresh", "health", "verify"]
-
-FRESH = "parameters that change between steps take effect"
 
 
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
@@ -48,6 +41,9 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
 
 def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
     """Returns the verdict of ``verify`` without the diverging operator, which takes time to find."""
+    # Other functions of the gate need no check.
+    from runner.compare.checks import CHECKS
+
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # code that was compiled before uses separate random numbers
     pair = SubjectPair(baseline, changed, batches, contract, seed, compiled_graphs())
@@ -55,17 +51,6 @@ def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: E
         if check.applies(pair):
             pair.results.append((check, check.run(pair, Unlimited())))
     return _conclude(pair)
-
-
-def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
-    """Returns whether parameters that change between two steps take effect in the next.
-
-    One batch, the very same object, is given three times: between the first two the step itself has
-    changed the parameters, before the third another state is loaded. A cache by batch is detected.
-    Arguments and exceptions are those of ``verify``.
-    """
-    verdict = compare_updates(baseline, changed, batches[:1], contract, seed)
-    return replace(verdict, contract=HEALTH, summary=FRESH if verdict else verdict.summary)
 
 
 def _conclude(pair: SubjectPair) -> Verdict:

@@ -110,7 +110,7 @@ class LearnerRecorder:
         self._replies = deque(clones(replies))
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        # A policy may change its arguments in place.
+        # A learner may change its arguments in place.
         arguments = clones([args, options])
         answer = method(*args, **options)
         parts = [leaf for _, leaf in leaves(answer)]
@@ -121,7 +121,7 @@ class LearnerRecorder:
         return self._replies.popleft() if self._replies else answer
 
 
-class Simulation:
+class SimulatedPipeline:
     """A pipeline that draws batches and feeds results back, while its learner stays untrained.
 
     Args:
@@ -234,7 +234,7 @@ def simulations(
     chosen = recipe_with(resized, registry, stages)
 
     def build() -> Subject:
-        simulation = Simulation(assemble(chosen, registry.files), trains=not stages)
+        simulation = SimulatedPipeline(assemble(chosen, registry.files), trains=not stages)
         state = {"source": SourceState(simulation.source)}
         return Subject(simulation.draw, state, seed=simulation.step.seed, parameters=lambda: ())
 

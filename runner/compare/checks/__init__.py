@@ -5,11 +5,11 @@ from runner.compare.checks.gradients import GradientsCheck
 from runner.compare.checks.hidden_numbers import HiddenNumbersCheck
 from runner.compare.checks.random_numbers import RandomNumbersCheck
 from runner.compare.checks.side_effects import SideEffectsCheck
-from runner.compare.checks.updates import UpdatesCheck
+from runner.compare.checks.steps import StepsCheck
 from runner.compare.subject_pair import SubjectCheck
 
 CHECKS: tuple[type[SubjectCheck], ...] = (
-    UpdatesCheck,
+    StepsCheck,
     ExtremeCasesCheck,
     HiddenNumbersCheck,
     RandomNumbersCheck,

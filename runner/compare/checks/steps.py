@@ -1,4 +1,4 @@
-"""Compares updates by the contract."""
+"""Compares the steps of a training by the contract."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from runner.compare.close import close
 from runner.compare.exact import exact
 from runner.compare.isolation import StepError
 from runner.compare.subject import Build
-from runner.compare.subject_pair import HEALTH, SubjectCheck, SubjectPair
+from runner.compare.subject_pair import FRESH, HEALTH, SubjectCheck, SubjectPair
 from runner.compare.turns import turns
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import TimeBudget
 from runner.plugin.contract import Close, Exact
 
 
-class UpdatesCheck(SubjectCheck):
-    """Compares updates on all batches, then on batches, objects and memory that come again."""
+class StepsCheck(SubjectCheck):
+    """Compares steps on all batches, then on batches, objects and memory that are used again."""
 
-    name = "updates"
-    question = "Does every update have the same result, also when a batch or its memory is used again?"
+    name = "steps"
+    question = "Does every step have the same result, also when a batch or its memory is used again?"
     catches = (
         "another output, state or gradient in `.grad`, as by clipping inside another function; a "
         "stale cache, also by identity or address; a function that is replaced for the baseline, too"
@@ -34,10 +34,10 @@ class UpdatesCheck(SubjectCheck):
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares bits or algebra."""
-        return compare_updates(pair.baseline, pair.candidate, pair.batches, pair.contract, pair.seed)
+        return compare_steps(pair.baseline, pair.candidate, pair.batches, pair.contract, pair.seed)
 
 
-def compare_updates(
+def compare_steps(
     baseline: Build, candidate: Build, batches: Sequence[Any], contract: Exact | Close, seed: int
 ) -> Verdict:
     """Returns the verdict on all batches, and on batches and memory that come again."""
@@ -58,3 +58,14 @@ def compare_updates(
     if number <= 0:
         return verdict
     return replace(verdict, summary=cases[number - 1].name + verdict.summary)
+
+
+def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+    """Returns whether parameters that change between two steps take effect in the next.
+
+    One batch, the very same object, is given three times: between the first two the step itself has
+    changed the parameters, before the third another state is loaded. A cache by batch is detected.
+    Arguments and exceptions are those of ``verify``.
+    """
+    verdict = compare_steps(baseline, changed, batches[:1], contract, seed)
+    return replace(verdict, contract=HEALTH, summary=FRESH if verdict else verdict.summary)
