@@ -46,8 +46,8 @@ def exclusive(what: str, nested: bool = False) -> Iterator[None]:
     with _OWNING:
         outer = _owner if _owner is not None and _owner[0] == os.getpid() else None
         if outer is not None and not (nested and outer == thread):
-            why = "they would share its random generators; use a process for each"
-            raise UsageError(f"{what} cannot start while a training runs in this process: {why}")
+            reason = "they would share its random generators; use a process for each"
+            raise UsageError(f"{what} cannot start while a training runs in this process: {reason}")
         _owner = thread
     try:
         yield
@@ -114,11 +114,11 @@ class Globals:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Makes them so inside the ``with``, and remembers what they become there; outside they stay as they were."""
-        outside = Globals()
-        self.set(outside)
+        outer_globals = Globals()
+        self.set(outer_globals)
         try:
             yield
         finally:
-            inside = Globals()
-            vars(self).update(vars(inside))
-            outside.set(inside)
+            inner_globals = Globals()
+            vars(self).update(vars(inner_globals))
+            outer_globals.set(inner_globals)
