@@ -41,15 +41,16 @@ _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})
 _HOW_TO_READ = """\
 * **ratio** is the baseline's time per update divided by the variant's: above 1 is faster.
-  **training** is the same ratio of whole training steps, with sampling and transfer; the
-  recommendation uses it. No update gets a batch that another update has had.
+  **training** is the same ratio of whole training steps, with sampling and transfer, and its
+  effect; the recommendation uses it. No update gets a batch that another update has had.
 * Every variant was measured in several processes, because two identical processes differ in speed
   for their whole lifetime. The ratio is the geometric mean over processes, with Student's 95 %
   interval. A stage that selects by measuring (a batch size, algorithms, kernels) searches again in
   every process, so the interval contains the luck of its choices.
 * **noise** is the baseline measured against itself (A/A). **effect** is *unclear* if the interval
-  contains 1, or if the ratio is inside the band of the noise, which the plot shows in grey. About
-  one in twenty variants without any effect is called faster or slower nevertheless.
+  contains 1, or if the ratio is inside the band of the noise, which the plot shows in grey. The
+  effect on updates and that on training steps are measured separately, so one may be unclear and
+  the other not. About one in twenty variants without any effect is called faster or slower nevertheless.
 * After the timed updates, a few more are compared with the baseline's from the same state. A
   variant that skips updates, or returns earlier results, is *invalid* and has no ratio.
 * **compile** is the time of the first update, when nothing is compiled yet. **warm-up** is the
@@ -189,7 +190,8 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
                "effect": str(each.effect) if each.stages else _NONE, "verdict": each.verdict or _NONE}  # fmt: skip
         if each.throughput is not None:
             trains = each.stages and not each.caught
-            row["training"] = str(each.throughput.ratio) if trains else _NONE if each.caught else "1"
+            changed = f"{each.throughput.ratio} {each.throughput.effect}"
+            row["training"] = changed if trains else _NONE if each.caught else "1"
         elif any(other.throughput is not None for other in case.variants):
             row["training"] = _NONE
         if wide:
