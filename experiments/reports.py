@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shutil
 import statistics
 import sys
@@ -39,6 +38,7 @@ from runner.verify.variants import AGAIN, BASELINE, BASELINES
 
 HERE = Path(__file__).parent
 RENAMED = {
+    "env_steps": "done",
     "work": "cost",
     "steps_per_second": "per_second",
     "sample": "draw",
@@ -46,6 +46,8 @@ RENAMED = {
     "model.critic_lr": "optimizer.critic.lr",
 }
 """Names in older results, and their present names."""
+REWORDED = {"was begun": "was started", "what is held out": "the held-out data"}
+"""Phrases in older verdicts, and their present wording."""
 UNKNOWN_WARM_UP = WarmUp(first_s=0.0, seconds=0.0, steps=0, steady_s=0.0, steady=True)
 ONE_PROCESS = """\
 * Every variant was measured in one process, and the interval is that of its rounds (bootstrap). The
@@ -76,11 +78,11 @@ def write_ablation(folder: Path) -> None:
 
 
 def _write_recipe(recommendation: Any, given: Case, case: CaseResult, path: Path) -> None:
-    """Writes a recommended recipe with the date of the measurement instead of today's."""
-    measured = re.search(r"measured (\S+)\.", path.read_text())
-    assert measured is not None
+    """Writes a recommended recipe with the machine and the date of the measurement instead of today's."""
+    header = path.read_text().partition("\n")[0]
     report.write_recipe(recommendation, given, case, path)
-    path.write_text(re.sub(r"measured \S+\.", measured[0], path.read_text(), count=1))
+    _, _, recipe = path.read_text().partition("\n")
+    path.write_text(f"{header}\n{recipe}")
 
 
 def _with_method(text: str, result: Result) -> str:
@@ -150,9 +152,10 @@ def _variant(
         low, high = variant["ci95"]
         processes = variant.get("processes", 1)
         ratio = Ratio(variant["ratio"], low, high, variant["rounds"], processes)
-    summary = variant["verdict_summary"]
-    changed = {"ratio": ratio, "verdict_summary": summary and summary.replace("was begun", "was started")}
-    if variant["stages"] and not variant.get("caught"):
+    changed = {"ratio": ratio, "verdict_summary": _reword(variant["verdict_summary"])}
+    if not variant["stages"]:
+        changed["effect"] = "unclear"
+    elif not variant.get("caught"):
         changed["effect"] = effect(ratio, a_a)
     if variant["throughput"] is not None:
         noise = TypeAdapter(Ratio).validate_python(training_a_a)
@@ -193,7 +196,7 @@ def _answering(variant: Mapping[str, Any]) -> Answering:
         )
     verdict = variant["verdict"]
     if verdict is not None:
-        verdict = Verdict(Outcome(verdict["verdict"]), "", verdict["summary"])
+        verdict = Verdict(Outcome(verdict["verdict"]), "", _reword(verdict["summary"]) or "")
     return Answering(
         variant["name"], tuple(variant["stages"]), timings, variant["bytes"], variant["bytes_in_memory"],
         variant["value"], verdict,
@@ -214,6 +217,12 @@ def draw_search(folder: Path) -> None:
         for picture in pictures.draw(TypeAdapter(Summary).validate_python(older | stored), Path(drawn)):
             if (folder / picture.name).exists():
                 shutil.copy(picture, folder)
+
+
+def _reword(summary: str | None) -> str | None:
+    for phrase, present in REWORDED.items():
+        summary = summary and summary.replace(phrase, present)
+    return summary
 
 
 def _rename(content: dict[str, Any]) -> dict[str, Any]:

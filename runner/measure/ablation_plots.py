@@ -37,6 +37,7 @@ _EFFECT_COLOURS = {"faster": BLUE, "slower": VERMILLION, "unclear": GREY}
 _VISIBLE = 0.002
 """Smallest visible share of a bar."""
 _INCHES_PER_ROW = 0.32
+_INCHES_PER_RATIO = 0.24
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def draw(result: Result, folder: Path) -> list[str]:
     pictures = {}
     if any(variant.stages for case in result.cases for variant in case.variants):
         panels = len(_quantities(result))
-        size = width, 1.0 + (0.8 + height) * panels
+        size = width, 1.0 + (0.8 + _INCHES_PER_RATIO * rows) * panels
         pictures["ratios"] = (partial(_ratios, result), size)
     if any(variant.throughput for case in result.cases for variant in case.variants):
         pictures["training"] = (partial(_training, result), (width, 1.8 + height))

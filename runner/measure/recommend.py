@@ -215,8 +215,8 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     if trained is not None and kind in trained.stages and is_in_vain:
         share = 0.0 if trained.throughput is None else trained.throughput.shares.get("update", 0.0)
         return (
-            f"an update is faster, {trained.ratio}, but updates are {share:.0%} of a training, which is not: "
-            f"{trained.training_ratio}"
+            f"an update is faster, {trained.ratio}, but a training step is {trained.training_effect}, "
+            f"{trained.training_ratio}; updates are {share:.0%} of its time"
         )
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
