@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.compare.ratio import Effect, Ratio, noise_factor
 from runner.measure.analysis import CaseResult, Result, VariantResult
+from runner.system.lines import figure as format_figure
 from runner.system.plots import (
     BLACK,
     BLUE,
@@ -191,7 +192,7 @@ def _training(result: Result, figure: Any) -> None:
                 width = own.shares.get(activity, 0.0) * whole
                 axes.barh(row, width, left=left, color=colour, label=activity)
                 left += width
-            _write(axes, f"{whole:.3g}", (whole, row), (3, 0), va="center")
+            _write(axes, format_figure(whole, 3), (whole, row), (3, 0), va="center")
         unit = case.unit.removesuffix("s").replace("_", " ")
         axes.set(xlabel=f"training time per {unit} (ms)", xlim=(0, 1.15 * longest))
     legend(figure)
@@ -212,7 +213,7 @@ def _scaling(result: Result, figure: Any) -> None:
     for label, (mark, colour, milliseconds) in lines.items():
         axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
         for place in zip(flop, milliseconds, strict=True):
-            _write(axes, f"{place[1]:.3g}", place, (0, 5), ha="center")
+            _write(axes, format_figure(place[1], 3), place, (0, 5), ha="center")
     axes.set(xscale="log", yscale="log", xlabel="minimal GFLOP of an update", ylabel="time of an update (ms)")
     axes.set_xticks(flop, [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

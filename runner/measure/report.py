@@ -27,7 +27,7 @@ from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_text
 from runner.system.hardware import cpu_model
-from runner.system.lines import print_wrapped
+from runner.system.lines import figure, print_wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
@@ -164,9 +164,9 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
         *([f"Published: {published_by}", ""] if published_by and "published" in variants[0] else []),
         *(f"* {line}" for line in _remarks(case)), "",
         *_table(worth), *_table(trained),
-        f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
-        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {cost.moved_bytes / 1e6:.3g} MB over "
-        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {cost.counted_flop / 1e9:.3g} GFLOP, as counted.",
+        f"The limit of {figure(case.limit_ms, 3)} ms is the larger of {figure(cost.least_flop / 1e9, 3)} GFLOP over "
+        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {figure(cost.moved_bytes / 1e6, 3)} MB over "
+        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {figure(cost.counted_flop / 1e9, 3)} GFLOP, as counted.",
         f"Float32 products: {rates.default_flops / 1e9:.0f} GFLOP/s with the default kernels, "
         f"{rates.relaxed_flops / 1e9:.0f} with precision `medium`, off by {rates.relaxed_error:.0e}. The limit takes "
         "the faster of the two if both are true float32.",
@@ -186,7 +186,8 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
     """Returns the rows of all variants; ``wide`` adds all columns."""
     rows: list[Row] = []
     for each in case.variants:
-        row = {"variant": each.title, "ratio": each.shown_ratio, "ms": "-" if each.caught else f"{each.steady_ms:.3g}",
+        steady_ms = "-" if each.caught else figure(each.steady_ms, 3)
+        row = {"variant": each.title, "ratio": each.shown_ratio, "ms": steady_ms,
                "effect": str(each.effect) if each.stages else _NONE, "verdict": each.verdict or _NONE}  # fmt: skip
         if each.throughput is not None:
             trains = each.stages and not each.caught
@@ -196,7 +197,7 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
             row["training"] = _NONE
         if wide:
             even, trained = each.break_even_updates, each.throughput
-            row |= {"compile s": f"{each.compile_s:.2g}", "warm-up s": f"{each.warmup_s:.2g}",
+            row |= {"compile s": figure(each.compile_s, 2), "warm-up s": figure(each.warmup_s, 2),
                     "break-even": _NONE if even is None else f"{even:,}", "MiB": f"{each.peak_memory / 2**20:,.0f}",
                     "limit": f"{each.limit_fraction:.0%}",
                     "per s": _NONE if trained is None else f"{trained.per_second:,.0f}"}  # fmt: skip
