@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .conv_classifier import ConvClassifier
     from .digits import Digits
     from .image_folder import ImageFolder
-    from .mlp import Mlp
+    from .mlp import FullyConnected
 
 EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
@@ -152,11 +152,11 @@ class MlpConfig(ImageClassifierConfig):
     bias: bool = False
     """Whether layers add a bias."""
 
-    def implementation(self) -> type[Mlp]:
+    def implementation(self) -> type[FullyConnected]:
         """Imports and returns the learner."""
-        from .mlp import Mlp
+        from .mlp import FullyConnected
 
-        return Mlp
+        return FullyConnected
 
 
 DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .config import MlpConfig
 
 
-class Mlp(ImageClassifier):
+class FullyConnected(ImageClassifier):
     """Classifies images with fully connected layers."""
 
     module: nn.Sequential

@@ -15,6 +15,7 @@ from runner.verify.checks.process_state import ProcessStateCheck
 from runner.verify.checks.resumed_training import ResumedTrainingCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.checks.schedules import SchedulesCheck
+from runner.verify.checks.simulators import SimulatorsCheck
 from runner.verify.checks.torch_settings import TorchSettingsCheck
 from runner.verify.checks.trainings import TrainingsCheck
 from runner.verify.checks.updates import UpdatesCheck
@@ -31,6 +32,7 @@ CHECKS = (
     EvaluationsCheck,
     SampledBatchesCheck,
     EpochCheck,
+    SimulatorsCheck,
     ResumedTrainingCheck,
     SchedulesCheck,
     LongRunCheck,
