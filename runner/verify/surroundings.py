@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Close, Contract, Exact
+from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
@@ -41,6 +44,7 @@ from runner.verify.requests import request_inputs
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
+_MEASURING = ("metrics", "predict")  # methods of a learner that an evaluation calls
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
@@ -50,6 +54,11 @@ class Asked(NamedTuple):
     inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
     most: int | None = None  # held-out samples of this evaluation and of later ones
+    stops: int | None = None  # batches or predictions after which the evaluation is interrupted
+
+
+class EvaluationInterrupted(Exception):  # noqa: N818 (it is no error)
+    """An evaluation has measured as much as it was allowed to."""
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -76,9 +85,11 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             if asked.inputs is None:
                 if asked.most is not None:
                     pipeline.source.limit_evaluation(asked.most)
-                found = evaluation.evaluated(pipeline)
+                metrics: dict[str, float] = {}
+                with interrupted_evaluation(learner, asked.stops):
+                    metrics = evaluation.evaluated(pipeline)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
-                return {"evaluate": found, "training mode": modes}
+                return {"evaluate": metrics if asked.stops is None else {}, "training mode": modes}
             for module in learner.modules().values():
                 module.train(asked.training)
             with torch.no_grad():
@@ -91,6 +102,33 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
 
     return build
+
+
+@contextmanager
+def interrupted_evaluation(learner: Learner, calls: int | None) -> Iterator[None]:
+    """Ends an evaluation inside of the ``with`` after some batches or predictions; never if None."""
+    if calls is None:
+        yield
+        return
+    count = itertools.count(1)
+
+    def limit(measure: Callable[..., Any], *arguments: Any) -> Any:
+        if next(count) > calls:
+            raise EvaluationInterrupted
+        return measure(*arguments)
+
+    before = {name: vars(learner).get(name) for name in _MEASURING}
+    for name in _MEASURING:
+        setattr(learner, name, partial(limit, getattr(learner, name)))
+    try:
+        with suppress(EvaluationInterrupted):
+            yield
+    finally:
+        for name, method in before.items():
+            if method is None:
+                delattr(learner, name)
+            else:
+                setattr(learner, name, method)
 
 
 def _as_default(tensor: Tensor) -> Tensor:
@@ -169,8 +207,9 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
 def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int) -> list[Update]:
     """Returns evaluations with updates between them, the first in these states.
 
-    Two evaluations measure all held-out samples. Others measure a part of them, where a source
-    can do so: their last batches have one sample less than a batch, or a single sample.
+    Two evaluations measure all held-out samples. The next one is interrupted after its first batch.
+    Others measure a part of the samples, where a source can do so: their last batches have one
+    sample less than a batch, or a single sample.
 
     Args:
         states: Of the subject before the first evaluation.
@@ -181,12 +220,13 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     # A part can only become smaller.
     counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
     further = [update for count in counts for update in (Update(Asked(most=count)), last)]
-    return [first, *between, Update(Asked()), last, *further]
+    return [first, *between, Update(Asked()), last, Update(Asked(stops=1)), last, *further]
 
 
 def is_evaluation(update: Update) -> bool:
-    """Returns whether a subject of ``answers`` evaluates."""
-    return isinstance(update.batch, Asked) and update.batch.inputs is None
+    """Returns whether a subject of ``answers`` evaluates to the end."""
+    asked = update.batch
+    return isinstance(asked, Asked) and asked.inputs is None and asked.stops is None
 
 
 class Evaluated(NamedTuple):
