@@ -129,11 +129,11 @@ class Baseline:
         with baseline_step(self.recipe, self.registry) as step:
             batch = self.batches[0].batch
             batches = [batch, *resized(step.source, batch, _EXPORTED_SIZES)]
-            return choose_exports(step.learner, [step.learner.inputs(part) for part in batches])
+            return choose_exports(step.learner, list(map(step.learner.inputs, batches)))
 
     @cached_property
     def programs(self) -> Frame:
-        """What exported modules compute; empty if none can be exported."""
+        """Results of exported modules; empty if none can be exported."""
         if not self.exports.calls:
             return {}
         build = trained_models(self.recipe, self.registry, ())

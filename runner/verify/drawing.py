@@ -13,6 +13,7 @@ import torch
 from runner.compare.difference import (
     MISSING,
     described,
+    digest,
 )
 from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
@@ -27,7 +28,7 @@ from runner.plugin.source import Source, State
 from runner.plugin.works import imported
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import CheckpointError
+from runner.system.errors import CheckpointError, RunnerError
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.checkpoint import kept
@@ -39,6 +40,7 @@ from runner.verify.subjects import BuildError, LearnerState, recipe_with
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
 GOING_ON = 4  # updates of a resumed training that are compared
 _STUCK = 1000  # updates in which every training comes further
+OBSERVED = (3, 4, 4)  # updates of a training before its first evaluation, between both, and after the second
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
 CHECKPOINT, REHEARSAL, EVALUATION = object(), object(), object()  # special inputs of the step of ``draws``
@@ -299,3 +301,64 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
     except (StepError, BuildError, CheckpointError, UnpackableError) as error:
         return f"a training cannot be kept and resumed, or its end reported: {error}"
     return None
+
+
+class Observation(NamedTuple):
+    """A training with evaluations in it.
+
+    Attributes:
+        prints: Fingerprints of the results of every update, and of the state at the end.
+        metrics: Fingerprints of the results of every evaluation.
+    """
+
+    prints: list[dict[str, bytes]]
+    metrics: list[dict[str, bytes]]
+
+    def parting(self, other: Observation) -> tuple[int, str] | None:
+        """Returns the first update, from 1, and the name of a value that differs; None if none does."""
+        for number, (prints, others) in enumerate(zip(self.prints, other.prints, strict=True), start=1):
+            names = dict.fromkeys((*prints, *others))
+            name = next((name for name in names if prints.get(name) != others.get(name)), None)
+            if name is not None:
+                return number, name
+        return None
+
+
+def observe(build: Build) -> Observation:
+    """Makes the ``OBSERVED`` updates, with an evaluation after each series but the last.
+
+    Args:
+        build: Made by ``draws``.
+    """
+    isolation = Isolation(build, 0)
+    observation = Observation([], [])
+    for number, count in enumerate(OBSERVED):
+        if number:
+            observation.metrics.extend(isolation.advance([EVALUATION], _prints))
+        observation.prints.extend(isolation.advance([None] * count, _prints))
+    state = {str(location): digest(value) for location, value in isolation.initial().items()}
+    observation.prints.append(state)
+    return observation
+
+
+def observe_or_message(build: Build) -> Observation | str:
+    """Returns the training; a message if it fails."""
+    try:
+        return observe(build)
+    except (StepError, RunnerError) as error:
+        return str(error)
+
+
+def _prints(returned: Any) -> dict[str, bytes]:
+    return {path: digest(value) for path, value in leaves(returned)}
+
+
+def evaluate(isolation: Isolation) -> dict[str, Any]:
+    """Returns the metrics of a subject of ``draws``."""
+    (metrics,) = isolation.advance([EVALUATION], _metrics)
+    return metrics
+
+
+def _metrics(returned: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = returned["metrics"]
+    return metrics

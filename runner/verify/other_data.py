@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from runner.compare.difference import MISSING, digest
-from runner.compare.isolation import Isolation, StepError
 from runner.compare.states import clones, leaves
-from runner.compare.subject import Build
 from runner.plugin.batches import seeded
-from runner.plugin.dataset import DatasetSource
-from runner.plugin.inspection import length
-from runner.plugin.registry import Registry
+from runner.plugin.faces import DatasetConfig
+from runner.plugin.inspection import is_stream, length
 from runner.plugin.rows import Rows
 from runner.plugin.source import Source
-from runner.plugin.works import imported
 from runner.recipe.recipe import Recipe
-from runner.system.errors import RunnerError
-from runner.verify.drawing import EVALUATION, draws
 
-UPDATES = (3, 4, 4)
-"""Updates before the first evaluation, between both, and after the second."""
+if TYPE_CHECKING:
+    from runner.plugin.dataset import DatasetSource
+
 HELD_OUT_BATCHES = 2
 """Batches of held-out samples in each part, at most."""
-_EPISODES = 4
+_SEEDED_SIZE = 4
 """Size of an evaluation whose data follow from a seed."""
 
 
@@ -47,10 +41,6 @@ class World(NamedTuple):
     recipe: Recipe
     change: Callable[[Source], None] | None
 
-    def training(self, registry: Registry, stages: Collection[str]) -> Build:
-        """Returns a maker of trainings with these stages, as ``draws`` does."""
-        return draws(self.recipe, registry, stages, change=self.change)
-
 
 class HeldOutPart:
     """Keeps a part of the held-out samples of a dataset; parts of different numbers share none.
@@ -66,15 +56,14 @@ class HeldOutPart:
 
     def __call__(self, source: Source) -> None:
         """Selects the samples, and copies them if they are in memory."""
-        if not isinstance(source, DatasetSource):
+        dataset = _as_dataset(source)
+        if dataset is None:
             return
-        count = length(source.held_out)
-        if count is None or count < 2:
-            raise UnchangeableDataError(f"'{source.config.kind}' has no two held-out samples by number")
-        size = min(count // 2, HELD_OUT_BATCHES * source.context.batch_size)
+        count = _count(dataset.held_out)
+        size = min(count // 2, HELD_OUT_BATCHES * dataset.context.batch_size)
         first = 0 if self.number == 0 else count - size
-        source.select(held_out=torch.arange(first, first + size))
-        self._rows = source.held_out if isinstance(source.held_out, Rows) else None
+        dataset.select(held_out=torch.arange(first, first + size))
+        self._rows = dataset.held_out if isinstance(dataset.held_out, Rows) else None
         self._copy = clones(self._read())
 
     def modified(self) -> str | None:
@@ -99,14 +88,14 @@ def held_out_worlds(recipe: Recipe) -> tuple[World, World] | None:
     Returns:
         The worlds; None if a source has neither held-out samples nor a seed for its evaluation.
     """
-    is_dataset = issubclass(imported(recipe.data), DatasetSource)
-    path = recipe.data.evaluation_seed
-    if path is None:
-        return (World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))) if is_dataset else None
     data = recipe.data
+    path = data.evaluation_seed
+    if path is None:
+        has_samples = isinstance(data, DatasetConfig)
+        return (World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))) if has_samples else None
     size = data.evaluation_size
     if size is not None:
-        data = _with_setting(data, size, min(_setting(data, size), _EPISODES))
+        data = _with_setting(data, size, min(_setting(data, size), _SEEDED_SIZE))
     seeds = (_setting(data, path), _setting(data, path) + 1)
     first, second = (replace(recipe, data=_with_setting(data, path, seed)) for seed in seeds)
     return World(first, HeldOutPart(0)), World(second, HeldOutPart(1))
@@ -123,20 +112,32 @@ def other_world(recipe: Recipe, *, has_other_samples: bool) -> World:
 
 def renumber(source: Source) -> None:
     """Gives training samples other numbers, and repeats half of the held-out ones in place of the others."""
-    if not isinstance(source, DatasetSource):
+    dataset = _as_dataset(source)
+    if dataset is None:
         return
-    numbers = torch.arange(_count(source.train))
-    half = _count(source.held_out) // 2
-    held_out = torch.arange(_count(source.held_out))
-    source.select(
-        train=numbers.roll(len(numbers) // 2), held_out=torch.where(held_out < half, held_out + half, held_out)
-    )
+    numbers = torch.arange(_count(dataset.train))
+    half = _count(dataset.held_out) // 2
+    held_out = torch.arange(_count(dataset.held_out))
+    held_out = torch.where(held_out < half, held_out + half, held_out)
+    dataset.select(train=numbers.roll(len(numbers) // 2), held_out=held_out)
+
+
+def _as_dataset(source: Source) -> DatasetSource | None:
+    # The module of a source is loaded with it, and has a long chain of imports.
+    from runner.plugin.dataset import DatasetSource
+
+    return source if isinstance(source, DatasetSource) else None
 
 
 def _count(data: Any) -> int:
-    count = length(data)
+    """Returns the number of samples.
+
+    Raises:
+        UnchangeableDataError: There are no two, or they have no numbers.
+    """
+    count = None if is_stream(data) else length(data)
     if count is None or count < 2:
-        raise UnchangeableDataError("a dataset has no two samples by number")
+        raise UnchangeableDataError("the data have no two samples by number")
     return count
 
 
@@ -152,56 +153,6 @@ def _with_setting(config: Any, path: str, value: Any) -> Any:
     return config.model_copy(update={name: changed})
 
 
-class Observation(NamedTuple):
-    """A training with evaluations in it.
-
-    Attributes:
-        prints: Fingerprints of the results of every update, and of the state at the end.
-        metrics: Fingerprints of the results of every evaluation.
-    """
-
-    prints: list[dict[str, bytes]]
-    metrics: list[dict[str, bytes]]
-
-    def parting(self, other: Observation) -> tuple[int, str] | None:
-        """Returns the first update, from 1, and the name of a value that differs; None if none does."""
-        for number, (prints, others) in enumerate(zip(self.prints, other.prints, strict=True), start=1):
-            names = dict.fromkeys((*prints, *others))
-            name = next((name for name in names if prints.get(name) != others.get(name)), None)
-            if name is not None:
-                return number, name
-        return None
-
-
-def observe(build: Build) -> Observation:
-    """Makes ``UPDATES``, with an evaluation after each series but the last.
-
-    Args:
-        build: Made by ``draws``.
-    """
-    isolation = Isolation(build, 0)
-    observation = Observation([], [])
-    for number, count in enumerate(UPDATES):
-        if number:
-            observation.metrics.extend(isolation.advance([EVALUATION], _prints))
-        observation.prints.extend(isolation.advance([None] * count, _prints))
-    state = {str(location): digest(value) for location, value in isolation.initial().items()}
-    observation.prints.append(state)
-    return observation
-
-
-def observe_or_message(build: Build) -> Observation | str:
-    """Returns the training; a message if it fails."""
-    try:
-        return observe(build)
-    except (StepError, RunnerError) as error:
-        return str(error)
-
-
-def _prints(returned: Any) -> dict[str, bytes]:
-    return {path: digest(value) for path, value in leaves(returned)}
-
-
 def differing_metrics(
     expected: dict[str, Any], metrics: dict[str, Any], *, is_exact: bool, tolerance: float = 1e-4
 ) -> str | None:
@@ -214,10 +165,3 @@ def differing_metrics(
         if is_exact or not is_close:
             return name
     return None
-
-
-def evaluate(isolation: Isolation) -> dict[str, Any]:
-    """Returns the metrics of a subject of ``draws``."""
-    (returned,) = isolation.advance([EVALUATION], partial(dict))
-    metrics: dict[str, Any] = returned["metrics"]
-    return metrics

@@ -17,8 +17,8 @@ from runner.recipe.recipe import Recipe
 from runner.train import evaluation
 from runner.train.assemble import assemble
 from runner.train.step import Step
+from runner.verify.interruption import interrupted_evaluation
 from runner.verify.subjects import recipe_with
-from runner.verify.surroundings import interrupted_evaluation
 
 ASSEMBLY, UPDATE, PREDICTION, EVALUATION = "the assembly", "an update", "a prediction", "an evaluation"
 MOMENTS = (ASSEMBLY, UPDATE, UPDATE, UPDATE, PREDICTION, EVALUATION, UPDATE)
@@ -87,10 +87,10 @@ def _torch_seeds() -> list[int]:
 
 def _states(seeds: list[int]) -> dict[str, Any]:
     """Returns fingerprints of the states of generators; of torch's, whether their seeds are these."""
-    numpy_state = np.random.get_state()
+    kind, keys, *position = np.random.get_state()
     return {
         "Python": digest(random.getstate()),
-        "NumPy": digest([str(part) if part is not numpy_state[1] else part.tobytes() for part in numpy_state]),
+        "NumPy": digest([kind, np.asarray(keys).tobytes(), *position]),
         _TORCH: _torch_seeds() == seeds,
     }
 
@@ -107,9 +107,9 @@ def find_seeds(build: Build) -> list[tuple[str, str]]:
     first, second = (Isolation(build, seed) for seed in _SEEDS)
     seeds = []
     for moment in MOMENTS:
-        states = [isolation.advance([moment], lambda returned: returned)[0] for isolation in (first, second)]
-        for name, state in states[0].items():
-            is_seeded = not state if name == _TORCH else state == states[1][name]
+        states, others = (isolation.advance([moment], dict)[0] for isolation in (first, second))
+        for name, state in states.items():
+            is_seeded = not state if name == _TORCH else state == others[name]
             if is_seeded:
                 seeds.append((name, moment))
     return seeds

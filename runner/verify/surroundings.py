@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +29,6 @@ from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Close, Contract, Exact
-from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
@@ -39,12 +36,12 @@ from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
+from runner.verify.interruption import interrupted_evaluation
 from runner.verify.likeness import CONTENT, unlike
 from runner.verify.requests import request_inputs
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
-_MEASURING = ("metrics", "predict")  # methods of a learner that an evaluation calls
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
@@ -55,10 +52,6 @@ class Asked(NamedTuple):
     training: bool = False  # the mode in which its modules are found
     most: int | None = None  # held-out samples of this evaluation and of later ones
     stops: int | None = None  # batches or predictions after which the evaluation is interrupted
-
-
-class EvaluationInterrupted(Exception):  # noqa: N818 (it is no error)
-    """An evaluation has measured as much as it was allowed to."""
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -102,33 +95,6 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
 
     return build
-
-
-@contextmanager
-def interrupted_evaluation(learner: Learner, calls: int | None) -> Iterator[None]:
-    """Ends an evaluation inside of the ``with`` after some batches or predictions; never if None."""
-    if calls is None:
-        yield
-        return
-    count = itertools.count(1)
-
-    def limit(measure: Callable[..., Any], *arguments: Any) -> Any:
-        if next(count) > calls:
-            raise EvaluationInterrupted
-        return measure(*arguments)
-
-    before = {name: vars(learner).get(name) for name in _MEASURING}
-    for name in _MEASURING:
-        setattr(learner, name, partial(limit, getattr(learner, name)))
-    try:
-        with suppress(EvaluationInterrupted):
-            yield
-    finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(learner, name)
-            else:
-                setattr(learner, name, method)
 
 
 def _as_default(tensor: Tensor) -> Tensor:

@@ -118,7 +118,9 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
     return restored
 
 
-def updates_before(batches: Sequence[Recorded], states: State | None, request: Restoration | Exports) -> list[Update]:
+def updates_before(
+    batches: Sequence[Recorded], states: Mapping[str, Any] | None, request: Restoration | Exports
+) -> list[Update]:
     """Returns updates with these batches from a state, and then the request."""
     first, *others = (batch._replace(inputs=None) for batch in batches)
     return [Update(first, states, 0), *map(Update, others), Update(request)]

@@ -27,7 +27,7 @@ MASKED = {
     "no_subnormal_gradients": ("a state 1e-39 times as large, not the same", "exact"),
     "small_part_in_bf16": ("a tensor has fewer digits", "close"),
     "norms_in_fp16": ("not the same", "close"),
-    "branch_in_bf16": ("a tensor has fewer digits", "close"),
+    "branch_in_bf16": ("update 1, slot 'step'", "close"),
 }
 """The message for each stage, and what it promises."""
 SEEDED = {

@@ -124,7 +124,7 @@ class Numbers(DatasetSource):
 
 def numbers(batch_size, **settings):
     context = Context(torch.device("cpu"), Slots(), 0, batch_size)
-    return Numbers(NumbersConfig(kind="numbers", **settings).recorded(), context)
+    return Numbers(NumbersConfig(**settings).recorded(), context)
 
 
 def held_out_numbers(source):
@@ -164,7 +164,7 @@ def test_a_sample_that_is_changed_in_place_is_found():
 
 
 def test_a_single_held_out_sample_has_no_parts():
-    with pytest.raises(UnchangeableDataError, match="has no two held-out samples by number"):
+    with pytest.raises(UnchangeableDataError, match="no two samples by number"):
         HeldOutPart(0)(numbers(1, held_out=1))
 
 

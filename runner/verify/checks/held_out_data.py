@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
-from runner.verify.other_data import (
-    UPDATES,
-    HeldOutPart,
-    Observation,
-    World,
-    held_out_worlds,
-    observe_or_message,
-)
+from runner.plugin.registry import Registry
+from runner.verify.drawing import OBSERVED, Observation, draws, observe_or_message
+from runner.verify.other_data import HeldOutPart, World, held_out_worlds
 from runner.verify.subjects import BuildError, built
 
 if TYPE_CHECKING:
@@ -42,7 +37,7 @@ class HeldOutDataCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and evaluations."""
-        return f"twice {sum(UPDATES)} updates and {len(UPDATES) - 1} evaluations of a few samples"
+        return f"twice {sum(OBSERVED)} updates and {len(OBSERVED) - 1} evaluations of a few samples"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself; a dependence of the baseline excuses it."""
@@ -55,7 +50,7 @@ class HeldOutDataCheck(Check):
             return Verdict(Outcome.PASS, pair.promise_name, summary)
         if summary is not None:
             return Verdict(Outcome.FAIL, pair.promise_name, summary)
-        count = f"{sum(UPDATES)} updates and {len(UPDATES) - 1} evaluations"
+        count = f"{sum(OBSERVED)} updates and {len(OBSERVED) - 1} evaluations"
         return Verdict(Outcome.PASS, pair.promise_name, f"{count} use held-out data as the baseline does")
 
 
@@ -66,7 +61,7 @@ def _problem(pair: StagePair, worlds: tuple[World, World]) -> str | None:
     if problem is None or observe_or_message(builds[0]) != observe_or_message(builds[0]):
         # A training that is not the same twice cannot be compared with itself.
         return None
-    baselines = [built(world.training(pair.baseline.registry, ())) for world in worlds]
+    baselines = [built(_training(world, pair.baseline.registry, ())) for world in worlds]
     return None if _first_problem(baselines, worlds) else problem
 
 
@@ -79,11 +74,11 @@ def _first_problem(builds: Sequence[Build], worlds: tuple[World, World]) -> str 
     difference = first.parting(second)
     if difference is not None:
         update, name = difference
-        when = f"update {update}" if update <= sum(UPDATES) else "the state at the end"
-        place = f"{when}: '{name}' is another one with other held-out samples"
-        return f"the training depends on held-out data: {place}"
-    parts = (world.change for world in worlds if isinstance(world.change, HeldOutPart))
-    modified = next((name for name in (part.modified() for part in parts) if name is not None), None)
+        moment = f"update {update}" if update <= sum(OBSERVED) else "the state at the end"
+        message = f"{moment}: '{name}' is another one with other held-out samples"
+        return f"the training depends on held-out data: {message}"
+    changes = (world.change for world in worlds if isinstance(world.change, HeldOutPart))
+    modified = next((name for name in (change.modified() for change in changes) if name is not None), None)
     if modified is not None:
         return f"held-out data are modified: '{modified}' is not what it was before the training"
     if first.metrics == second.metrics:
@@ -93,4 +88,8 @@ def _first_problem(builds: Sequence[Build], worlds: tuple[World, World]) -> str 
 
 def _candidate(pair: StagePair, world: World) -> Build:
     """Makes trainings of the candidate with the world's recipe in the place of the pair's."""
-    return pair.candidate(lambda _, *arguments: world.training(*arguments))
+    return pair.candidate(lambda _, *arguments: _training(world, *arguments))
+
+
+def _training(world: World, registry: Registry, stages: Collection[str]) -> Build:
+    return draws(world.recipe, registry, stages, change=world.change)

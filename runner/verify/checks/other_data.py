@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,10 @@ from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.plugin.registry import Registry
 from runner.system.errors import RunnerError
-from runner.verify.drawing import Drawing, same_draws
-from runner.verify.other_data import (
-    World,
-    differing_metrics,
-    evaluate,
-    other_world,
-)
+from runner.verify.drawing import Drawing, draws, evaluate, same_draws
+from runner.verify.other_data import World, differing_metrics, other_world
 from runner.verify.subjects import BuildError, built
 
 if TYPE_CHECKING:
@@ -46,7 +43,7 @@ class OtherDataCheck(Check):
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares what is sampled and what updates return, as for sampled batches."""
-        # A stage may need the data in their own type; then only the seed is another one.
+        # A stage may need the type of the data; then only the seed is another one.
         for has_other_samples in (True, False):
             try:
                 verdict = _compare(pair, other_world(pair.recipe, has_other_samples=has_other_samples))
@@ -61,8 +58,8 @@ class OtherDataCheck(Check):
 
 
 def _compare(pair: StagePair, world: World) -> Verdict:
-    baseline = built(world.training(pair.baseline.registry, ()))
-    candidate = pair.candidate(lambda _, *arguments: world.training(*arguments))
+    baseline = built(_training(world, pair.baseline.registry, ()))
+    candidate = pair.candidate(lambda _, *arguments: _training(world, *arguments))
     verdict = same_draws(baseline, candidate, pair.contract, Drawing(UPDATES))
     return _compare_metrics(pair, baseline, candidate) if verdict else verdict
 
@@ -80,3 +77,7 @@ def _compare_metrics(pair: StagePair, baseline: Build, candidate: Build) -> Verd
         return Verdict(Outcome.PASS, pair.promise_name, summary)
     summary = f"an evaluation has the metric '{name}' {metrics.get(name)} instead of {expected[name]}"
     return Verdict(Outcome.FAIL, pair.promise_name, summary)
+
+
+def _training(world: World, registry: Registry, stages: Collection[str]) -> Build:
+    return draws(world.recipe, registry, stages, change=world.change)

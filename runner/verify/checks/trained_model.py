@@ -90,8 +90,9 @@ def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
     if not frame:
         return Verdict(Outcome.PASS, name, "the trained model is the same; with the stages it cannot be exported")
     prefixes = tuple(f"program.{call.name}." for call in pair.baseline.exports.calls)
-    missing = tuple(prefix for prefix in prefixes if not any(place.name.startswith(prefix) for place in frame))
-    expected = {place: value for place, value in expected.items() if not place.name.startswith(missing)}
+    names = [location.name for location in frame]
+    missing = tuple(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names))
+    expected = {location: value for location, value in expected.items() if not location.name.startswith(missing)}
     is_form = not isinstance(pair.contract, Exact | Close)
     location = unlike(expected, frame, form=is_form)
     if location is None:
