@@ -1,5 +1,6 @@
 """Trainings with several seeds: each in a process, results written as they come, and tables."""
 
+import argparse
 import json
 import os
 import statistics
@@ -8,11 +9,61 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 Results = dict[str, Any]
+
+
+class SeedStudy(NamedTuple):
+    """Variants of a recipe that a script trains with several seeds.
+
+    Attributes:
+        script: Path of the script, which runs itself for every training.
+        description: Of the script's help.
+        variants: Names of the variants.
+        seeds: Seeds that are trained by default.
+        results: File of the results.
+        train: Trains a variant with a seed, and returns what is stored.
+        report: Prints the tables.
+    """
+
+    script: str
+    description: str
+    variants: Sequence[str]
+    seeds: Sequence[int]
+    results: Path
+    train: Callable[[str, int], Any]
+    report: Callable[[Results], None]
+
+    def main(self) -> None:
+        """Runs the command line of the script."""
+        form = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=self.description, formatter_class=form)
+        parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+        parser.add_argument("--seeds", type=int, nargs="+", default=self.seeds)
+        names = self.variants
+        parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT")
+        parser.add_argument("--results", type=Path, default=self.results)
+        parser.add_argument("--report", action="store_true", help="only print the tables")
+        parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
+        arguments = parser.parse_args()
+        if arguments.train:
+            print(json.dumps(self.train(*json.loads(arguments.train))))
+            return
+
+        file = ResultFile(arguments.results)
+        if not arguments.report:
+            jobs = {}
+            for seed, variant in product(arguments.seeds, arguments.variants):
+                name = f"{variant}, seed {seed}"
+                job = json.dumps([variant, seed])
+                jobs[name] = partial(result_of_child, self.script, name, ["--train", job])
+            file.complete(jobs, arguments.jobs)
+        self.report(file.results)
 
 
 class ResultFile:

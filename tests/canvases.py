@@ -4,6 +4,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+ROUNDING = 1e-6
+"""Pixels by which a line that ends at the border of its panel may be off."""
+
 
 def kept(monkeypatch):
     """Every figure that is saved from now on, by the name of its file."""
@@ -39,7 +42,9 @@ def cut(figure):
         for line in axes.lines:
             radius = line.get_markersize() / 2 * figure.dpi / 72 if line.get_marker() != "None" else 0
             for x, y in line.get_transform().transform(line.get_xydata()):
-                inside = box.x0 <= x - radius and x + radius <= box.x1 and box.y0 <= y - radius and y + radius <= box.y1
+                within_width = box.x0 - ROUNDING <= x - radius and x + radius <= box.x1 + ROUNDING
+                within_height = box.y0 - ROUNDING <= y - radius and y + radius <= box.y1 + ROUNDING
+                inside = within_width and within_height
                 found += [] if inside else [(line.get_label(), x, y)]
         found += [bar for bar in axes.patches if bar.get_window_extent().x1 > box.x1 + 1]
     return found

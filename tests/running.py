@@ -53,6 +53,12 @@ TINY_CONV = (
     "tracking.system_metrics=false",
     "device=cpu",
 )
+TINY_MLP = (
+    *("model.widths=[8]", "data.held_out=1000", "data.scale=1"),
+    "train={updates: 6, batch_size: 16, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    "tracking.system_metrics=false",
+    "device=cpu",
+)
 TINY_TEXT = (
     *("data.synthetic=true", "model.layers=1", "model.width=16", "data.context=16", "data.held_out=0.005"),
     *("train.tokens=2560", "train.batch_size=4"),
@@ -95,6 +101,7 @@ SMALL = {
     "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
     "grasp_serve": ("model.steps=4", "model.sampling_steps=4", "inference.ddim.steps=2", *TINY_GRASPS),
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "conv": TINY_CONV,
+    "mlp": TINY_MLP,
     "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
     "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip

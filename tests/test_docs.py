@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -144,6 +145,22 @@ def collect(distribution, extras, needed):
 def test_cards_tell_what_the_ablations_here_measured():
     generator = runpy.run_path(str(ROOT / "experiments" / "cards.py"))
     assert json.loads(generator["MEASURED"].read_text()) == generator["measured"]()
+
+
+@pytest.mark.parametrize(("name", "writer"), [
+    ("marl_phases", "write_ablation"), ("gcn_cora", "write_ablation"), ("gpt_int8", "write_inference_ablation"),
+])  # fmt: skip
+def test_reports_follow_from_the_stored_results(tmp_path, monkeypatch, name, writer):
+    """By the present rules, whatever the age of the measurement."""
+    monkeypatch.setattr("runner.system.plots.draw_png", lambda *arguments: True)
+    generator = runpy.run_path(str(ROOT / "experiments" / "reports.py"))
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    folder = tmp_path / "experiments" / name
+    shutil.copytree(ROOT / "experiments" / name, folder)
+    (folder / "README.md").unlink()
+    generator[writer](folder)
+    for path in sorted(folder.glob("*.md")) + sorted(folder.glob("recommended*.yaml")):
+        assert path.read_text() == (ROOT / "experiments" / name / path.name).read_text()
 
 
 def test_every_experiment_is_in_the_index():

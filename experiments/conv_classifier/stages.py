@@ -8,14 +8,10 @@ written after every training, and a training that it contains is not repeated: a
 interruption the same command continues. ``--report`` prints the table.
 """
 
-import argparse
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +24,15 @@ from runner.train.assemble import assemble
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
-from seeds import ResultFile, Results, result_of_child  # noqa: E402
+from seeds import Results, SeedStudy  # noqa: E402
 
 RESULTS = HERE / "stages.json"
 RECIPE = HERE.parents[1] / "recipes" / "conv_classifier.yaml"
 BASELINE = "no stage"
 SEEDS = (0, 1, 2)
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
+WITHOUT = {"optimization.heap_retention": "off"}
+"""The recipe without its stage."""
 SEARCH = {"optimization.algorithm_search": "on"}
 IM2COL = {"optimization.conv_backend": "on"}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -52,23 +50,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 """Variants of the stages that do nothing here without a setting or another stage: overrides by name."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--variants", nargs="+", default=[*variants()], choices=[*variants()])
-    parser.add_argument("--report", action="store_true", help="only print the table")
-    parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.train:
-        print(json.dumps(train(*json.loads(arguments.train))))
-        return
-    file = ResultFile(RESULTS)
-    if not arguments.report:
-        file.complete(jobs_of(arguments.variants, arguments.seeds), arguments.jobs)
-    report(file.results)
-
-
 def variants() -> dict[str, dict[str, Any]]:
     """Returns the overrides of the recipe by the variant's name."""
     registry = Registry()
@@ -77,16 +58,7 @@ def variants() -> dict[str, dict[str, Any]]:
         kinds = [*registry.get("optimization", kind).requires, kind]
         switches = {f"optimization.{name}": "on" for name in kinds}
         overrides |= SETTINGS.get(kind, {kind: switches})
-    return overrides
-
-
-def jobs_of(names: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
-    """Returns the trainings in child processes by name."""
-    jobs = {}
-    for seed, variant in product(seeds, names):
-        name = f"{variant}, seed {seed}"
-        jobs[name] = partial(result_of_child, __file__, name, ["--train", json.dumps([variant, seed])])
-    return jobs
+    return {name: {**WITHOUT, **changes} for name, changes in overrides.items()}
 
 
 def train(variant: str, seed: int) -> dict[str, Any]:
@@ -139,4 +111,4 @@ def report(results: Results) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    SeedStudy(__file__, __doc__ or "", [*variants()], SEEDS, RESULTS, train, report).main()

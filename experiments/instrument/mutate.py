@@ -140,7 +140,13 @@ TARGETS = (
         )
     ),
     Target(f"{MARL}/replay/uniform.py", "mutated_module", "marl_baseline", UNIFORM),
-    Target("plugins/vision/classifier.py", "mutated_slot", "digits_classifier", slots=("loss",), owner="Classifier"),
+    Target(
+        "plugins/vision/image_classifier.py",
+        "mutated_slot",
+        "digits_classifier",
+        slots=("loss",),
+        owner="ImageClassifier",
+    ),
     Target(
         "plugins/sequences/language_model.py", "mutated_slot", "shakespeare_gpt", slots=("loss",),
         owner="LanguageModel",

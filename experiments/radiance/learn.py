@@ -8,13 +8,8 @@ written after every training, and a training that it contains is not repeated: a
 the same command continues. ``--report`` prints the tables.
 """
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +18,7 @@ import runner
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
-from seeds import ResultFile, Results, cells, result_of_child  # noqa: E402
+from seeds import Results, SeedStudy, cells  # noqa: E402
 
 RESULTS = HERE / "learned.json"
 RECIPE = "graf"
@@ -51,34 +46,6 @@ COLUMNS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--report", action="store_true", help="only print the tables")
-    parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.train:
-        print(json.dumps(train(*json.loads(arguments.train))))
-        return
-    file = ResultFile(arguments.results)
-    if not arguments.report:
-        file.complete(jobs_of(arguments.variants, arguments.seeds), arguments.jobs)
-    report(file.results)
-
-
-def jobs_of(variants: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
-    """Returns the trainings in child processes by name."""
-    jobs = {}
-    for variant, seed in product(variants, seeds):
-        name = f"{variant}, seed {seed}"
-        argument = json.dumps([variant, seed])
-        jobs[name] = partial(result_of_child, __file__, name, ["--train", argument])
-    return jobs
-
-
 def train(variant: str, seed: int) -> dict[str, float]:
     """Trains in this process; returns the last evaluation and the seconds of processor time."""
     overrides = {"seed": seed, "tracking.system_metrics": False, **VARIANTS[variant]}
@@ -100,4 +67,4 @@ def report(results: Results) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    SeedStudy(__file__, __doc__ or "", list(VARIANTS), SEEDS, RESULTS, train, report).main()

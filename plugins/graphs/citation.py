@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor
 
 from runner.api import Batch, DatasetSource, Learner, TensorRows, UsageError
 
+from .citation_file import read_arrays
 from .graph_figure import LabelledGraph, draw_graph
 
 if TYPE_CHECKING:
     from .config import CitationConfig, CitationGraphConfig
 
-ARRAYS = (
-    "feature_indptr", "feature_indices", "num_features",
-    "edge_index", "label", "train_index", "val_index", "test_index",
-)  # fmt: skip
-"""Arrays of a file: features are ones, in rows as SciPy's CSR has them; every edge occurs once."""
 NEAREST = 10
 """Neighbours of a digit in the synthetic graph."""
 TRAINED, VALIDATED, TESTED = 20, 500, 1000
@@ -51,20 +45,14 @@ def read(config: CitationConfig) -> Graph:
     """Reads the configured graph, or generates the synthetic one.
 
     Raises:
-        UsageError: There is no such file, it contains no such graph, or scikit-learn is missing.
+        UsageError: There is no such file, it contains no graph, or scikit-learn is missing.
     """
     if config.synthetic:
         return _digits(config)
     path = config.require(config.file)
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [name for name in ARRAYS if name not in file]
-            if missing:
-                raise UsageError(f"data.file: {path} has no array '{missing[0]}'; it needs {', '.join(ARRAYS)}")
-            arrays = {name: torch.from_numpy(np.asarray(file[name]).astype(np.int64)) for name in ARRAYS}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"data.file: {path} cannot be read as an .npz: {error}") from error
-    starts, columns = arrays["feature_indptr"], arrays["feature_indices"]
+    arrays = read_arrays(path)
+    starts = arrays["feature_indptr"]
+    columns = arrays["feature_indices"]
     features = torch.zeros(len(starts) - 1, int(arrays["num_features"]))
     features[torch.repeat_interleave(torch.arange(len(features)), starts.diff()), columns] = 1
     held_out = arrays["test_index" if config.held_out == "test" else "val_index"]

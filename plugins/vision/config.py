@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .conv_classifier import ConvClassifier
     from .digits import Digits
     from .image_folder import ImageFolder
+    from .mlp import FullyConnected
 
 EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
@@ -61,7 +62,6 @@ class ClassesResponse(ServedResponse):
 class ImageClassifierConfig(GradientLearnerConfig):
     """Settings that every classifier of images has."""
 
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | CONVOLUTION_SLOTS
     learns_from: ClassVar[str] = "labelled_images"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
@@ -74,7 +74,13 @@ class ImageClassifierConfig(GradientLearnerConfig):
     """Pixels by which every training image is moved at random, at most, in either direction."""
 
 
-class ClassifierConfig(ImageClassifierConfig):
+class ConvolutionalClassifierConfig(ImageClassifierConfig):
+    """Settings of a classifier with convolutions."""
+
+    slots: ClassVar[frozenset[str]] = ImageClassifierConfig.slots | CONVOLUTION_SLOTS
+
+
+class ClassifierConfig(ConvolutionalClassifierConfig):
     """A small residual convolutional network with group normalisation, for images of one size.
 
     Of every width there are two blocks of two 3 x 3 convolutions (He et al. 2016, arXiv:1512.03385); the first block of
@@ -100,7 +106,7 @@ class ClassifierConfig(ImageClassifierConfig):
         return Classifier
 
 
-class ConvClassifierConfig(ImageClassifierConfig):
+class ConvClassifierConfig(ConvolutionalClassifierConfig):
     """A small network in which every kind of convolution is trained, for images of one size.
 
     Three 3 x 3 convolutions, the second with stride 2, which halves height and width; a transposed 2 x 2
@@ -125,6 +131,32 @@ class ConvClassifierConfig(ImageClassifierConfig):
         from .conv_classifier import ConvClassifier
 
         return ConvClassifier
+
+
+class MlpConfig(ImageClassifierConfig):
+    """Fully connected layers on the pixels of an image.
+
+    The defaults are the network that is often used for MNIST: 512 and 256 features, tanh, no biases.
+
+    When it helps: a first result in seconds, on small images whose objects are centred.
+    When it hurts: every other image; a network of convolutions needs fewer parameters.
+    """
+
+    kind: ClassVar[str] = "mlp"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "sgd", "lr": 0.1}}
+
+    widths: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [512, 256])
+    """Features of the layers between the pixels and the classes."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """The nonlinearity after each of them."""
+    bias: bool = False
+    """Whether layers add a bias."""
+
+    def implementation(self) -> type[FullyConnected]:
+        """Imports and returns the learner."""
+        from .mlp import FullyConnected
+
+        return FullyConnected
 
 
 DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Context, Prunable
-
-from .classifier import GROUPS, Classifier
+from .classifier import GROUPS
 from .convolution.modules import Convolution, Convolve, TransposedConvolution
 from .convolution.native import convolution
+from .image_classifier import ConvolutionalClassifier
 
 if TYPE_CHECKING:
     from .config import ConvClassifierConfig
@@ -80,19 +78,12 @@ class SkipNet(nn.Module):
         return logits
 
 
-class ConvClassifier(Classifier):
-    """Softmax cross-entropy on images in [0, 1], with ``SkipNet``."""
+class ConvClassifier(ConvolutionalClassifier):
+    """Classifies images with ``SkipNet``."""
 
-    module: SkipNet  # type: ignore[assignment]  # of another class than the base's
+    module: SkipNet
     sensitive: ClassVar[tuple[str, ...]] = ("blocks.0", "head")
 
-    def build(self, config: ConvClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:  # type: ignore[override]
-        """Makes the network."""
-        self.shift = config.shift
-        self.shape = shapes["image"]
-        classes = context.sizes["classes"]
+    def network(self, config: ConvClassifierConfig, classes: int) -> nn.Module:
+        """Returns the network with the skip connection."""
         return SkipNet(self.shape, config.width, classes, config.norm, self.conv_slot)
-
-    def prunable(self) -> Iterator[Prunable]:
-        """Returns nothing: every channel is read by two layers or through the skip connection."""
-        return iter(())

@@ -135,7 +135,7 @@ def _time(result: "RunResult") -> list[str]:
     if "perf/update_ms" in metrics:
         first = metrics.get("perf/first_update_seconds", 0.0)
         took = f"{first:.1f} s" if first >= 1 else f"{1000 * first:.3g} ms"
-        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {took}")
+        lines.append(f"{figure(metrics['perf/update_ms'], 3)} ms per update; the first took {took}")
     if "perf/roofline_fraction" in metrics:
         lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
     shares = sorted(result.shares.items(), key=lambda item: -item[1])

@@ -151,7 +151,7 @@ def _verify_training(recipe: "Recipe", registry: "Registry", options: Options, b
     try:
         # Trainings in child processes end, too, and verdicts that were reached are printed.
         with interruptible(), sharing_processor(recipe):
-            return verify_recipe(recipe, registry, options, bar.say)
+            return verify_recipe(recipe, registry, options, bar.say, bar.phase)
     except Interrupted as interruption:
         raise Exit(interruption.exit_code) from None
 
@@ -169,7 +169,7 @@ def _verify_inference(
     if not stages:
         require_place_for_verification(run, model)
     with sharing_processor(recipe):
-        report = verify_inference(model, stages, bar.say)
+        report = verify_inference(model, stages, bar.say, bar.phase)
     # A verification of some stages is not one of the model.
     if not stages:
         objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")

@@ -9,6 +9,7 @@ from rich.table import Table
 from typer import Exit
 
 from runner.cli.common import output
+from runner.cli.progress import ProgressDisplay
 from runner.system.console import CleanText, Console
 from runner.system.lines import figure, print_wrapped
 from runner.system.synthetic import SYNTHETIC_REMARK
@@ -19,17 +20,34 @@ if TYPE_CHECKING:
     from runner.train.seeds import SeedsResult
 
 
+class SeedsProgressDisplay(ProgressDisplay):
+    """Shows the progress of several trainings as one, with the step of each seed that is training."""
+
+    def __init__(self, console: Console, recipe: "Recipe", count: int) -> None:
+        super().__init__(console, recipe)
+        self.total = recipe.length[1] * count
+        self.steps: Mapping[int, int | None] = {}
+
+    def show_seeds(self, steps: "Mapping[int, int | None]") -> None:
+        """Takes note of the seeds that are training; the thread shows them."""
+        self.steps = steps
+
+    def doing(self, progressed: float = 0.0) -> str:
+        """Returns the phase, and what every seed that is training has reached."""
+        seeds = [
+            f"seed {seed} is starting" if step is None else f"seed {seed} at {step:,}"
+            for seed, step in self.steps.items()
+        ]
+        return ": ".join(filter(None, (super().doing(progressed), ", ".join(seeds))))
+
+
 def run_seeds(
     recipes: "Mapping[int, Recipe]", registry: "Registry", parallel: int, go_on: bool, tags: "Mapping[str, str]",
     note: str, again: str, quiet: bool, as_json: bool, takeover: bool,
 ) -> NoReturn:  # fmt: skip
     """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
-    from runner.cli.progress import ProgressDisplay
-
     recipe = next(iter(recipes.values()))
-    display = ProgressDisplay(Console(stderr=True, quiet=quiet), recipe)
-    display.total = recipe.length[1] * len(recipes)
-    with display:
+    with SeedsProgressDisplay(Console(stderr=True, quiet=quiet), recipe, len(recipes)) as display:
         from runner.tracking import Workspace
         from runner.train.seeds import train_seeds
 

@@ -26,6 +26,7 @@ from runner.compare.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.plugin.contract import Close, Contract
 from runner.system import generators
 from runner.system.generators import Globals
+from runner.system.lines import figure
 from runner.system.stopwatch import Stopwatch
 from runner.system.tree import nbytes, tensors
 
@@ -78,9 +79,9 @@ class Timing:
         stalls = not 1 / STALLING < self.total / self.ratio.value < STALLING
         return (
             f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if stalls else ''}"
-            f"{self.baseline_ms:.3g} ms -> {self.changed_ms:.3g} ms a step in "
-            f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {self.baseline_warm_up.first_s:.3g} s -> "
-            f"{self.changed_warm_up.first_s:.3g} s"
+            f"{figure(self.baseline_ms, 3)} ms -> {figure(self.changed_ms, 3)} ms a step in "
+            f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {figure(self.baseline_warm_up.first_s, 3)} s -> "
+            f"{figure(self.changed_warm_up.first_s, 3)} s"
         )
 
 

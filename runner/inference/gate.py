@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import pairwise
@@ -31,7 +32,7 @@ from runner.train.stage_watch import StageReport
 from runner.train.trained import Trained
 from runner.verify.surroundings import alike, resized
 from runner.verify.variants import variants_of, weakest
-from runner.verify.verification import Verification, judged
+from runner.verify.verification import Phase, Verification, judged
 
 TOLERANCE = 1e-5
 """Of the largest number in an answer, by which others may be off in float32."""
@@ -45,7 +46,9 @@ FEWEST_PARTS, PARTS = 8, 64
 """Of held-out data, whose metrics are compared in pairs, otherwise."""
 
 
-def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], None]) -> Verification:
+def verify_inference(
+    found: Trained, kinds: Sequence[str], say: Callable[[str], None], phase: Phase = nullcontext
+) -> Verification:
     """Compares every stage of the section alone, and all of them, with the run's model without any.
 
     Exact and Close: what the model answers, in batches of several sizes and with other content in the same memory.
@@ -56,7 +59,7 @@ def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], 
     """
     recipe = answering(found)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    return judged(recipe, possible, kinds, InferenceGate(found, say), say)
+    return judged(recipe, possible, kinds, InferenceGate(found, say), say, phase=phase)
 
 
 def answering(found: Trained) -> Recipe:

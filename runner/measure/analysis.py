@@ -166,7 +166,9 @@ class Result:
             return ExitCode.GATE_FAILED
         for case in self.cases:
             whole = case.named(ALL)
-            if whole.effect is Effect.UNCLEAR if whole is not None else case.missing:
+            if whole is None and case.missing:
+                return ExitCode.INCONCLUSIVE
+            if whole is not None and whole.effect is whole.training_effect is Effect.UNCLEAR:
                 return ExitCode.INCONCLUSIVE
         return ExitCode.DONE
 

@@ -27,7 +27,7 @@ from runner.system import generators
 from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import make_folder
-from runner.system.lines import print_wrapped
+from runner.system.lines import figure, print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 from runner.train.budget import fitted
@@ -263,7 +263,7 @@ def show(profile: Profile, console: Console) -> None:
             print_table(console, shown)
 
     where = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
-    console.print(CleanText(f"{profile.recipe}: one update on {where}: {profile.update_ms:.3g} ms"))
+    console.print(CleanText(f"{profile.recipe}: one update on {where}: {figure(profile.update_ms, 3)} ms"))
     table("calls", _slots(profile))
     for device, what in (("cuda", "kernels on the GPU"), ("cpu", "operators on the host")):
         if found := [each for each in profile.operators if each.device == device]:
@@ -289,7 +289,8 @@ def _slots(profile: Profile) -> Iterator[dict[str, str]]:
 
 def _remarks(profile: Profile) -> Iterator[str]:
     yield (
-        f"mean over {profile.updates} updates; with the profiler, an update took {profile.profiled_update_ms:.3g} ms "
+        f"mean over {profile.updates} updates; with the profiler, an update took "
+        f"{figure(profile.profiled_update_ms, 3)} ms "
         f"({profile.profiler_overhead:+.0%}), which the tables divide"
     )
     if uncalled := ", ".join(slot.name for slot in profile.slots if not slot.calls):

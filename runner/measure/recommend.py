@@ -92,17 +92,26 @@ class _Totals:
             best = min(passed, key=lambda name: self.seconds[name])
             return BASELINE, f"no set that passed is faster beyond the noise; the best is {self.described(best)}"
         stages = {name: passed[name].stages for name in faster} | {BASELINE: ()}
+        evidence = {name: f"; {self.evidence(passed[name])}" for name in faster} | {BASELINE: ""}
         fastest = min(stages, key=lambda name: self.seconds[name])
         limit = self.seconds[fastest] * self.noise
         equal = [name for name in stages if self.seconds[name] <= limit]
         chosen = min(equal, key=lambda name: (len(stages[name]), self.seconds[name]))
 
         if chosen != fastest:
-            return chosen, f"within the noise of the fastest that passed ({self.described(fastest)}), fewer stages win"
+            rule = f"within the noise of the fastest that passed ({self.described(fastest)}), fewer stages win"
+            return chosen, rule + evidence[chosen]
         if chosen != BASELINE:
-            return chosen, "the fastest that passed the gate"
+            return chosen, f"the fastest that passed the gate{evidence[chosen]}"
         best = min(faster, key=lambda name: self.seconds[name])
         return chosen, f"with its start-up, no set that passed takes less time; the best is {self.described(best)}"
+
+    def evidence(self, variant: VariantResult) -> str:
+        """Returns the measurement by which a variant is faster, and whether it differs from that of updates."""
+        measured = f"training steps are faster: {variant.training_ratio}, noise {self.noise:.2f}x"
+        if variant.effect is Effect.FASTER:
+            return measured
+        return f"{measured} (updates alone are {variant.effect}: {variant.ratio})"
 
     def described(self, name: str) -> str:
         """Returns a variant's total, and what start-up and noise have to do with it."""
@@ -206,8 +215,8 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     if trained is not None and kind in trained.stages and is_in_vain:
         share = 0.0 if trained.throughput is None else trained.throughput.shares.get("update", 0.0)
         return (
-            f"an update is faster, {trained.ratio}, but updates are {share:.0%} of a training, which is not: "
-            f"{trained.training_ratio}"
+            f"an update is faster, {trained.ratio}, but a training step is {trained.training_effect}, "
+            f"{trained.training_ratio}; updates are {share:.0%} of its time"
         )
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:

@@ -27,7 +27,7 @@ from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_text
 from runner.system.hardware import cpu_model
-from runner.system.lines import print_wrapped
+from runner.system.lines import figure, print_wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
@@ -41,15 +41,16 @@ _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})
 _HOW_TO_READ = """\
 * **ratio** is the baseline's time per update divided by the variant's: above 1 is faster.
-  **training** is the same ratio of whole training steps, with sampling and transfer; the
-  recommendation uses it. No update gets a batch that another update has had.
+  **training** is the same ratio of whole training steps, with sampling and transfer, and its
+  effect; the recommendation uses it. No update gets a batch that another update has had.
 * Every variant was measured in several processes, because two identical processes differ in speed
   for their whole lifetime. The ratio is the geometric mean over processes, with Student's 95 %
   interval. A stage that selects by measuring (a batch size, algorithms, kernels) searches again in
   every process, so the interval contains the luck of its choices.
 * **noise** is the baseline measured against itself (A/A). **effect** is *unclear* if the interval
-  contains 1, or if the ratio is inside the band of the noise, which the plot shows in grey. About
-  one in twenty variants without any effect is called faster or slower nevertheless.
+  contains 1, or if the ratio is inside the band of the noise, which the plot shows in grey. The
+  effect on updates and that on training steps are measured separately, so one may be unclear and
+  the other not. About one in twenty variants without any effect is called faster or slower nevertheless.
 * After the timed updates, a few more are compared with the baseline's from the same state. A
   variant that skips updates, or returns earlier results, is *invalid* and has no ratio.
 * **compile** is the time of the first update, when nothing is compiled yet. **warm-up** is the
@@ -163,9 +164,9 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
         *([f"Published: {published_by}", ""] if published_by and "published" in variants[0] else []),
         *(f"* {line}" for line in _remarks(case)), "",
         *_table(worth), *_table(trained),
-        f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
-        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {cost.moved_bytes / 1e6:.3g} MB over "
-        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {cost.counted_flop / 1e9:.3g} GFLOP, as counted.",
+        f"The limit of {figure(case.limit_ms, 3)} ms is the larger of {figure(cost.least_flop / 1e9, 3)} GFLOP over "
+        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {figure(cost.moved_bytes / 1e6, 3)} MB over "
+        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {figure(cost.counted_flop / 1e9, 3)} GFLOP, as counted.",
         f"Float32 products: {rates.default_flops / 1e9:.0f} GFLOP/s with the default kernels, "
         f"{rates.relaxed_flops / 1e9:.0f} with precision `medium`, off by {rates.relaxed_error:.0e}. The limit takes "
         "the faster of the two if both are true float32.",
@@ -185,16 +186,18 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
     """Returns the rows of all variants; ``wide`` adds all columns."""
     rows: list[Row] = []
     for each in case.variants:
-        row = {"variant": each.title, "ratio": each.shown_ratio, "ms": "-" if each.caught else f"{each.steady_ms:.3g}",
+        steady_ms = "-" if each.caught else figure(each.steady_ms, 3)
+        row = {"variant": each.title, "ratio": each.shown_ratio, "ms": steady_ms,
                "effect": str(each.effect) if each.stages else _NONE, "verdict": each.verdict or _NONE}  # fmt: skip
         if each.throughput is not None:
             trains = each.stages and not each.caught
-            row["training"] = str(each.throughput.ratio) if trains else _NONE if each.caught else "1"
+            changed = f"{each.throughput.ratio} {each.throughput.effect}"
+            row["training"] = changed if trains else _NONE if each.caught else "1"
         elif any(other.throughput is not None for other in case.variants):
             row["training"] = _NONE
         if wide:
             even, trained = each.break_even_updates, each.throughput
-            row |= {"compile s": f"{each.compile_s:.2g}", "warm-up s": f"{each.warmup_s:.2g}",
+            row |= {"compile s": figure(each.compile_s, 2), "warm-up s": figure(each.warmup_s, 2),
                     "break-even": _NONE if even is None else f"{even:,}", "MiB": f"{each.peak_memory / 2**20:,.0f}",
                     "limit": f"{each.limit_fraction:.0%}",
                     "per s": _NONE if trained is None else f"{trained.per_second:,.0f}"}  # fmt: skip

@@ -272,8 +272,9 @@ class Measurement:
         if fit == len(left):
             self.reporter.say(f"{self.title}{budget:g} s are enough for every variant")
             return left, pace
+        reason = f"did not fit the budget of {budget:g} s; {enough(whole)} is enough for all"
         for name in left[fit:]:
-            self.add(variant=name, failed=f"did not fit the budget of {budget:g} s")
+            self.add(variant=name, failed=reason)
         kept, dropped = ", ".join(left[:fit]) or "the baseline alone", ", ".join(left[fit:])
         message = f"{budget:g} s are enough for: {kept}. Left out: {dropped} ({why}); {enough(whole)} is enough for all"
         self.reporter.say(f"{self.title}{message}")

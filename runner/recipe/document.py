@@ -45,7 +45,7 @@ Scalar = bool | int | float | str | None
 class Place:
     """The place where a value was written."""
 
-    source: Path | str  # a file, or the name of another origin ("--set #1", "default")
+    source: Path | str  # a file, or the name of another origin (OVERRIDE, "default")
     line: int = 0  # counted from 1; 0 for the entire source
     column: int = 0  # counted from 1, in characters
     text: str = ""  # the complete line
@@ -79,6 +79,7 @@ class Place:
 MAPPING = "<mapping>"
 """The source of a mapping that a program passed instead of a file."""
 DEFAULT = Place("default")  # the origin of a default value
+OVERRIDE = "override"  # the source of an assignment of the command line
 
 
 def is_lock(path: Path) -> bool:

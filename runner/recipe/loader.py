@@ -16,6 +16,7 @@ from runner.plugin.tuning import Setup
 from runner.recipe.document import (
     DEFAULT,
     MAPPING,
+    OVERRIDE,
     SUFFIXES,
     LockError,
     Node,
@@ -236,8 +237,7 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
             raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
     else:
         files.append(_locked(read(path, problems)))
-    first = 1 - sum(isinstance(each, Node) for each in sets)  # those of a file are not counted
-    return [*reversed(files), *(_assignment(number, each, problems) for number, each in enumerate(sets, start=first))]
+    return [*reversed(files), *(_assignment(override, problems) for override in sets)]
 
 
 def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
@@ -290,10 +290,10 @@ def merge(base: Node, over: Node) -> Node:
     return replace(section, value=children, leftover=False)
 
 
-def _assignment(number: int, given: str | Node, problems: list[Problem]) -> Node:
-    """Parses an assignment into a node with its place: a number or a line of a file."""
+def _assignment(given: str | Node, problems: list[Problem]) -> Node:
+    """Parses an assignment into a node with its place: an override, or a line of a file."""
     text = str(given.value) if isinstance(given, Node) else given
-    at = Place(f"--set #{number}", 1, 1, text)
+    at = Place(OVERRIDE, 1, 1, text)
     if isinstance(given, Node):
         at = replace(given.place, column=given.place.column + (given.spelled[:1] in ("'", '"')))
     dotted, equals, value = text.partition("=")

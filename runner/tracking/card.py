@@ -69,7 +69,7 @@ def _training(run: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(metrics)[:_MOST] if run["kind"] == "run" else ():
         yield metric(name.removeprefix("train/"), metrics[name])
     if "perf/update_ms" in (run["metrics"] or {}):
-        yield f"{run['metrics']['perf/update_ms']:.3g} ms per update"
+        yield f"{figure(run['metrics']['perf/update_ms'], 3)} ms per update"
 
 
 def _progress(run: Mapping[str, Any]) -> Iterator[str]:

@@ -24,9 +24,9 @@ _MISSING = "-"
 _AGAIN = "the same command continues it"
 _SEEDS_AGAIN = "the same command continues it, with --resume"
 _GAP = "  "
-_DISPENSABLE = ("checkpoint", "took", "resume", "started")
+_DISPENSABLE = ("checkpoint", "took", "started")
 """Columns that a narrow screen does without, in this order."""
-_LAST_DISPENSABLE = ("kind", "objective")
+_LAST_DISPENSABLE = ("kind", "objective", "resume")
 """Dropped when the other columns are still too wide and names have separate lines."""
 
 
@@ -86,7 +86,9 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
     rows.insert(0, {title: title for title in rows[0]})
     widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
     titles = [title for title in widths if title != "kind" or {run["kind"] for run in runs} - {"run", None}]
-    columns = _fitting(titles, widths, console.width)
+    # Where nothing can be resumed, the column has no information.
+    first = () if any(run["resumable"] for run in runs) else ("resume",)
+    columns = _fitting(titles, widths, console.width, first)
     for run, row in zip([None, *runs], rows, strict=True):
         line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
         for title in columns:
@@ -103,12 +105,19 @@ def headed(name: str, status: str) -> CleanText:
     return CleanText(f"{name}: ", style="bold").append(status, STATUS_STYLES.get(status, ""))
 
 
-def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:
-    """Returns the columns that fit on a screen; a run's name has a separate line if necessary."""
+def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int, first: Sequence[str]) -> list[str]:
+    """Returns the columns that fit on a screen; a run's name has a separate line if necessary.
+
+    Args:
+        titles: All columns.
+        widths: Their widths.
+        width: Width of the screen.
+        first: Columns to drop before all others.
+    """
     columns = list(titles)
     for own_line in (False, True):
         columns = [title for title in titles if title != "run" or not own_line]
-        for title in ("", *_DISPENSABLE, *(_LAST_DISPENSABLE if own_line else ())):
+        for title in ("", *first, *_DISPENSABLE, *(_LAST_DISPENSABLE if own_line else ())):
             columns = [each for each in columns if each != title]
             if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - (not own_line)) <= width:
                 return columns

@@ -151,7 +151,9 @@ def _group(workspace: Workspace, name: str) -> Record | None:
     return None
 
 
-def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: Bounds) -> list[Path]:
+def draw(
+    curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: Bounds, label: str = "one seed"
+) -> list[Path]:
     """Draws a few metrics over the training: every seed, and the mean with its 95 % interval.
 
     Args:
@@ -160,6 +162,7 @@ def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: 
         unit: What steps count.
         folder: Where the plot is written.
         bounds: Smallest and largest possible value of metrics, by pattern.
+        label: Of the curve of one seed.
     """
     shown = [name for name in dict.fromkeys([*first, *sorted(curves)]) if name in curves][:_PANELS]
 
@@ -169,11 +172,12 @@ def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: 
         for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False, sharex=True)[0], shown, strict=True):
             seeds = len(curves[name])
             for of in curves[name].values():
-                axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label="one seed")
+                axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label=label)
             # Seeds may share no step yet.
             shared = [*means({name: curves[name]}, seeds, bounds)] if seeds > 1 else []
             _draw_means(axes, [(step, *interval) for _, step, interval in shared])
-            axes.set(title=f"{name}, {seeds} seed{'s' * (seeds > 1)}", xlabel=unit.replace("_", " "))
+            title = f"{name}, {seeds} seeds" if seeds > 1 else name
+            axes.set(title=title, xlabel=unit.replace("_", " "))
             axes.xaxis.set_major_locator(_locator(steps))
             axes.xaxis.set_major_formatter("{x:,.0f}")
         legend(canvas)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from runner.recipe.document import MAX_BYTES
 from runner.system.errors import CheckpointError
@@ -13,15 +15,25 @@ from runner.train.checkpoint import CHECKPOINTS, Writer, best, checkpoints, load
 from runner.train.checkpoint_files import MANIFEST, read_manifest
 from runner.train.state_schema import check_state
 
+if TYPE_CHECKING:
+    from runner.plugin.faces import ServedRequest
+
 MODEL = "model"
+REQUEST_SCHEMA = "request.schema.json"
+"""The file in the folder of a model with the JSON schema of a request to it."""
 _log = logging.getLogger(__name__)
 
 
-def write_model(run_dir: Path) -> tuple[Path, int] | None:
+def write_model(run_dir: Path, request: type[ServedRequest] | None = None) -> tuple[Path, int] | None:
     """Writes the learner of the best checkpoint, without its optimizers, and a
     copy of the run's lock.
 
     The folder has the layout of a run's. An error is logged and does not fail the training.
+
+    Args:
+        run_dir: The folder of the run.
+        request: The model's request when it is served, whose schema is written; None keeps the schema
+            that exists.
 
     Returns:
         The folder and how far the training was, in the recipe's unit; None if it could not be written.
@@ -47,10 +59,32 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
         Manifest(folder).store_text(
             folder / LOCK_NAME, read_checked(run_dir / LOCK_NAME, MAX_BYTES).decode(errors="surrogateescape")
         )
+        if request is not None:
+            schema = json.dumps(request.model_json_schema(), indent=1)
+            Manifest(folder).store_text(folder / REQUEST_SCHEMA, schema + "\n")
     except (OSError, IndexError, CheckpointError) as error:
         _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
         return None
     return (folder, int(state["step"])) if writer.failure is None else None
+
+
+def request_fields(folder: Path) -> dict[str, str]:
+    """Returns the fields of a request to a model with their types; none if it has no schema.
+
+    Args:
+        folder: The folder that ``write_model`` returned.
+    """
+    path = folder / REQUEST_SCHEMA
+    if not path.exists():
+        return {}
+    properties = json.loads(read_checked(path, MAX_BYTES)).get("properties", {})
+    return {name: _type_of(schema) for name, schema in properties.items()}
+
+
+def _type_of(schema: dict[str, Any]) -> str:
+    """Returns the types that a JSON schema allows, as text."""
+    options = [option.get("type") for option in schema.get("anyOf", [schema])]
+    return " or ".join(option for option in options if option) or "object"
 
 
 def _weights_of(folder: Path) -> dict[Path, FileDigest]:

@@ -42,6 +42,7 @@ from runner.system.secrets import redact
 from runner.system.terminal import print_error
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION
+from runner.tracking.run_curves import CURVES, draw_run
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import computing
 from runner.train.assemble import Assembly, assemble, resolve_device
@@ -62,7 +63,9 @@ PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
 # A scheduler kills soon after SIGTERM; metrics missing in MLflow are then in the spool.
 _LAST_SECONDS = 1.0
-_ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
+CURVE_SECONDS = 20.0
+"""Seconds of a run from which on its evaluations are drawn, which takes about one."""
+_ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", CURVES, run_log.NAME)
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
@@ -278,8 +281,12 @@ def _concluded(
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
         if loop.sentinel is not None:
             tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
-        if loop.complete and (model := write_model(tracker.run_dir)) is not None:
+        request = pipeline.learner.config.request
+        if loop.complete and (model := write_model(tracker.run_dir, request)) is not None:
             tracker.model(*model)
+        if loop.complete and time.perf_counter() - tracker.began > CURVE_SECONDS:
+            with display.phase("drawing the evaluations"):
+                draw_run(RunFolder(tracker.run_dir), pipeline.recipe)
     except KeyboardInterrupt:
         status = "KILLED"
         raise

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, Limits
@@ -51,6 +51,13 @@ _SIGN_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
+class SeedsDisplay(Display, Protocol):
+    """Display of the progress of several trainings."""
+
+    def show_seeds(self, steps: Mapping[int, int | None]) -> None:
+        """Shows the seeds that are training with their steps; None while a process starts."""
+
+
 @dataclass(frozen=True)
 class SeedsResult:
     """The output of ``runner run --seeds --json``, without its schema version."""
@@ -80,7 +87,7 @@ class SeedsResult:
 
 
 def train_seeds(
-    recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: Display, parallel: int,
+    recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: SeedsDisplay, parallel: int,
     go_on: bool, tags: Mapping[str, str], note: str, again: str, takeover: bool = False,
 ) -> SeedsResult:  # fmt: skip
     """Trains the same recipe with each of these seeds; ``parallel`` of them at a
@@ -125,8 +132,7 @@ def train_seeds(
 
         def train(seed: int) -> None:
             order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-            # Phases of simultaneous trainings would replace each other.
-            with display.phase(f"seed {seed}") if parallel == 1 else nullcontext():
+            with together.training(seed):
                 order.carry_out(stop, partial(together.advance, seed))
             finished.add(seed)
 
@@ -260,14 +266,32 @@ class _Order:
 class _Together:
     """Shows the progress of several trainings as that of one."""
 
-    def __init__(self, display: Display, steps: dict[int, int]) -> None:
-        self._display, self._steps, self._lock = display, steps, threading.Lock()
+    def __init__(self, display: SeedsDisplay, steps: dict[int, int]) -> None:
+        self._display = display
+        self._steps = steps
+        self._training: dict[int, int | None] = {}
+        self._lock = threading.Lock()
         display.advance(sum(steps.values()), {})
+
+    @contextmanager
+    def training(self, seed: int) -> Iterator[None]:
+        """Shows inside the ``with`` that a seed is training."""
+        with self._lock:
+            self._training[seed] = None
+            self._display.show_seeds(dict(self._training))
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._training[seed]
+                self._display.show_seeds(dict(self._training))
 
     def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
         """Updates the progress of one of the seeds."""
         with self._lock:
             self._steps[seed] = step
+            self._training[seed] = step
+            self._display.show_seeds(dict(self._training))
             self._display.advance(sum(self._steps.values()), metrics)
 
 

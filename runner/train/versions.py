@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,7 @@ from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
 from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
 from runner.train.checkpoint import CHECKPOINTS, checkpoints, load
-from runner.train.model import write_model
+from runner.train.model import REQUEST_SCHEMA, request_fields, write_model
 from runner.train.state_schema import check_state
 
 if TYPE_CHECKING:
@@ -85,18 +86,20 @@ def register(run: str, name: str | None = None) -> Version:
     if not known:
         logged = store.logged_model(record.run_id, model, step)
         facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
-        text = _description(record, step, logged.model_id)
+        text = _description(record, step, logged.model_id, request_fields(model))
         known = [versions.create(name, record.run_id, facts, logged.artifact_location, text)]
     return _judged(versions, known[-1])
 
 
-def _description(record: Record, step: int, model: str) -> str:
-    """Returns the description of a version: its run, its metrics, and the line that loads it."""
+def _description(record: Record, step: int, model: str, fields: Mapping[str, str]) -> str:
+    """Returns the description of a version: its run, its metrics, its request, and the line that loads it."""
     values = {name: record.metrics[name] for name in record.headline if name in record.metrics}
+    shown = [f"{name}: {kind}" for name, kind in fields.items()]
     return describe(
         {
             "model": f"{code(record.recipe)} at step {step:,} of run {code(record.name)}",
             "metrics of the run": figures(values),
+            "request": f"{code(*shown)}; JSON schema: {code(REQUEST_SCHEMA)} in the artifacts" if fields else "",
             "load it": code(f'runner.load_model("models:/{model}")'),
         }
     )

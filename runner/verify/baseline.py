@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.compare.horizon import LongRun, long_run
 from runner.compare.isolation import Frame, Update
 from runner.compare.states import clones
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
+from runner.plugin.source import Source
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import resolve_device
 from runner.verify.drawing import knows_its_learner
@@ -42,6 +43,17 @@ _EXPORTED_SIZES = (5, 2)
 """Samples with which exported modules are called."""
 EVALUATION_SECONDS = 5.0
 """Time after which no further evaluation of a part of the held-out samples starts."""
+
+
+class SourceFacts(NamedTuple):
+    """Properties of a source that determine which checks apply."""
+
+    epoch_samples: int | None
+    """Samples of an epoch; None without epochs."""
+    depends_on_learner: bool
+    """Whether batches may depend on what was learned."""
+    acts: bool
+    """Whether it receives the learner to act with it."""
 
 
 class Baseline:
@@ -77,21 +89,26 @@ class Baseline:
     @property
     def progress(self) -> Progress:
         """The progress before the last of the first updates."""
-        progress = Progress(*self.recipe.length, self._epochs[0])
+        progress = Progress(*self.recipe.length, self._source.epoch_samples)
         progress.load_state_dict(self.batches[self.options.updates - 1].progress)
         return progress
 
     @property
     def has_fixed_epochs(self) -> bool:
         """Returns whether the data have epochs whose batches do not depend on what was learned."""
-        epoch_samples, depends = self._epochs
-        return epoch_samples is not None and not depends
+        return self._source.epoch_samples is not None and not self._source.depends_on_learner
+
+    @property
+    def has_simulator(self) -> bool:
+        """Returns whether the source acts with its learner."""
+        return self._source.acts
 
     @cached_property
-    def _epochs(self) -> tuple[int | None, bool]:
-        """Samples of an epoch, and whether batches depend on the learner."""
+    def _source(self) -> SourceFacts:
         with baseline_step(self.recipe, self.registry) as step:
-            return step.progress.epoch_samples, knows_its_learner(step.source)
+            source = step.source
+            depends = knows_its_learner(source)
+            return SourceFacts(step.progress.epoch_samples, depends, type(source).bind is not Source.bind)
 
     @cached_property
     def questions(self) -> list[Update]:

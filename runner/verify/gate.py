@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -25,20 +26,28 @@ from runner.verify.process_effects import culprits, note_effects, uncomparable
 from runner.verify.subjects import BuildError
 from runner.verify.time_limit import OutOfTime
 from runner.verify.training_plan import TrainingPlan
-from runner.verify.variants import variants_of
-from runner.verify.verification import Verification, judged
+from runner.verify.variants import ALL, variants_of
+from runner.verify.verification import Phase, Verification, judged
 
 
-def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
+def verify_recipe(
+    recipe: Recipe,
+    registry: Registry,
+    options: Options,
+    say: Callable[[str], None],
+    phase: Phase = nullcontext,
+) -> Verification:
     """Compares every active stage alone, with the stages that it requires, and
     the complete recipe with the baseline.
+
+    Arguments are those of ``Gate``.
     """
     started = time.perf_counter()
     device = resolve_device(recipe.device)
     possible = variants_of(recipe, device, ("alone", "all"))
-    gate = Gate(recipe, registry, options, say)
+    gate = Gate(recipe, registry, options, say, phase)
     with gate.plan.trainings.ahead(device, gate.plan.begin):
-        report = judged(recipe, possible, options.stages, gate, say, options.budget)
+        report = judged(recipe, possible, options.stages, gate, say, options.budget, phase)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -50,11 +59,20 @@ class Gate:
         registry: The plugins, which may add checks.
         options: Thoroughness of the comparison.
         say: Receives lines for the progress bar.
+        phase: Entered with the name of the stage and the check that is running.
     """
 
-    def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        registry: Registry,
+        options: Options,
+        say: Callable[[str], None],
+        phase: Phase = nullcontext,
+    ) -> None:
         self.baseline = Baseline(recipe, registry, options)
         self.coverage = Coverage(options.budget)
+        self.phase = phase
         self.plan = TrainingPlan(self, say)
         self.checks = checks_of(registry, self.plan)
         self.pair = cache(self._make_pair)
@@ -88,7 +106,13 @@ class Gate:
             return self.coverage.verdict(pair, self.checks, timeout.partial)
         if not self.baseline.options.names_operators:
             return verdict
-        return name_operator(verdict, self.coverage.at_most(SECONDS))
+        with self.phase(f"{self._title(pair)}: searching the first diverging operator"):
+            return name_operator(verdict, self.coverage.at_most(SECONDS))
+
+    def _title(self, pair: StagePair) -> str:
+        """Returns the name of a set of stages for the progress bar."""
+        is_whole = pair.stages == self.baseline.active and len(pair.stages) > 1
+        return ALL if is_whole else " + ".join(pair.stages)
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""
@@ -101,7 +125,8 @@ class Gate:
                 if not check.applies(pair):
                     continue
                 try:
-                    verdict = check.run(pair, self.coverage)
+                    with self.phase(f"{self._title(pair)}: {check.name}"):
+                        verdict = check.run(pair, self.coverage)
                 except OutOfTime:
                     if not check.is_optional:
                         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 
 _COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
+Phase = Callable[[str], AbstractContextManager[object]]
+"""Returns a context manager for a phase of the work; the progress bar shows its name."""
 FAILED = "failed"  # under this name, evidence has the error of a training that failed
 
 
@@ -105,6 +108,7 @@ def judged(
     gate: Judge,
     say: Callable[[str], None],
     budget: float = 0.0,
+    phase: Phase = nullcontext,
 ) -> Verification:
     """Judges every active stage alone and all together, or these kinds only.
 
@@ -117,6 +121,7 @@ def judged(
         gate: Judges a set.
         say: Receives lines about the progress.
         budget: Planned seconds; 0 for no limit.
+        phase: Entered with the name of the set that is judged.
     """
     started, interrupted = time.perf_counter(), None
     variants = _chosen(possible, kinds)
@@ -132,8 +137,9 @@ def judged(
             continue
         say(f"{place}: {contract} ...")
         try:
-            found = gate(variant.stages)
-            idle = gate.idle(variant.stages)
+            with phase(place):
+                found = gate(variant.stages)
+                idle = gate.idle(variant.stages)
         except Interrupted as interruption:
             interrupted = interruption
             found, idle = Verdict(Outcome.INCONCLUSIVE, contract, f"stopped by {interruption.signal.name}"), {}

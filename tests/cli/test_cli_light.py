@@ -99,7 +99,7 @@ def test_validate_as_json(tmp_path):
 def test_show_prints_yaml_or_json(tmp_path):
     write_recipe(tmp_path, VALID, "mine.yaml")
     text = runner("show", "mine.yaml", "--set", "seed=5", "--origin", cwd=tmp_path).stdout
-    assert "# --set #1 seed=5" in text
+    assert "# override seed=5" in text
     assert "# mine.yaml:1:7" in text
     assert "# default" in text
     printed = json.loads(runner("show", "mine.yaml", "--json", "--origin", cwd=tmp_path).stdout)

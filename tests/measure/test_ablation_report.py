@@ -70,6 +70,17 @@ def test_the_report_is_whole(measured):
     assert all(head == rule for head, rule in heads)
 
 
+def test_variants_without_budget_are_listed_with_a_sufficient_one(measured):
+    reason = "did not fit the budget of 300 s; --budget 780 is enough for all"
+    cases = tuple(replace(item, missing={"compile": reason, "amp": reason}) for item in measured.cases)
+    whole = replace(measured, cases=cases)
+    expected = f"not measured: compile, amp: {reason}"
+    assert markdown(whole, []).count(f"* {expected}\n") == len(cases)
+    screen = io.StringIO()
+    show(whole, Console(file=screen, width=80))
+    assert " ".join(screen.getvalue().split()).count(expected) == len(cases)
+
+
 def test_pictures_are_drawn(measured, tmp_path):
     assert draw(measured, tmp_path) == ["ratios.png", "training.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
@@ -80,10 +91,13 @@ def test_cases_are_on_one_scale_with_every_number_and_the_counts_and_no_point_is
     faster = analysed(CASES[1], FACTORS | {"stacked_agents": 9.0}, agents=4)
     draw(replace(measured, cases=(measured.cases[0], faster)), tmp_path)
     for name in ("ratios", "training"):
-        one, other = figures[name].axes
-        assert (one.get_xlim(), one.get_ylim()) == (other.get_xlim(), other.get_ylim())
+        one, *others = figures[name].axes
+        limits = {(axes.get_xlim(), axes.get_ylim()) for axes in (one, *others)}
+        assert len(limits) == 1
         assert one.get_title().startswith("2 agents: 4 processes, ")
-    assert figures["ratios"].axes[0].get_title().endswith("4 processes, 12 rounds")
+    titles = [axes.get_title() for axes in figures["ratios"].axes]
+    counts = ["12 rounds"] * 2 + ["6 rounds"] * 2  # of updates, then of training steps
+    assert titles == [f"{n} agents: 4 processes, {count}" for n, count in zip((2, 4, 2, 4), counts, strict=True)]
     assert figures["training"].axes[0].get_title().endswith("4 processes, 6 rounds")
     assert told(figures["ratios"]) == {
         *("faster", "slower", "unclear", "published", "noise: the baseline against itself (A/A)"),
@@ -104,13 +118,14 @@ def test_a_variant_that_one_case_lacks_has_its_row_in_both(measured, tmp_path, m
     figures, (first, second) = kept(monkeypatch), measured.cases
     fewer = replace(second, variants=(second.variants[0], *second.variants[2:]))
     draw(replace(measured, cases=(first, fewer)), tmp_path)
-    one, other = figures["ratios"].axes
+    one, other = figures["ratios"].axes[:2]
     assert [text.get_text() for text in one.get_yticklabels()] == [v.name for v in first.variants if v.stages]
     rows = [[text.xy[1] for text in axes.texts if "x" in text.get_text()] for axes in (one, other)]
     assert rows[1] == rows[0][1:]
     alone = replace(second, variants=second.variants[:1])
     assert draw(replace(measured, cases=(first, alone), slope=None), tmp_path) == ["ratios.png", "training.png"]
-    assert [axes.get_title() for axes in figures["ratios"].axes] == ["2 agents: 4 processes, 12 rounds", "4 agents"]
+    titles = [axes.get_title() for axes in figures["ratios"].axes]
+    assert titles == ["2 agents: 4 processes, 12 rounds", "4 agents", "2 agents: 4 processes, 6 rounds", "4 agents"]
     assert draw(replace(measured, cases=(alone,), slope=None), tmp_path) == ["training.png"]
 
 

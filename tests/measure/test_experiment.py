@@ -88,4 +88,4 @@ def test_every_mistake_is_said_at_its_place(tmp_path, text, line, column, path, 
 
 def test_a_mistake_on_the_command_line_is_counted_there(tmp_path):
     (found,) = problems(tmp_path, HEAD + "set: [seed=1]\n", "data.followers=1", "seed=x")
-    assert found[4] == "--set #2"
+    assert found[4] == "override"

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 from ablations import BASE_S, OFF, SHARE, analysed, case, entries, result, variant_set
+from canvases import kept
 
 from runner.compare.ratio import noise_factor
+from runner.measure.ablation_plots import draw
 from runner.measure.analysis import analyse
 from runner.measure.case_log import CaseLog
 from runner.measure.recommend import recommend
@@ -147,7 +149,8 @@ def test_what_is_recommended_makes_the_whole_training_faster(sampling, used):
     assert chosen.seconds == pytest.approx(expected, rel=0.1)
     assert chosen.baseline_seconds == pytest.approx(chosen.updates * (sampling + BASE_S), rel=0.1)
     if not used:
-        assert re.search(r"updates are 1% of a training, which is not: (0\.9|1\.0)", chosen.reasons["fused_optimizer"])
+        pattern = r"but a training step is unclear, (0\.9|1\.0).*; updates are 1% of its time"
+        assert re.search(pattern, chosen.reasons["fused_optimizer"])
 
 
 def test_a_stage_that_makes_sampling_slower_is_not_recommended_for_its_update():
@@ -163,7 +166,9 @@ def test_a_stage_that_makes_sampling_slower_is_not_recommended_for_its_update():
     assert found.named("fused_optimizer").effect == "faster"
     assert found.named("fused_optimizer").throughput.effect == "slower"
     assert "fused_optimizer" not in chosen.stages
-    assert "but updates are 25% of a training, which is not: 0.75x" in chosen.reasons["fused_optimizer"]
+    reason = chosen.reasons["fused_optimizer"]
+    assert "but a training step is slower, 0.75x" in reason
+    assert reason.endswith("; updates are 25% of its time")
 
 
 @pytest.mark.parametrize("verdict", ["PASS", "INCONCLUSIVE", None])
@@ -187,14 +192,43 @@ def test_what_does_not_do_the_baselines_work_is_neither_recommended_nor_listed(v
     assert "fused_optimizer has no ratio, because it does not do the baseline's work" in summary(result(found))
 
 
+def test_a_set_whose_updates_are_unclear_is_recommended_only_for_its_training_steps(tmp_path, monkeypatch):
+    """A stage that speeds up sampling leaves an update as it is."""
+    log = list(entries(CASE, {}, verdicts=PASSED, sampling=BASE_S, noise=0.001, a_a=1.01))
+    stages = {variant.name: variant.stages for variant in variant_set(CASE).variants}
+    for entry in log:
+        for name, trained in entry.get("train", {}).items():
+            if "fused_optimizer" in stages.get(name, ()):
+                trained["seconds"] /= 2
+    found = analyse(CASE, variant_set(CASE), CaseLog(log))
+    chosen = recommend(CASE, found, REGISTRY)
+    used = found.named(chosen.variant)
+    assert "fused_optimizer" in chosen.stages
+    assert (used.effect, used.training_effect) == ("unclear", "faster")
+    assert f"(updates alone are unclear: {used.ratio})" in str(chosen)
+    whole = result(found, recommendations=(chosen,))
+    assert whole.exit_code is ExitCode.DONE
+    row = next(line for line in summary(whole).splitlines() if line.startswith("| fused_optimizer |"))
+    assert "| unclear |" in row
+    assert f"{found.named('fused_optimizer').training_ratio} faster" in row
+
+    figures = kept(monkeypatch)
+    draw(whole, tmp_path)
+    updates, steps = figures["ratios"].axes
+    assert "recommended" in [text.get_text() for text in steps.texts]
+    assert "recommended" not in [text.get_text() for text in updates.texts]
+    assert [line for line in updates.lines if line.get_label() == "faster"] == []
+    assert [line for line in steps.lines if line.get_label() == "faster"] != []
+
+
 @pytest.mark.parametrize("number", range(50))
 def test_recommendation_and_reasons_agree_with_the_measured_numbers(number):
     """Random speeds, start-ups and verdicts: every statement follows from the numbers beside it."""
-    draw = random.Random(number)
-    factors = {kind: draw.choice((0.7, 0.98, 1.0, 1.03, 1.5, 3.0)) for kind in ALL}
-    overhead = {kind: draw.choice((0.0, 0.01, 0.3, 40.0)) for kind in ALL}
-    verdicts = {name: draw.choice(("PASS", "PASS", "INCONCLUSIVE", "FAIL")) for name in PASSED}
-    chosen, found = recommended(factors, verdicts, overhead=overhead, noise=0.01, a_a=draw.choice((1.0, 1.02, 1.1)))
+    rng = random.Random(number)
+    factors = {kind: rng.choice((0.7, 0.98, 1.0, 1.03, 1.5, 3.0)) for kind in ALL}
+    overhead = {kind: rng.choice((0.0, 0.01, 0.3, 40.0)) for kind in ALL}
+    verdicts = {name: rng.choice(("PASS", "PASS", "INCONCLUSIVE", "FAIL")) for name in PASSED}
+    chosen, found = recommended(factors, verdicts, overhead=overhead, noise=0.01, a_a=rng.choice((1.0, 1.02, 1.1)))
     text = str(chosen)
     assert f"Rule: {chosen.rule}." in text
     used = found.named(chosen.variant)
@@ -203,6 +237,9 @@ def test_recommendation_and_reasons_agree_with_the_measured_numbers(number):
         assert chosen.seconds < chosen.baseline_seconds
         assert f"{1 - chosen.seconds / chosen.baseline_seconds:.0%}) less than without stages" in text
         assert used.training_effect == "faster"
+        noise = noise_factor(found.training_a_a)
+        assert f"training steps are faster: {used.training_ratio}, noise {noise:.2f}x" in text
+        assert (f"(updates alone are {used.effect}: {used.ratio})" in text) is (used.effect != "faster")
     for kind, reason in chosen.reasons.items():
         assert kind not in chosen.stages
         if match := re.search(r"it starts ([\d.]+) s later", reason):

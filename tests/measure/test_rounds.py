@@ -295,7 +295,8 @@ def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, note
 
 def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_begun(acted, notes):
     log = acted(seconds=110.0)  # four that take 25 s, and the limit
-    assert log.failed == {"merged_critic_loss": "did not fit the budget of 600 s"}
+    reason = "did not fit the budget of 600 s; --budget 650 is enough for all"
+    assert log.failed == {"merged_critic_loss": reason}
     assert len(Actor.started) == 4 * 5
     assert Actor.now <= 110
     assert notes.said == [

@@ -21,7 +21,7 @@ def test_a_required_stage_that_is_off_is_said_where_the_other_was_asked_for(tmp_
     text = RECIPE + "  stack: on\n"
     assert complaint(tmp_path, text, "optimization.merge=off") == [
         "recipe.yaml:10:3: optimization.stack: requires 'merge', which is switched off "
-        "(--set #1 optimization.merge=off): switch it on, or 'stack' off"
+        "(override optimization.merge=off): switch it on, or 'stack' off"
     ]
 
 
@@ -40,7 +40,7 @@ def test_a_required_stage_with_wrong_settings_is_on(tmp_path):
 
 def test_two_stages_that_claim_one_slot(tmp_path):
     assert complaint(tmp_path, RECIPE, "optimization.rival=on") == [
-        "recipe.yaml:9:3: optimization.cache: replaces 'loss', and so does 'rival' (--set #1 optimization.rival=on): "
+        "recipe.yaml:9:3: optimization.cache: replaces 'loss', and so does 'rival' (override optimization.rival=on): "
         "switch one of them off"
     ]
 
@@ -109,7 +109,7 @@ def test_what_the_source_finds_wrong_with_the_length_is_said_at_its_key(tmp_path
 
 def test_a_batch_that_the_source_cannot_give(tmp_path):
     assert complaint(tmp_path, RECIPE, "train.batch_size=513") == [
-        "--set #1: train.batch_size: 513 exceeds the largest batch of 'sim' (512)"
+        "override: train.batch_size: 513 exceeds the largest batch of 'sim' (512)"
     ]
 
 

@@ -12,12 +12,12 @@ def test_a_problem_shows_file_line_column_key_and_caret(tmp_path, monkeypatch):
 
 
 def test_a_problem_of_a_whole_file_has_no_line():
-    assert str(Problem(Place("--set #1"), "", "is wrong")) == "--set #1: is wrong"
+    assert str(Problem(Place("override"), "", "is wrong")) == "override: is wrong"
 
 
 def test_problems_are_sorted_by_file_and_line_and_said_once():
     problems = [
-        Problem(Place("--set #1", 1, 1), "", "last"),
+        Problem(Place("override", 1, 1), "", "last"),
         Problem(Place(Path("b.yaml"), 2, 1), "", "third"),
         Problem(Place(Path("b.yaml"), 1, 9), "", "second"),
         Problem(Place(Path("b.yaml"), 1, 9), "", "second"),

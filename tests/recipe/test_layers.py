@@ -71,19 +71,19 @@ def test_assignments_come_last_and_the_last_wins(tmp_path):
 def test_an_assignment_knows_the_columns_of_its_text(tmp_path):
     node = composed(write_recipe(tmp_path, "a: 1\n"), "x=1", "b.see.d={e: 1}")
     see = node.get("b").get("see")
-    assert (str(see.key), see.key.column, see.get("d").key.column) == ("--set #2", 3, 7)
+    assert (str(see.key), see.key.column, see.get("d").key.column) == ("override", 3, 7)
     e = see.get("d").get("e")
     assert (e.key.column, e.place.column, e.key.text) == (10, 13, "b.see.d={e: 1}")
 
 
 @pytest.mark.parametrize("text", ["a", "=1", ".a=1", "a..b=1", "a .b=1", ""])
 def test_what_is_no_assignment(tmp_path, text):
-    assert "--set #1: should be a.b.c=VALUE" in failure(write_recipe(tmp_path, "a: 1\n"), text)
+    assert "override: should be a.b.c=VALUE" in failure(write_recipe(tmp_path, "a: 1\n"), text)
 
 
 def test_an_assignment_that_is_no_yaml(tmp_path):
     path = write_recipe(tmp_path, "a: 1\n")
-    assert failure(path, "a=[1").startswith("--set #1: invalid YAML")
+    assert failure(path, "a=[1").startswith("override: invalid YAML")
     assert "extends is only valid in a file" in failure(path, "extends=b.yaml")
 
 

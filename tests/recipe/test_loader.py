@@ -1,4 +1,5 @@
 import json
+import random
 
 import pytest
 from faces import RECIPE, Cache, FakeCatalog, Net, Sim, write_recipe
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError, dump
+from runner.recipe.document import OVERRIDE, RecipeError, dump
 from runner.recipe.loader import load
 from runner.recipe.recipe import flatten
 
@@ -19,7 +20,7 @@ def problems(folder, text=RECIPE, *sets):
     """Lines ``line:column path: message``; those of the command line start with 0."""
     with pytest.raises(RecipeError) as caught:
         loaded(folder, text, *sets)
-    places = [(p.place.line if "--set" not in str(p.place) else 0, p) for p in caught.value.problems]
+    places = [(0 if p.place.source == OVERRIDE else p.place.line, p) for p in caught.value.problems]
     return [f"{line}:{p.place.column} {p.path}: {p.message}" for line, p in places]
 
 
@@ -77,7 +78,7 @@ def test_every_leaf_has_an_origin(tmp_path, monkeypatch):
     shown = {path: str(recipe.origins[path]) for path in recipe.origins}
     assert shown["model.lr"] == "recipe.yaml:3:7"
     assert shown["model.kind"] == "base.yaml:3:15"
-    assert shown["seed"] == "--set #1"
+    assert shown["seed"] == "override"
     assert shown["data.replay.capacity"] == "default"
     assert shown["optimization.cache.size"] == "base.yaml:9:17"
 
@@ -226,8 +227,26 @@ def test_problems_of_the_command_line_point_into_its_text(tmp_path):
     with pytest.raises(RecipeError) as caught:
         loaded(tmp_path, RECIPE, "train.env_stepz=3")
     assert str(caught.value) == (
-        "--set #1: train.env_stepz: unknown key - did you mean 'env_steps'?\n    train.env_stepz=3\n          ^"
+        "override: train.env_stepz: unknown key - did you mean 'env_steps'?\n    train.env_stepz=3\n          ^"
     )
+
+
+WORDS = ("lr", "epoch", "batchsize", "follower", "device", "kind")
+SECTIONS = ("train", "model", "data", "optimization", "optimizer")
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_an_error_of_an_override_quotes_what_the_user_wrote(tmp_path, seed):
+    draw = random.Random(seed)
+    overrides = [f"{draw.choice(SECTIONS)}.{word}z={draw.randint(1, 99)}" for word in draw.sample(WORDS, 3)]
+    with pytest.raises(RecipeError) as caught:
+        loaded(tmp_path, RECIPE, *overrides)
+    text = str(caught.value)
+    assert "--set" not in text
+    assert "#" not in text
+    for override in overrides:
+        assert f"\n    {override}\n" in text
+        assert f"override: {override.partition('=')[0]}: " in text
 
 
 def test_another_kind_leaves_behind_what_it_does_not_know(tmp_path):

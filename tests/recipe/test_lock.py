@@ -44,7 +44,7 @@ def test_a_lock_says_what_the_run_was_made_from(recipe, lock):
     content = read(lock, []).plain()
     assert content["lock"] == 1
     assert content["digest"] == recipe.digest
-    assert content["origins"]["seed"] == "--set #1 seed=8"
+    assert content["origins"]["seed"] == "override seed=8"
     assert content["origins"]["model.order"] == "default"
     assert content["plugins"]["optimization.cache"] == "proven-runner 0.1.0"
     assert {"torch", "numpy"} <= content["packages"].keys()

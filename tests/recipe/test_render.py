@@ -61,6 +61,6 @@ def test_origins_stand_behind_the_values(tmp_path, monkeypatch):
     recipe = load(write_recipe(tmp_path, RECIPE), ("seed=8",), FakeCatalog())
     lines = [line.split("  # ") for line in render(recipe.values(), recipe.origins)]
     origins = {parts[0].strip(): parts[1] for parts in lines if len(parts) == 2}
-    assert origins["seed: 8"] == "--set #1 seed=8"
+    assert origins["seed: 8"] == "override seed=8"
     assert origins["hidden: [8]"] == "default"
     assert origins["size: 5"] == "recipe.yaml:9:17"

@@ -222,7 +222,7 @@ def test_lock_list_and_mlflow_have_the_values_that_are_trained(tmp_path):
     assert second.resumed_at == 4
     locked = read_lock(lock)
     assert (locked["recipe"]["optimizer"]["lr"], locked["recipe"]["train"]["updates"]) == (0.05, 8)
-    assert locked["origins"]["optimizer.lr"].startswith("--set #2")
+    assert locked["origins"]["optimizer.lr"].startswith("override")
     assert read_lock(folder.path / "until-4.lock.yaml")["recipe"]["optimizer"]["lr"] == 0.01
     assert not [each for each in drift(lock, load(lock, [], registry), registry) if each.matters]
     record = folder.record()

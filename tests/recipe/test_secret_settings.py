@@ -112,7 +112,7 @@ def test_origins_cite_no_secret(tmp_path):
     (tmp_path / "run").mkdir()
     lock = write_lock(recipe, tmp_path / "run", Guardians()).read_text()
     shown = "\n".join(render(recipe.values(), recipe.origins))
-    assert "# --set #1\n" in shown
+    assert "# override\n" in shown
     for secret in ("hunter2", "and more", "'12'", "ab,", "cd]", "pw"):
         assert secret not in shown
         assert secret not in lock
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said_without_secrets(tmp_path, settings, told):
 
 def test_an_assignment_that_is_wrong_is_quoted_without_secrets(tmp_path):
     text = failure(tmp_path, "", "model.raw=[hunter2-secret, 3]")
-    assert text.startswith("--set #1: model.raw: should be ")
+    assert text.startswith("override: model.raw: should be ")
     assert "hunter2" not in text
 
 

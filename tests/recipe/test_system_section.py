@@ -29,7 +29,7 @@ def loaded(folder, *sets):
 def test_what_is_wrong_is_one_problem_at_its_place(tmp_path, setting, message):
     with pytest.raises(RecipeError) as caught:
         loaded(tmp_path, setting)
-    assert [str(problem).splitlines()[0] for problem in caught.value.problems] == [f"--set #1: {message}"]
+    assert [str(problem).splitlines()[0] for problem in caught.value.problems] == [f"override: {message}"]
 
 
 def test_the_number_of_threads_is_part_of_what_is_trained_and_how_they_wait_is_not(tmp_path):

@@ -241,7 +241,7 @@ def test_a_stage_that_another_needs_may_not_be_off_where_that_one_is_always_on(t
 
 def test_a_mistake_on_the_command_line_is_counted_there(tmp_path):
     (found,) = problems(tmp_path, study_text(more="set: [data.envs=2]\n"), "data.envs=3", "data.env=4")
-    assert found[4] == "--set #2"
+    assert found[4] == "override"
     assert "did you mean 'envs'?" in found[3]
 
 

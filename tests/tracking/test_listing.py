@@ -1,6 +1,7 @@
 import io
 import json
 import math
+import random
 import shutil
 
 import pytest
@@ -78,9 +79,9 @@ def test_names_and_words_stay_whole_on_any_screen(name, width):
     ("width", "titles"),
     [
         (160, "run status progress objective took checkpoint started resume"),
-        (80, "run status progress objective started"),
-        (60, "run status progress objective started"),
-        (40, "run status progress"),
+        (80, "run status progress objective resume"),
+        (60, "run status progress objective resume"),
+        (40, "run status progress resume"),
     ],
 )
 def test_a_narrow_screen_does_without_what_matters_least(width, titles):
@@ -89,6 +90,29 @@ def test_a_narrow_screen_does_without_what_matters_least(width, titles):
     assert " ".join(" ".join(heads).split()) == titles
     columns = [line for line in lines if not line.startswith("    ")]
     assert max(map(len, columns)) <= width
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_run_that_can_be_resumed_is_never_without_the_column_that_states_it(seed):
+    draw = random.Random(seed)
+    width = draw.randint(76, 100)
+    can_resume = draw.random() < 0.7
+    runs = []
+    for number in range(draw.randint(1, 5)):
+        name = f"{draw.choice(('digits_classifier', 'gpt', 'marl_phase2_with_a_longer_name'))}-{number:08x}"
+        goal = draw.choice((12, 2_000, 60_000))
+        unit = draw.choice(("epochs", "updates", "env_steps"))
+        counts = {"step": draw.randint(0, goal), "goal": goal, "unit": unit}
+        runs.append(run(name, last_checkpoint=goal, **counts))
+    if can_resume:
+        runs[-1] |= {"status": "KILLED", "resumable": True, "not_resumable": ""}
+    heads = " ".join(printed(runs, width)[:2]).split()
+    needed = 28 + 10 + 21 + 13 + 6  # of the other columns, if names have separate lines
+    assert needed < 80
+    if can_resume:
+        assert "resume" in heads
+    elif "checkpoint" not in heads:
+        assert "resume" not in heads
 
 
 def test_what_is_to_be_said_about_a_run_is_below_it():

@@ -95,7 +95,7 @@ def test_the_picture_says_how_many_seeds_and_what_is_drawn_and_cuts_no_point(tmp
     assert told(figures["curves"]) == {"one seed"}
     draw({"loss": {0: {10: 1.0, 20: 0.5}}}, ["loss"], "epochs", tmp_path, {})
     assert told(figures["curves"]) == {"one seed"}
-    assert figures["curves"].axes[0].get_title() == "loss, 1 seed"
+    assert figures["curves"].axes[0].get_title() == "loss"
 
 
 def test_groups_are_compared_by_names_digits_and_beginnings_and_nothing_else_is_a_group(isolated_workspace):

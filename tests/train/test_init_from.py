@@ -173,7 +173,7 @@ def test_a_path_starts_at_the_recipe(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_begun_with_is_an_error_at_its_place(reference, said):
     train_here("digits_classifier", "train.epochs=1")
-    with pytest.raises(RecipeError, match=rf"--set #\d+.*model\.init_from: {said}"):
+    with pytest.raises(RecipeError, match=rf"override.*model\.init_from: {said}"):
         pipeline_from("marl_baseline", reference)
 
 

@@ -1,9 +1,18 @@
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import create_model
 from run_folders import run_folder
 
+from runner.plugin.faces import ServedRequest
 from runner.system import faults
+from runner.system.manifest import Manifest
 from runner.system.places import LOCK_NAME
 from runner.train.checkpoint import Writer, checkpoints, load
-from runner.train.model import write_model
+from runner.train.model import REQUEST_SCHEMA, request_fields, write_model
 
 
 def ended(*scores):
@@ -37,6 +46,33 @@ def test_the_model_is_the_best_checkpoint_without_optimizers_and_data(isolated_w
     }
     assert load(kept) == {"pipeline": pipeline}
     assert (folder / LOCK_NAME).read_text() == "lock: 1\n"
+
+
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list[float]: "array", int | None: "integer"}
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(list(TYPES)), min_size=1))
+@settings(max_examples=60)
+def test_the_fields_of_a_request_are_those_of_its_schema(fields):
+    """Whatever a learner asks for: names and types, with those that may be missing."""
+    request = create_model("Request", __base__=ServedRequest, **fields)
+    with TemporaryDirectory() as folder:
+        schema = json.dumps(request.model_json_schema())
+        Manifest(Path(folder)).store_text(Path(folder) / REQUEST_SCHEMA, schema)
+        found = request_fields(Path(folder))
+    assert list(found) == list(fields)
+    for name, kind in fields.items():
+        assert found[name] == (f"{TYPES[kind]} or null" if kind == int | None else TYPES[kind])
+
+
+def test_a_model_that_is_written_again_keeps_the_schema_of_its_request(isolated_workspace):
+    run_dir = ended(1.0)
+    folder, _ = write_model(run_dir)
+    assert request_fields(folder) == {}
+    request = create_model("Request", __base__=ServedRequest, prompt=(str, ...))
+    write_model(run_dir, request)
+    assert write_model(run_dir) == (folder, 10)
+    assert request_fields(folder) == {"prompt": "string"}
 
 
 def test_without_an_objective_it_is_the_last_one(isolated_workspace):

@@ -23,6 +23,13 @@ GONE = [(YESTERDAY, False), (YESTERDAY, True), (LATELY, True), (FUTURE, True)]
 PERHAPS_ALIVE = [LATELY, FUTURE]
 
 
+class SilentSeeds(NoOutput):
+    """Displays nothing about several trainings."""
+
+    def show_seeds(self, steps):
+        """Shows nothing."""
+
+
 @pytest.fixture(autouse=True)
 def short_watch(monkeypatch):
     monkeypatch.setattr(workspace_module, "OBSERVED_SECONDS", 0.2)
@@ -42,7 +49,7 @@ def test_a_group_of_a_machine_that_vanished_is_resumed(tmp_path):
 
     def train(**options):
         registry = Registry([TOYS])
-        return train_seeds(recipes, registry, Workspace(), NoOutput(), 2, tags={}, note="", again="", **options)
+        return train_seeds(recipes, registry, Workspace(), SilentSeeds(), 2, tags={}, note="", again="", **options)
 
     first = train(go_on=False)
     group = RunFolder(Workspace().seeds / first.name)

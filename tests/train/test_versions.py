@@ -11,6 +11,7 @@ from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.tracking.versions import Versions, is_version
 from runner.train.checkpoint import checkpoints
+from runner.train.model import REQUEST_SCHEMA
 from runner.train.trained import trained
 from runner.train.versions import NotVerifiedError, promote, record_verification, register
 
@@ -47,6 +48,15 @@ def test_versions_are_whole_numbers_and_the_same_weights_have_one(run):
         last = versions.create("counted", trained(run).folder.name[-8:].ljust(32, "0"), facts, "file:///nowhere")
     assert [each.number for each in versions.all("counted")] == [*range(1, 12)]
     assert last.number == 11
+
+
+def test_a_version_describes_its_request_and_its_schema_is_in_the_artifacts(run):
+    version = register(run, "described")
+    store = Store(Workspace())
+    text = store.client.get_model_version("described", "1").description
+    assert "* **request**: `image: array`" in text
+    schema = json.loads((store.model(f"models:/{version.model}") / REQUEST_SCHEMA).read_text())
+    assert schema["required"] == ["image"]
 
 
 def test_a_version_is_a_model_wherever_one_is_named(run):

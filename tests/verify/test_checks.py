@@ -1,8 +1,13 @@
 """The checks of the gate: their list, what they explain, and checks of plugins."""
 
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from running import tiny
 
 from runner.compare.verdict import Outcome, Verdict
@@ -11,6 +16,7 @@ from runner.plugin.registry import Registry
 from runner.system.errors import UsageError
 from runner.verify.checks import CHECKS, checks_of
 from runner.verify.checks.trainings import TrainingsCheck
+from runner.verify.coverage import Coverage
 from runner.verify.explanation import explain, list_checks
 from runner.verify.gate import Gate
 from runner.verify.options import Options
@@ -28,6 +34,42 @@ STAGED = {
 
 def gate_of(registry, name="digits_classifier", *sets):
     return Gate(tiny(name, *sets, registry=registry), registry, QUICK, lambda _: None)
+
+
+@given(
+    st.lists(st.sampled_from(("updates", "a long run", "epoch", "trainings")), min_size=1, unique=True),
+    st.lists(st.sampled_from(("amp", "compile", "fused_optimizer")), min_size=1, max_size=3, unique=True),
+    st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_the_bar_names_the_stages_and_the_check(names, stages, active):
+    """Each check runs inside of the phase with its name, and no phase outlasts it."""
+    entered, running = [], []
+
+    @contextmanager
+    def phase(name):
+        running.append(name)
+        yield
+        running.remove(name)
+
+    def check(name):
+        def run(pair, coverage):
+            entered.extend(running)
+            return Verdict(Outcome.PASS, "Exact", "")
+
+        return SimpleNamespace(name=name, applies=lambda pair: True, run=run, is_optional=False)
+
+    gate = Gate.__new__(Gate)
+    gate.phase = phase
+    gate.checks = [check(name) for name in names]
+    gate.coverage = Coverage(0.0)
+    gate.baseline = SimpleNamespace(active=tuple(stages[:active]))
+    pair = SimpleNamespace(stages=tuple(stages), results=[], promise_name="Exact")
+    with patch("runner.verify.gate.conclude"), patch("runner.verify.gate.note_effects"):
+        gate._run_checks(pair)
+    title = "all" if len(stages) > 1 and active >= len(stages) else " + ".join(stages)
+    assert entered == [f"{title}: {name}" for name in names]
+    assert running == []
 
 
 def test_the_page_lists_the_checks_in_their_order():

@@ -3,8 +3,9 @@ import torch
 
 from runner.api import Progress
 from runner.plugin.registry import Registry
-from runner.plugins.vision.classifier import ResidualNet, shifted
+from runner.plugins.vision.classifier import ResidualNet
 from runner.plugins.vision.digits import read_digits
+from runner.plugins.vision.image_classifier import shifted
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step

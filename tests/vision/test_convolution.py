@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from scipy.signal import correlate
 from torch.nn import functional as F  # noqa: N812
 
+from runner.api import UsageError
 from runner.plugins.vision.convolution.function import convolve
 from runner.plugins.vision.convolution.geometry import ConvGeometry
 from runner.plugins.vision.convolution.key import DIRECTIONS, ConvKey, layout_of
+from runner.plugins.vision.convolution.native import convolution
 from runner.plugins.vision.convolution.registry import BACKENDS, NATIVE
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -162,3 +164,45 @@ def test_the_reference_is_that_of_scipy():
         planes = zip(x[sample].detach().numpy(), w[channel].detach().numpy(), strict=True)
         expected = sum(correlate(image, kernel, "valid") for image, kernel in planes)
         torch.testing.assert_close(y[sample, channel], torch.from_numpy(expected))
+
+
+IMPOSSIBLE = {
+    "at least 1": (ConvGeometry(stride=(0, 1)), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "dilation": (ConvGeometry(dilation=(1, 0)), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "not be negative": (ConvGeometry(padding=(0, -1)), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "groups": (ConvGeometry(groups=0), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "made for 6": (ConvGeometry(groups=2), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "only a transposed": (ConvGeometry(output_padding=(1, 0)), (1, 3, 8, 8), (4, 3, 3, 3)),
+    "smaller than the stride": (ConvGeometry(transposed=True, output_padding=(1, 0)), (1, 4, 8, 8), (4, 3, 3, 3)),
+    "input should have 4": (ConvGeometry(), (3, 8), (4, 3, 3, 3)),
+    "weight should have 4": (ConvGeometry(), (1, 3, 8, 8), (3, 3)),
+    "0 x 6 pixels": (ConvGeometry(), (1, 3, 2, 8), (4, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reason", IMPOSSIBLE)
+def test_an_impossible_convolution_is_refused_in_one_line(reason, backend):
+    geometry, x_size, w_size = IMPOSSIBLE[reason]
+    with pytest.raises(UsageError, match=f"^convolution: .*{reason}.*$"):
+        convolve(torch.rand(x_size), torch.rand(w_size), geometry, lambda key: BACKENDS[backend])
+
+
+def test_types_that_differ_are_refused():
+    with pytest.raises(UsageError, match=r"the input is torch.float32, the weight torch.float64"):
+        convolve(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3).double(), ConvGeometry(), lambda key: BACKENDS["fft"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("geometry", [ConvGeometry(stride=(2, 2)), ConvGeometry(dilation=(2, 2)), ConvGeometry()])
+@pytest.mark.parametrize("kernel", [2, 3, 5])
+def test_a_backend_computes_the_convolution_or_refuses_it(backend, geometry, kernel):
+    x = torch.rand(2, 3, 9, 9, requires_grad=True)
+    w = torch.rand(4, 3, kernel, kernel, requires_grad=True)
+    key = ConvKey.of(x, w, geometry)
+    if BACKENDS[backend].refusal(key) is not None:
+        with pytest.raises(UsageError, match=f"'{backend}'"):
+            convolve(x, w, geometry, lambda key: BACKENDS[backend])
+        return
+    y = convolve(x, w, geometry, lambda key: BACKENDS[backend])
+    torch.testing.assert_close(y, convolution(x, w, *geometry), rtol=1e-4, atol=1e-4)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.api import RunnerError
+from runner.api import RunnerError, UsageError
 
 from .backend import Backend
 from .geometry import ConvGeometry
@@ -18,7 +19,7 @@ from .registry import NATIVE
 from .workspace import Workspace, new_workspace
 
 Choose = Callable[[ConvKey], Backend]
-"""Selects the backend of a convolution in one direction; its ``refusal`` of the key must be None."""
+"""Selects the backend of a convolution in one direction."""
 
 
 def convolve(
@@ -37,20 +38,47 @@ def convolve(
         choose: Called once for each direction that is needed.
         bias: [K], added to the output.
         workspace: Gives buffers for intermediate results.
+
+    Raises:
+        UsageError: Tensors of these sizes or types cannot be convolved, or not by a chosen backend.
     """
     x, w, bias = _autocast(x, w, bias)
+    if x.dtype != w.dtype:
+        raise UsageError(f"convolution: the input is {x.dtype}, the weight {w.dtype}: convert one of them")
+    problem = _problem(geometry, x.shape, w.shape)
+    if problem is not None:
+        raise UsageError(f"convolution: {problem}")
     key, data_key, weight_key = keys_of(x, w, geometry)
-    forward = choose(key)
+    forward = _chosen(choose, key)
     data = weight = NATIVE
     if torch.is_grad_enabled():
-        data = choose(data_key) if x.requires_grad else forward
-        weight = choose(weight_key) if w.requires_grad else data
+        data = _chosen(choose, data_key) if x.requires_grad else forward
+        weight = _chosen(choose, weight_key) if w.requires_grad else data
         data = data if x.requires_grad else weight
     if forward is data is weight is NATIVE:
         return convolution(x, w, *geometry, bias)
     apply: Callable[..., Tensor] = _Convolution.apply
     y = apply(x, w, geometry, (forward, data, weight), workspace)
     return y if bias is None else y + bias[:, None, None]
+
+
+def _chosen(choose: Choose, key: ConvKey) -> Backend:
+    backend = choose(key)
+    refusal = _refusal(backend, key)
+    if refusal is not None:
+        raise UsageError(f"convolution: {refusal}")
+    return backend
+
+
+# Equal arguments have equal answers, which take longer than a small convolution.
+@lru_cache(maxsize=4096)
+def _problem(geometry: ConvGeometry, x_size: torch.Size, w_size: torch.Size) -> str | None:
+    return geometry.problem(x_size, w_size)
+
+
+@lru_cache(maxsize=4096)
+def _refusal(backend: Backend, key: ConvKey) -> str | None:
+    return backend.refusal(key)
 
 
 def _autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -19,6 +19,7 @@ from runner.verify.checks.random_seeds import RandomSeedsCheck
 from runner.verify.checks.resumed_training import ResumedTrainingCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.checks.schedules import SchedulesCheck
+from runner.verify.checks.simulators import SimulatorsCheck
 from runner.verify.checks.torch_settings import TorchSettingsCheck
 from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.checks.trainings import TrainingsCheck
@@ -36,6 +37,7 @@ CHECKS = (
     EvaluationsCheck,
     SampledBatchesCheck,
     EpochCheck,
+    SimulatorsCheck,
     ResumedTrainingCheck,
     MaskedFailuresCheck,
     RandomSeedsCheck,
