@@ -51,15 +51,24 @@ def judged(case: dict[str, Any], promise: str) -> dict[str, Any]:
     return verdict_of(case["kind"], recipe, sets, [WRONG_STAGES / case["file"]])
 
 
-def every_case() -> list[dict[str, Any]]:
-    """All of all files; each file is read in a process of its own, as to import one may be what is wrong with it."""
-    files = [file for file in sorted(WRONG_STAGES.glob("wrong_*.py")) if file.name != "wrong_base.py"]
-    return [case for file in files for case in in_child(cases_of, file)["cases"]]
+def every_case(only: set[str]) -> list[dict[str, Any]]:
+    """Returns all stages, or those of the named files, or with one of the other names.
+
+    Each file is read in a process of its own, as to import one may be what is wrong with it.
+    """
+    files = sorted(WRONG_STAGES.glob("wrong_*.py"))
+    files = [file for file in files if file.name != "wrong_base.py"]
+    named = {file.name for file in files} & only
+    names = only - named
+    if named:
+        files = [file for file in files if file.name in named]
+    cases = [case for file in files for case in in_child(cases_of, file)["cases"]]
+    return [case for case in cases if not names or names & {*names_of(case)}]
 
 
 def names_of(case: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the names by which ``--only`` selects a stage."""
-    return case["kind"], str(case["hole"]), case["recipe"], case["file"]
+    """Returns the names by which ``--only`` selects a stage of a file."""
+    return case["kind"], str(case["hole"]), case["recipe"]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -118,7 +127,7 @@ def _row(*cells: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="kinds, numbers of holes, recipes or files, with commas")
+    parser.add_argument("--only", default="", help="files, and kinds, numbers of holes or recipes, with commas")
     parser.add_argument("--shard", default="1/1", help="i/n")
     parser.add_argument("--promise", choices=("declared", "other"), default="declared")
     parser.add_argument("--missing", action="store_true", help="only stages without a verdict")
@@ -126,9 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     part, parts = map(int, arguments.shard.split("/"))
     only = set(filter(None, arguments.only.split(",")))
-    cases = [] if arguments.table else every_case()
-    if only:
-        cases = [case for case in cases if only & {*names_of(case)}]
+    cases = [] if arguments.table else every_case(only)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for case in cases[part - 1 :: parts]:
         promise = OTHER[case["promise"]] if arguments.promise == "other" else case["promise"]

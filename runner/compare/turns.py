@@ -213,6 +213,9 @@ def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapp
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
         yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state
+    if flags:
+        # A mask that is nearly full may take another branch than a full one and that of a batch.
+        yield "with every flag of the batch 1 but one, ", map_tensors(partial(_all_but_one, flags), batch), state
     lengths = {len(each) for _, each in leaves(batch) if isinstance(each, Tensor) and each.dim()}
     renumbered = partial(_renumbered, lengths)
     other = map_tensors(lambda tensor: tensor if id(tensor) in flags else renumbered(tensor), batch)
@@ -267,6 +270,14 @@ def _renumbered(lengths: Container[int], tensor: Tensor) -> Tensor:
 
 def _filled(flags: Container[int], value: int, tensor: Tensor) -> Tensor:
     return torch.full_like(tensor, value) if id(tensor) in flags else tensor
+
+
+def _all_but_one(flags: Container[int], tensor: Tensor) -> Tensor:
+    if id(tensor) not in flags:
+        return tensor
+    filled = torch.ones_like(tensor)
+    filled.view(-1)[-1] = 0
+    return filled
 
 
 def _is_flag(tensor: Tensor) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,15 +15,18 @@ from runner.system.tree import tensors
 
 COUNTS = (1, 2, 5)
 """Values of every whole number of a request: steps, samples, symbols."""
-_MOST = 12
+_MOST = 16
 """Requests that are compared."""
+_SHARE = 0.5
+"""Share of its default that every other number has in one request."""
 
 
-def request_inputs(learner: Learner, inputs: Any) -> list[Any]:
-    """Returns inputs of ``predict`` for variants of the learner's example of a request.
+def request_batches(learner: Learner, inputs: Any) -> list[list[ServedRequest]]:
+    """Returns variants of the learner's example of a request, in batches that a server would answer together.
 
     Whole numbers have the values of ``COUNTS``. Texts have the lengths 1 and 2 and those on both sides of every size of
-    a training input, where a decoder reaches the limit of its context.
+    a training input, where a decoder reaches the limit of its context. Batches of several requests come after the
+    single ones.
 
     Args:
         learner: That answers requests.
@@ -34,18 +39,28 @@ def request_inputs(learner: Learner, inputs: Any) -> list[Any]:
     sizes = {size for tensor in tensors(inputs) for size in tensor.shape[1:]}
     lengths = sorted({1, 2} | {size + step for size in sizes for step in (-1, 0, 1)})
     accepted = (variant for variant in _variants(request, example, lengths) if learner.refused(variant) is None)
-    return [learner.requested([variant]) for _, variant in zip(range(_MOST), accepted, strict=False)]
+    variants = list(itertools.islice(accepted, _MOST))
+    groups: dict[Hashable, list[ServedRequest]] = defaultdict(list)
+    for variant in variants:
+        groups[variant.group()].append(variant)
+    together = [group for group in groups.values() if len(group) > 1]
+    return [*([variant] for variant in variants), *together]
 
 
 def _variants(
     request: type[ServedRequest], example: Mapping[str, Any], lengths: Iterable[int]
 ) -> Iterator[ServedRequest]:
     """Yields a request with small whole numbers, and variants that differ from it in one value each."""
-    numbers = _whole_numbers(request)
+    numbers = _numbers(request, "integer")
     small = {name: COUNTS[-1] for name in numbers if isinstance(example.get(name), int)}
     base = {**example, **small}
-    yield request.model_validate(base)
-    changes: list[tuple[str, int | str]] = [(name, count) for name in numbers for count in COUNTS]
+    first = request.model_validate(base)
+    yield first
+    changes: list[tuple[str, Any]] = [(name, count) for name in numbers for count in COUNTS]
+    for name in _numbers(request, "number"):
+        value = getattr(first, name)
+        if isinstance(value, float):
+            changes.append((name, _SHARE * value))
     for name, value in example.items():
         if isinstance(value, str) and value:
             changes += [(name, (value * (length // len(value) + 1))[:length]) for length in lengths if length]
@@ -57,11 +72,11 @@ def _variants(
             continue
 
 
-def _whole_numbers(request: type[ServedRequest]) -> list[str]:
-    """Returns the names of a request's fields that can be whole numbers."""
+def _numbers(request: type[ServedRequest], kind: str) -> list[str]:
+    """Returns the names of a request's fields that can be numbers of a JSON type."""
     properties = request.model_json_schema().get("properties", {})
     return [
         name
         for name, schema in properties.items()
-        if any(option.get("type") == "integer" for option in (schema, *schema.get("anyOf", ())))
+        if any(option.get("type") == kind for option in (schema, *schema.get("anyOf", ())))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,19 +30,23 @@ from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Close, Contract, Exact
+from runner.plugin.faces import ServedRequest
+from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError
-from runner.system.tree import map_tensors
+from runner.system.tree import map_tensors, tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.likeness import CONTENT, unlike
-from runner.verify.requests import request_inputs
+from runner.verify.requests import request_batches
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
+_GROWN = 3  # times, of the state in which requests are answered
+_HALF = 0.5  # of numbers in an input, where every batch has the same
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
@@ -52,6 +57,12 @@ class Asked(NamedTuple):
     training: bool = False  # the mode in which its modules are found
     most: int | None = None  # held-out samples of this evaluation and of later ones
     stops: int | None = None  # batches or predictions after which the evaluation is interrupted
+    requests: tuple[ServedRequest, ...] = ()  # makes the inputs, as a server does
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Returns whether held-out samples are evaluated."""
+        return self.inputs is None and not self.requests
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -75,7 +86,7 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         def answer(asked: Asked | Recorded) -> dict[str, Any]:
             if isinstance(asked, Recorded):
                 return training.step(asked)
-            if asked.inputs is None:
+            if asked.is_evaluation:
                 if asked.most is not None:
                     pipeline.source.limit_evaluation(asked.most)
                 metrics: dict[str, float] = {}
@@ -86,7 +97,11 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             for module in learner.modules().values():
                 module.train(asked.training)
             with torch.no_grad():
-                found = learner.predict(pipeline.transfer(asked.inputs))
+                inputs = asked.inputs
+                if asked.requests:
+                    inputs = _requested(learner, asked.requests)
+                inputs = pipeline.transfer(inputs)
+                found = learner.predict(inputs)
             for module in learner.modules().values():
                 module.train()
             return {"predict": found}
@@ -95,6 +110,16 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
 
     return build
+
+
+def _requested(learner: Learner, requests: Sequence[ServedRequest]) -> Any:
+    """Makes the inputs of requests in float32: generators return other numbers in float64."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        return learner.requested(requests)
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _as_default(tensor: Tensor) -> Tensor:
@@ -111,14 +136,38 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, sizes)] for one in batches)
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
+    if all(_same_tensors(batches[0], batch) for batch in batches[1:]):
+        # A source of one graph has no other input, and a model may be used for others.
+        asked.append(Asked(map_tensors(partial(_scaled, _HALF), asked[0].inputs)))
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
-    requests = request_inputs(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
+    requests = request_batches(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
     return [
         Update(asked[0], {"learner": state}),
         *map(Update, asked[1:]),
         *in_its_memory,
-        *(Update(Asked(inputs)) for inputs in requests),
+        *_requests(requests, state),
     ]
+
+
+def _requests(requests: Sequence[Sequence[ServedRequest]], state: State) -> Iterator[Update]:
+    """Yields answers to batches of requests in a state with larger numbers.
+
+    A sampled symbol is a whole number, which hides small differences. In the first updates of a
+    training, symbols are all about as likely, whatever the decoder has read.
+    """
+    grown = map_tensors(partial(_scaled, _GROWN), state)
+    for number, batch in enumerate(requests):
+        yield Update(Asked(requests=tuple(batch)), None if number else {"learner": grown})
+
+
+def _scaled(factor: float, tensor: Tensor) -> Tensor:
+    return tensor * factor if tensor.is_floating_point() else tensor
+
+
+def _same_tensors(first: Batch, second: Batch) -> bool:
+    """Returns whether two batches have the same tensors, to the bit."""
+    pairs = list(itertools.zip_longest(tensors(first), tensors(second)))
+    return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
 
 
 def sizes_of_questions(pipeline: Assembly, batch: Batch) -> tuple[int, ...]:
@@ -192,7 +241,7 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
 def is_evaluation(update: Update) -> bool:
     """Returns whether a subject of ``answers`` evaluates to the end."""
     asked = update.batch
-    return isinstance(asked, Asked) and asked.inputs is None and asked.stops is None
+    return isinstance(asked, Asked) and asked.is_evaluation and asked.stops is None
 
 
 class Evaluated(NamedTuple):

@@ -194,9 +194,23 @@ def run_programs(learner: Learner, exports: Exports) -> dict[str, Any]:
         for call in exports.calls:
             module = learner.modules()[call.role].get_submodule(call.path)
             program = export_module(module, call.inputs)
-            inputs = (call.inputs, *exports.inputs[call.name])
-            results[call.name] = None if program is None else [program(*clones(given)) for given in inputs]
+            if program is None:
+                results[call.name] = None
+                continue
+            others = [run_for_other_size(program, inputs) for inputs in exports.inputs[call.name]]
+            results[call.name] = [program(*clones(call.inputs)), *others]
     return results
+
+
+def run_for_other_size(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+    """Returns the result of a program; None if it only accepts the sizes of its export.
+
+    Code that reads a size as a number (``x.view(batch, ...)``) exports a program for this size.
+    """
+    try:
+        return program(*clones(inputs))
+    except (RuntimeError, AssertionError):
+        return None
 
 
 def export_module(module: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Any] | None:

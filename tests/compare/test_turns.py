@@ -248,6 +248,32 @@ def test_a_flag_that_is_the_same_in_all_batches_is_turned(promise):
     assert "with every flag of the batch 0, " in verdict.summary
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    share=st.floats(0.6, 0.98),
+    rows=st.integers(8, 16),
+    columns=st.integers(8, 16),
+    dtype=st.sampled_from([torch.bool, torch.float32, torch.int64]),
+)
+def test_a_mask_that_is_dropped_when_it_is_nearly_full_fails(share, rows, columns, dtype):
+    def build(threshold):
+        def loss(model, batch):
+            mask = batch["mask"].to(batch["x"].dtype)
+            if threshold < mask.mean() < 1:
+                mask = torch.ones_like(mask)
+            return (model(batch["x"]).square() * mask).sum()
+
+        return descending(lambda: nn.Linear(columns, columns), loss)
+
+    generator = torch.Generator().manual_seed(rows)
+    mask = torch.rand(rows, columns, generator=generator) < 0.5
+    batch = {"x": torch.randn(rows, columns, generator=generator), "mask": mask.to(dtype)}
+    verdict = ends(build(1.0), build(share), batch, "Close", 0, float64=True)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.summary.startswith("with every flag of the batch 1 but one, ")
+    assert ends(build(1.0), build(1.0), batch, "Close", 0, float64=True)
+
+
 @pytest.mark.parametrize("float64", [False, True])
 def test_where_the_baseline_is_not_finite_nothing_is_asked(float64):
     def logarithm(model, x):

@@ -279,8 +279,8 @@ class Wrong(Stage):
 
     def wrap_method(self, owner, name, changed):
         """The same with a method of one object, which is no slot."""
-        own = getattr(owner, name)
-        setattr(owner, name, lambda *args: changed(own, *args))
+        method = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: changed(method, *args, **kwargs))
 
     def count(self):
         """Counts updates from now on."""

@@ -105,8 +105,8 @@ class NumbersOfTheFirstText(Wrong):
     def take_hold(self):
         self.wrap_method(self.learner, "write", self.write)
 
-    def write(self, write, prompt, draws, *rest):
-        return write(prompt, draws[:1].expand_as(draws), *rest)
+    def write(self, write, prompt, draws, temperature=1.0):
+        return write(prompt, draws[:1].expand_as(draws), temperature)
 
 
 @stage("temperature_of_the_first_text", hole=13, recipe=GPT)
