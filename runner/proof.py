@@ -3,6 +3,8 @@
 A step and its state make a ``Subject``; ``verify`` compares two of them, and ``clock`` times them.
 """
 
+from runner.compare.checks.gradients import health
+from runner.compare.checks.steps import fresh
 from runner.compare.clock import Timing, clock
 from runner.compare.close import close
 from runner.compare.difference import Difference
@@ -11,7 +13,7 @@ from runner.compare.noninferiority import NonInferiority
 from runner.compare.ratio import Ratio, ratio
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict, worst
-from runner.compare.verify import fresh, health, verify
+from runner.compare.verify import verify
 from runner.plugin.contract import Close, Exact
 
 __all__ = [

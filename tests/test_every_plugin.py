@@ -81,7 +81,7 @@ def with_stage(kind, name):
 
 @cache
 def baseline(name, *sets):
-    return learnt(train_here(name, *sets))
+    return learnt(train_shortly(name, sets))
 
 
 def learnt(result):
@@ -120,30 +120,96 @@ def test_asking_a_stage_changes_nothing(kind, name):
     assert isinstance(answers[0][0], Exact | Close | Statistical)
 
 
-@pytest.mark.usefixtures("migrated_workspace", "copied_children")
-@pytest.mark.parametrize(("kind", "name"), TRAINED)
-def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, request):
-    """With what it requires: active, or inactive or refused with a reason; exact ones give the baseline's digits."""
-    problem, there = attached(kind, name)
-    if problem:
-        assert kind in problem
-        return
-    if there is not None and not there.active:  # then it is not in the pipeline at all
-        assert there.reason
-        return
+@cache
+def is_exact(kind, name):
+    recipe = with_stage(kind, name)
+    contract = recipe.stages[kind].contract(setting_of(recipe, resolve_device("cpu")))
+    return isinstance(contract, Exact)
+
+
+def is_active(kind, name):
+    problem, report = attached(kind, name)
+    return not problem and (report is None or report.active)
+
+
+def baseline_settings(kind):
+    """Returns the settings beside a stage that its baseline has, too."""
+    return [setting for setting in BESIDE.get(kind, ()) if not setting.startswith("optimization.")]
+
+
+def train_shortly(name, sets):
+    return train_here(name, SHORT[name.partition("_")[0]], *sets)
+
+
+def check_training(kind, name, request):
+    """Trains with one stage and what it requires; without an effect, or exact, it has the digits of the baseline."""
     if name != "marl_baseline":  # the longest of them is compiled to the end
         request.getfixturevalue("traced_only")
-    sets = with_requirements(kind, name)
-    short = SHORT[name.partition("_")[0]]
-    staged = train_here(name, short, *sets)
+    staged = train_shortly(name, with_requirements(kind, name))
     report = next(report for report in staged.stages if report.kind == kind)
     assert report.active or report.reason
     assert all(torch.isfinite(torch.tensor(value)) for value in learnt(staged).values())
-    recipe = with_stage(kind, name)
-    contract = recipe.stages[kind].contract(setting_of(recipe, resolve_device("cpu")))
-    if not report.active or isinstance(contract, Exact):
-        given = [each for each in BESIDE.get(kind, ()) if not each.startswith("optimization.")]
-        assert learnt(staged) == baseline(name, short, *given)
+    if not report.active or is_exact(kind, name):
+        assert learnt(staged) == baseline(name, *baseline_settings(kind))
+
+
+@pytest.mark.usefixtures("migrated_workspace", "copied_children")
+@pytest.mark.parametrize(("kind", "name"), TRAINED)
+def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, request):
+    """With what it requires: active, or inactive or refused with a reason; exact ones train together below."""
+    problem, report = attached(kind, name)
+    if problem:
+        assert kind in problem
+    elif not is_active(kind, name):  # then it is not in the pipeline at all
+        assert report.reason
+    elif not is_exact(kind, name):
+        check_training(kind, name, request)
+
+
+def fit_together(kinds, name):
+    """Whether stages of a recipe have the same baseline and can be attached in one pipeline."""
+    if len({tuple(baseline_settings(kind)) for kind in kinds}) > 1:
+        return False
+    try:
+        reports = assemble(tiny(name, *requirements_of(kinds, name))).reports
+    except UsageError:
+        return False
+    return all(kind not in reports or reports[kind].active for kind in kinds)
+
+
+def requirements_of(kinds, name):
+    return [setting for kind in kinds for setting in with_requirements(kind, name)]
+
+
+def exact_groups(name):
+    """Returns lists of exact stages of a recipe, as few as possible, each of which one training can have."""
+    groups = []
+    for kind in (kind for kind, host in TRAINED if host == name):
+        if not is_active(kind, name) or not is_exact(kind, name):
+            continue
+        group = next((group for group in groups if fit_together([*group, kind], name)), None)
+        if group is None:
+            groups.append([kind])
+        else:
+            group.append(kind)
+    return groups
+
+
+@pytest.mark.usefixtures("migrated_workspace", "copied_children")
+@pytest.mark.parametrize("name", LEARNERS.values())
+def test_exact_stages_give_the_digits_of_the_baseline_together(name, request):
+    """Bits that several stages keep are kept by each; one without an effect in company is trained alone."""
+    for kinds in exact_groups(name):
+        staged = train_shortly(name, requirements_of(kinds, name))
+        expected = baseline(name, *baseline_settings(kinds[0]))
+        if learnt(staged) != expected:
+            for kind in kinds:
+                check_training(kind, name, request)
+            pytest.fail(f"{' + '.join(kinds)} give other digits than the baseline, and each alone the same")
+        assert all(torch.isfinite(torch.tensor(value)) for value in expected.values())
+        active = {report.kind for report in staged.stages if report.active}
+        for kind in {*kinds} - active:
+            check_training(kind, name, request)
 
 
 @pytest.mark.parametrize(("section", "kind"), [("model", k) for k in MODELS] + [("data", k) for k in SOURCES])

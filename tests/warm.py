@@ -1,12 +1,15 @@
-"""Finds out once, for all children, what comes out the same in each: the fork server imports this last."""
+"""Does once, for all children, what each of them would do: the fork server imports this last."""
 
 import gc
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import remembered  # noqa: F401
 from fork_server import GARBAGE
 from mlflow.store.db import utils
-from running import tiny
+from running import tiny, train_here
 from sqlalchemy.orm import configure_mappers
 
 from runner.plugins.graphs.citation import _nearest_digits
@@ -23,3 +26,9 @@ provenance.code_digests([])
 provenance.source(Path(__file__))
 _nearest_digits()
 read_digits()
+
+# The first training of a process imports modules, and prepares queries of the database.
+with TemporaryDirectory() as folder:
+    places = {"RUNNER_WORKSPACE": folder, "XDG_STATE_HOME": folder}
+    with patch.dict(os.environ, places):
+        train_here("marl_baseline")

@@ -116,6 +116,8 @@ class SimulatorSource(Source):
         generator = context.generator("replay", storage)
         self._replay = make_replay(config.replay, stored, self._device, generator)
         self._finished: Tensor | None = None
+        self._latest: EnvironmentStep | None = None
+        """The step of the last ``draw``, if it made one."""
         self._reward_squares = torch.zeros(agents, dtype=torch.float64, device=self._device)
         """Sums over all steps so far of every agent's squared rewards, [N]."""
 
@@ -134,6 +136,7 @@ class SimulatorSource(Source):
 
         Every step of all environments earns ``updates_per_step`` updates for each, and none during the warm-up.
         """
+        self._latest = None
         if not self._due:
             self._due = self._advance(batch_size)
             if not self._due:
@@ -198,6 +201,7 @@ class SimulatorSource(Source):
         # Policies and environments may change what they are given in place, and what they return.
         action = self._random_action() if act is None else act(self._observation.clone())
         step = self._environment.step(action.clone())
+        self._latest = step
         self._replay.add(
             {
                 "observation": self._observation,
@@ -280,6 +284,14 @@ class SimulatorSource(Source):
         if total[0] == 0:
             return {"episodes": 0.0}
         return {"episodes": total[0], **self._environment.summarise(total)}
+
+    def events(self) -> Mapping[str, bool]:
+        """Returns whether an episode was terminated or truncated in the last draw."""
+        step = self._latest
+        return {
+            "an episode that is terminated": step is not None and bool(step.terminated.any()),
+            "an episode that is truncated": step is not None and bool(step.truncated.any()),
+        }
 
     def state_dict(self) -> State:
         """Environments, observations to act on, episodes not yet reported, replay buffer."""

@@ -1,13 +1,15 @@
 """Common settings of simulators: the number of copies, their replay buffer and their evaluation."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from runner.api import Config, SourceConfig, SourceOutline, TensorOutline, Unit
 
 from .replay.config import ReplayConfig, UniformConfig
+
+FEW_ENVS = 7
 
 
 class EvaluationConfig(Config):
@@ -77,6 +79,18 @@ class SimulatorConfig(SourceConfig):
         }
         batch = {name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()}
         return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
+
+    def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
+        """Yields a few environments, a single one, and the usual number, each with a small buffer."""
+        evaluation = {"evaluation.episodes": 3}
+        # The rows of one step then are at the end of the buffer and at its beginning.
+        capacity = max(batch_size, FEW_ENVS) + 1
+        capacity += capacity % FEW_ENVS == 0
+        few = {"envs": FEW_ENVS, "warmup": 2 * FEW_ENVS, "updates_per_step": 1.2 / FEW_ENVS}
+        yield {**evaluation, **few, "replay.capacity": capacity}
+        yield {**evaluation, "envs": 1, "warmup": 3, "updates_per_step": 0.25, "replay.capacity": batch_size}
+        usual = {"warmup": 0, "updates_per_step": 0.1 / self.envs}
+        yield {"evaluation.episodes": 8, **usual, "replay.capacity": max(batch_size, 20 * self.envs + 1)}
 
     def resident(self, device: str) -> bool:
         """Returns whether the replay buffer is where the learner is."""

@@ -31,7 +31,7 @@ from runner.compare.verdict import Outcome, Verdict
 AS_TRAINED = "with the random numbers that it trains with, "
 _FIRST = 2  # updates before the one that is looked at, so that nothing is zero any more
 _FEWEST, _MOST = 128, 256  # updates whose outputs and gradients are compared by their statistics
-_SECONDS = 20.0  # that they may take
+SECONDS = 20.0  # that they may take
 _ELEMENTS, _FIBRES, _LENGTH = 512, 4, 48  # of a tensor that are looked at: alone, and in rows along each dimension
 _TENSORS = 24  # that are looked at, the largest ones
 _SURE, _CONFIRMED = 6.0, 5.0  # standard errors, in a first sample and in another one
@@ -44,7 +44,7 @@ def same_randomness(
     batches: Sequence[Any],
     contract: str,
     seed: int,
-    seconds: float = _SECONDS,
+    seconds: float = SECONDS,
     compiled_before: int = 0,
 ) -> Verdict:
     """Compares both with the random numbers that compiled code draws in a training.

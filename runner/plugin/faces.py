@@ -179,6 +179,17 @@ class SourceConfig(JudgedFace, ABC):
         """
         return device == "cpu"
 
+    def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
+        """Yields settings of ``data`` by dotted path, with which rare events occur within few batches.
+
+        ``runner verify`` compares the batches of a source that acts with its learner with these
+        settings, too. They should make the source small and quick.
+
+        Args:
+            batch_size: Samples of a batch of the training.
+        """
+        return iter(())
+
     def is_synthetic(self) -> bool:
         """Returns whether the data are synthetic, so that results have no meaning for real data."""
         return "synthetic" in self.kind.split("_")

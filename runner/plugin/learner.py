@@ -23,6 +23,7 @@ from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
 from runner.plugin.role import Role
 from runner.system.errors import RunnerError, UsageError
+from runner.system.generators import seed_torch
 from runner.system.names import method_named, suggestion
 from runner.system.tree import BatchLayout, map_tensors, tensors
 
@@ -293,7 +294,7 @@ class GradientLearner(Learner):
     def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(context.generator("parameters", "cpu").initial_seed())
+            seed_torch(context.generator("parameters", "cpu").initial_seed())
             self.module = self.build(config, shapes, context)
         if not isinstance(self.module, nn.Module) or not any(each.requires_grad for each in self.module.parameters()):
             found = f"got {type(self.module).__name__}"

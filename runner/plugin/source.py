@@ -188,6 +188,14 @@ class Source(ABC):
         """Returns statistics of sampling since the last call; logged as ``train/<name>``."""
         return {}
 
+    def events(self) -> Mapping[str, bool]:
+        """Returns whether the last call of ``draw`` included rare events, by name, such as an end
+        by success.
+
+        ``runner verify`` samples until each has occurred, and a PASS names those that did not.
+        """
+        return {}
+
     def state_dict(self) -> State:
         """Returns the state that a resumed run needs to sample the same batches,
         without the context's generators.

@@ -46,8 +46,8 @@ def exclusive(what: str, nested: bool = False) -> Iterator[None]:
     with _OWNING:
         outer = _owner if _owner is not None and _owner[0] == os.getpid() else None
         if outer is not None and not (nested and outer == thread):
-            why = "they would share its random generators; use a process for each"
-            raise UsageError(f"{what} cannot start while a training runs in this process: {why}")
+            reason = "they would share its random generators; use a process for each"
+            raise UsageError(f"{what} cannot start while a training runs in this process: {reason}")
         _owner = thread
     try:
         yield
@@ -59,7 +59,16 @@ def seed(value: int) -> None:
     """Seeds them all, with 0 to 2^32 - 1; plugins that draw from them are repeatable too."""
     random.seed(value)
     np.random.seed(value)
-    torch.manual_seed(value)  # also on every GPU
+    seed_torch(value)
+
+
+def seed_torch(value: int) -> None:
+    """Seeds torch's generators of all devices."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(value)
+    else:
+        # For each kind of device that is missing, torch.manual_seed formats the call stack.
+        torch.default_generator.manual_seed(value)
 
 
 def state_dict() -> State:
@@ -91,18 +100,25 @@ class Globals:
         self.random = state_dict()
         self.settings = settings.read()
 
-    def set(self) -> None:
-        """Makes them so again."""
-        settings.write(self.settings)
+    def set(self, current: Globals | None = None) -> None:
+        """Restores them.
+
+        Args:
+            current: The generators and settings at this moment, if the caller has read them. Equal
+                settings are not written, because reading them again takes longer than an update.
+        """
+        if current is None or current.settings != self.settings:
+            settings.write(self.settings)
         load_state_dict(self.random)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Makes them so inside the ``with``, and remembers what they become there; outside they stay as they were."""
-        outside = Globals()
-        self.set()
+        outer_globals = Globals()
+        self.set(outer_globals)
         try:
             yield
         finally:
-            vars(self).update(vars(Globals()))
-            outside.set()
+            inner_globals = Globals()
+            vars(self).update(vars(inner_globals))
+            outer_globals.set(inner_globals)

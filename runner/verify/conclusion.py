@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from runner.compare.subject_pair import HEALTH
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
-from runner.compare.verify import CONTRACT as HEALTH
 from runner.plugin.contract import Exact, Statistical
 from runner.verify.subjects import remarks
 from runner.verify.unexercised import list_unexercised

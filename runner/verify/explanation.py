@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from runner.plugin.check import Check
+from runner.plugin.check import PairCheck
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
@@ -88,7 +88,7 @@ def _cost(costs: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {cost}" for cost, names in contracts.items()) or "not run"
 
 
-def list_checks(checks: Sequence[Check]) -> str:
+def list_checks(checks: Sequence[PairCheck | type[PairCheck]]) -> str:
     """Returns the checks as the rows of a table in Markdown."""
     rows = [f"| {check.name} | {check.question} | {check.catches} |" for check in checks]
     return "\n".join(["| check | question | catches, for example |", "|---|---|---|", *rows])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
+NOT_EXERCISED = "not_exercised"
+"""Key in the evidence of a check for the texts that a PASS adds to its limits."""
 SHOWN_LINES = 5
 """Lines of code that a summary names."""
 
@@ -22,6 +24,7 @@ class Unexercised:
         evaluations: Number of evaluations that were compared; 0 if none was.
         input_sizes: Batch sizes of the predictions that were compared; other sizes were not.
         checks: Names of checks that were not run.
+        events: Rare events of a source that did not occur, and sizes in which it was not compared.
         lines: Statements of the stage and of modules in its folder that never ran, as ``FILE:LINE``.
     """
 
@@ -31,6 +34,7 @@ class Unexercised:
     input_sizes: tuple[int, ...]
     checks: tuple[str, ...]
     lines: tuple[str, ...]
+    events: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = []
@@ -43,6 +47,7 @@ class Unexercised:
             parts.append(f"more than {self.evaluations} evaluations")
         if self.input_sizes:
             parts.append(f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}")
+        parts += self.events
         return "; ".join(parts)
 
     def data(self) -> dict[str, Any]:
@@ -60,6 +65,7 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
     """
     completed = {check.name for check, _ in pair.results}
     baseline = pair.baseline
+    events = [event for _, verdict in pair.results for event in verdict.evidence.get(NOT_EXERCISED, ())]
     return Unexercised(
         updates=updates,
         training_updates=_count_training_updates(pair),
@@ -67,6 +73,7 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
         input_sizes=baseline.input_sizes if "predictions" in completed else (),
         checks=tuple(name for name in checks if name not in completed),
         lines=tuple(pair.reach.missed()),
+        events=tuple(events),
     )
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.compare.checks import CHECKS
 from runner.proof import Outcome, Timing
+from runner.verify.explanation import list_checks
 
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -15,6 +17,11 @@ def run(example):
     names = {}
     exec(compile(example, str(PAGE), "exec"), names)
     return names
+
+
+def test_the_page_lists_the_checks_in_their_order():
+    listed = PAGE.read_text().partition("<!-- proof checks -->\n")[2].partition("<!-- end of proof checks -->")[0]
+    assert listed.strip() == list_checks(CHECKS).strip()
 
 
 def test_there_are_three():

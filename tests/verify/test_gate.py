@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from children import start
 from running import RECIPES, TINY_UAV, tiny
+from words import MIXED, REGISTRY, WORDS, words
 
 from runner.api import Close, Exact, Statistical
 from runner.compare.verdict import Outcome
@@ -23,9 +23,6 @@ from runner.verify.trainings import Trainings
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 
-REGISTRY = Registry([Path(__file__).with_name("rounding.py")])
-MIXED = tuple(f"optimization.{kind}=on" for kind in ("rounding", "fused_optimizer"))
-"""A stage that rounds, and one of the same algebra; heap_retention is on in the recipe."""
 WRONG = """
 from runner.api import Exact, Stage, StageConfig
 
@@ -96,7 +93,7 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatc
     train = Trainings.run
     monkeypatch.setattr(Gate, "_run_checks", lambda self, pair: order.append(pair.stages) or run_checks(self, pair))
     monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
-    recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
+    recipe = words(*MIXED)
     options = Options(updates=2, steps=1, seeds=2, stages=("rounding", "fused_optimizer"), horizon=0)
     report = verify_recipe(recipe, REGISTRY, options, lambda _: None)
     assert order.index(("rounding",)) < order.index(("fused_optimizer",)) < order.index("train")
@@ -111,11 +108,11 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatc
 
 @pytest.mark.usefixtures("copied_children")
 def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
-    monkeypatch.setattr(Trainings, "seconds_left", 1.0)
+    monkeypatch.setattr(Trainings, "seconds_left", 1e-4)  # less than any training takes
     # Or they would be over before anybody asks how long they take.
     monkeypatch.setattr(TrainingPlan, "begin", lambda _: False)
     said = []
-    recipe = tiny("digits_classifier", *MIXED, "train.epochs=20", registry=REGISTRY)
+    recipe = words(*MIXED, "train.updates=null", "train.epochs=20")
     options = Options(updates=2, seeds=2, stages=("rounding",), horizon=0)
     (row,) = verify_recipe(recipe, REGISTRY, options, said.append).rows
     assert row.evidence["length"] == {"epochs": 4}
@@ -163,11 +160,10 @@ class Second(Stage):
 def test_stages_that_are_equal_alone_but_not_together_do_not_stand_for_the_baseline(tmp_path):
     plugin = tmp_path / "two.py"
     plugin.write_text(TWO)
-    registry = Registry([plugin])
+    registry = Registry([WORDS, plugin])
 
     def equal(*kinds):
-        sets = ["optimization.heap_retention=off", *(f"optimization.{kind}=on" for kind in kinds)]
-        recipe = tiny("digits_classifier", "optimization.fused_optimizer=off", *sets, registry=registry)
+        recipe = words(*(f"optimization.{kind}=on" for kind in kinds), registry=registry)
         return Gate(recipe, registry, Options(updates=2, horizon=0), lambda _: None).plan.equal
 
     assert equal("first") == ("first",)
@@ -183,7 +179,7 @@ def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     monkeypatch.setattr("runner.verify.training_plan.affordable", lambda *_: 1)
     monkeypatch.setattr(f"runner.verify.training_plan.{trains}", diverges)
     options = Options(updates=2, stages=("rounding",), horizon=0)
-    (row,) = verify_recipe(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, options, lambda _: None).rows
+    (row,) = verify_recipe(words(*MIXED), REGISTRY, options, lambda _: None).rows
     assert row.verdict is Outcome.FAIL
     assert "a training with it diverged: step 12: slot 'critic_step'" in row.summary
 
@@ -202,14 +198,14 @@ def test_changes_that_have_trainings_of_their_own_share_the_budget():
 
 
 def test_without_time_to_train_nothing_is_claimed():
-    verdict = quick(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, ("rounding",))
+    verdict = quick(words(*MIXED), REGISTRY, ("rounding",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no training was started" in verdict.summary
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
+    verdict = quick(words("optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
     assert "needs no training to see" in verdict.summary
 
@@ -217,10 +213,10 @@ def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch)
 def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "prepares", True)
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
+    verdict = quick(words("optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.summary == f"{NOT_BEGUN}; 'runner verify' trains"
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
-    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
+    verdict = quick(words("optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "fused_optimizer changes which batches are sampled" in verdict.summary
 

@@ -6,15 +6,14 @@ import signal
 import threading
 import time
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import pytest
 import torch
 from running import tiny
+from words import MIXED, REGISTRY, words
 
 from runner.child.spawn import Cause, ChildError, may_fork
 from runner.compare.verdict import Outcome, Verdict
-from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.verify import training_plan as plan_module
 from runner.verify import trainings as trainings_module
@@ -28,7 +27,6 @@ from runner.verify.trainings import TrainingOrder, Trainings
 from runner.verify.variants import Variant, VariantSet
 from runner.verify.verification import judged
 
-REGISTRY = Registry([Path(__file__).with_name("rounding.py")])
 FUSED = "optimization.fused_optimizer=on"
 
 
@@ -172,7 +170,7 @@ def options(**settings):
 
 
 def test_a_spent_budget_names_what_was_not_begun():
-    report = verify_recipe(tiny("digits_classifier", FUSED), REGISTRY, options(budget=1e-6), lambda _: None)
+    report = verify_recipe(words(FUSED), REGISTRY, options(budget=1e-6), lambda _: None)
     assert {row.verdict for row in report.rows} == {"INCONCLUSIVE"}
     assert all("not started within the budget" in row.summary for row in report.rows)
     assert report.exit_code is ExitCode.INCONCLUSIVE
@@ -194,7 +192,7 @@ RECORDED = ["torch's settings", "declared slots", "process state"]
     ],
 )
 def test_what_the_budget_did_not_cover_is_named(monkeypatch, slow, covered, missed):
-    gate = Gate(tiny("digits_classifier", FUSED), REGISTRY, options(), lambda _: None)
+    gate = Gate(words(FUSED), REGISTRY, options(), lambda _: None)
 
     def hang(*_):
         with gate.coverage.limit.within(0.01):
@@ -218,7 +216,7 @@ def test_a_training_that_fails_takes_no_other_verdict_with_it(monkeypatch):
             raise ChildError(Cause.FAILED, "the disk is full")
 
     monkeypatch.setattr(trainings_module, "Child", lambda *_, **__: Failing())
-    recipe = tiny("digits_classifier", FUSED, "optimization.rounding=on", registry=REGISTRY)
+    recipe = words(*MIXED)
     report = verify_recipe(recipe, REGISTRY, options(steps=2, stages=("fused_optimizer", "rounding")), lambda _: None)
     verdicts = {row.name: row for row in report.rows}
     assert verdicts["fused_optimizer"].verdict == "PASS"

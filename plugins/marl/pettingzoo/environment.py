@@ -89,6 +89,10 @@ class PettingZooEnvironment:
             episodes=self._tensor(episodes),
         )
 
+    def has_ended_agents(self) -> bool:
+        """Returns whether an agent of a running episode has ended before the others."""
+        return any(simulation.has_ended_agents() for simulation in self._simulations)
+
     def summarise(self, total: list[float]) -> dict[str, float]:
         """Metrics of finished episodes.
 

@@ -51,6 +51,10 @@ class Simulation:
         for action in actions:
             self.step(action)
 
+    def has_ended_agents(self) -> bool:
+        """Returns whether some agents, but not all, have ended."""
+        return 0 < len(self._environment.agents) < len(self._layout.agents)
+
     def step(self, action: Floats) -> StepOutcome:
         """Applies actions [N, a] in [-1, 1].
 

@@ -1,5 +1,7 @@
 """PettingZoo environments as a source of training batches."""
 
+from collections.abc import Mapping
+
 import torch
 
 from runner.api import Context
@@ -22,3 +24,9 @@ class PettingZooSource(SimulatorSource):
     ) -> PettingZooEnvironment:
         """Makes ``envs`` copies."""
         return PettingZooEnvironment(self._make, envs, device, generator)
+
+    def events(self) -> Mapping[str, bool]:
+        """Returns whether an episode ended in the last draw, and whether some of its agents have ended."""
+        assert isinstance(self._environment, PettingZooEnvironment)
+        is_partial = self._latest is not None and self._environment.has_ended_agents()
+        return {**super().events(), "an agent that ends before the others": is_partial}

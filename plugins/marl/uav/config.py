@@ -1,8 +1,8 @@
 """The face of the UAV simulator: settings only, nothing heavy."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 OBSERVATION_SIZE, ACTION_SIZE = 7, 2
+SHORT_EPISODES = (9, 25, 60)
+"""Steps of an episode in each of the other sizes; the last allows to reach goal and obstacle."""
 
 
 class RewardConfig(Config):
@@ -77,6 +79,15 @@ class UavConfig(SimulatorConfig):
     """Coefficients of the agents' rewards."""
     legacy_timing: bool = False
     """Judge the state before the action instead of the one after it, as older simulators did; for comparison only."""
+
+    def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
+        """Yields sizes with one follower more or less, and with short episodes."""
+        few, single, usual = super().other_sizes(batch_size)
+        short, medium, long = (min(limit, self.episode_limit) for limit in SHORT_EPISODES)
+        yield {**few, "followers": self.followers + 1, "episode_limit": short}
+        yield {**single, "followers": max(1, self.followers - 1), "episode_limit": medium}
+        # Evaluated episodes keep their limit, so that some of them end long before others.
+        yield {**usual, "training_limit": long, "evaluation.episodes": 64}
 
     def outline(self, batch_size: int) -> SourceOutline:
         """Returns the shapes of transitions of the leader and its followers."""

@@ -1,5 +1,6 @@
 """The UAV simulator as a source of training batches."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -32,6 +33,12 @@ class UavSource(SimulatorSource):
     ) -> UavEnvironment:
         """Builds ``envs`` simulations as one batch of tensors."""
         return UavEnvironment(config, envs, device, generator)
+
+    def events(self) -> Mapping[str, bool]:
+        """Returns whether an episode ended in the last draw, by its outcome."""
+        ended = torch.zeros(3) if self._latest is None else self._latest.episodes[:, 1:4].sum(0)
+        names = ("success", "collision", "timeout")
+        return {f"an episode that ends by {name}": bool(count) for name, count in zip(names, ended, strict=True)}
 
     @torch.no_grad()
     def render(self, learner: Learner, path: Path) -> None:

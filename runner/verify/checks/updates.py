@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from runner.compare.checks.gradients import health
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import compare, health
+from runner.compare.verify import compare
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
 from runner.verify.options import LATE

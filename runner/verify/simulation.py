@@ -1,0 +1,363 @@
+"""Subjects that sample from a source that acts with its learner, and their comparison."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runner.compare.difference import MISSING, described
+from runner.compare.inaccuracy import MOST_ULPS
+from runner.compare.isolation import Frame, Isolation, Location
+from runner.compare.states import clones, leaves
+from runner.compare.subject import Build, Subject
+from runner.plugin.contract import Close, Contract
+from runner.plugin.learner import Learner
+from runner.plugin.registry import Registry
+from runner.plugin.source import Ring, Source, State
+from runner.recipe.loader import from_values
+from runner.recipe.recipe import Recipe
+from runner.system.errors import RunnerError
+from runner.system.tree import map_leaves
+from runner.train.assemble import Assembly, assemble
+from runner.train.step import Step
+from runner.verify.likeness import is_output, unlike
+from runner.verify.subjects import recipe_with
+
+SLOT = "draw"
+FEWEST_DRAWS = 60
+MOST_DRAWS = 1000
+ENOUGH = 3
+"""Occurrences of an event after which it counts as exercised."""
+OVERWRITTEN = "a ring buffer that is full and written again"
+_EVALUATED_AT = 30
+"""Number of the draw after which an evaluation is compared."""
+_STATISTICS_EVERY = 10
+"""Draws between two calls of ``statistics``, which a training makes now and then."""
+_NEWEST_ROWS = 512
+_ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps
+"""Largest relative difference of an element after one draw from the same state."""
+_UNSETTLED = ("state", "generators")
+"""Values that differ while one of two sources has sampled ahead."""
+_CROSSINGS = 2
+"""Draws in which rounding may have changed a decision, such as whether a limit is reached."""
+
+
+class Reply(NamedTuple):
+    """Results of the baseline's learner in one draw, which the candidate's source receives, too."""
+
+    answers: tuple[Any, ...] = ()
+    """Results of its methods, in the order of the calls."""
+    output: dict[str, Any] | None = None
+    """Result of an update on the batch; None if there was no batch."""
+
+
+class Request(NamedTuple):
+    """The input of a draw."""
+
+    reply: Reply | None = None
+    """The baseline's results; None to compute them."""
+    evaluates: bool = False
+    reports: bool = False
+    """Whether the source reports its statistics afterwards."""
+
+
+class Draw(NamedTuple):
+    """The result of a draw."""
+
+    values: dict[str, Any]
+    """All values that are compared."""
+    reply: Reply
+    events: dict[str, int]
+    """Number of times that rare events occurred in this draw."""
+    is_settled: bool
+    """Whether no batch may be sampled ahead, so that the states of two sources are comparable."""
+
+
+class LearnerRecorder:
+    """Records how a source calls its learner.
+
+    Attributes:
+        learner: A copy of the learner for the source, which shares its modules.
+        calls: Method and arguments of every call that returned tensors.
+        answers: The learner's results.
+
+    Args:
+        learner: The learner of a pipeline.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = copy.copy(learner)
+        self.calls: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+        self._replies = deque[Any]()
+        for name in dir(type(learner)):
+            if not name.startswith("_") and callable(getattr(type(learner), name)):
+                # A stage may have replaced the method of this object.
+                method = getattr(learner, name)
+                setattr(self.learner, name, partial(self._call, name, method))
+
+    def begin(self, replies: tuple[Any, ...]) -> None:
+        """Forgets the calls; the source receives these results instead of the learner's."""
+        self.calls = []
+        self.answers = []
+        self._replies = deque(clones(replies))
+
+    def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        # A learner may change its arguments in place.
+        arguments = clones([args, options])
+        answer = method(*args, **options)
+        parts = [leaf for _, leaf in leaves(answer)]
+        if not parts or not all(isinstance(part, Tensor) for part in parts):
+            return answer
+        self.calls.append({"method": name, "arguments": arguments})
+        self.answers.append(clones(answer))
+        return self._replies.popleft() if self._replies else answer
+
+
+class SimulatedPipeline:
+    """A pipeline that draws batches and feeds results back, while its learner stays untrained.
+
+    Args:
+        pipeline: The pipeline.
+        trains: Whether it trains another learner, whose results the source receives. Otherwise each
+            request contains the results.
+    """
+
+    def __init__(self, pipeline: Assembly, *, trains: bool) -> None:
+        self.pipeline = pipeline
+        self.source = pipeline.source
+        self.step = Step(pipeline)
+        self.trained = pipeline.build_another_learner() if trains else None
+        self.recorder = LearnerRecorder(pipeline.learner)
+        self._output: dict[str, Any] | None = None
+        self._rounds: list[int] = []
+        self.source.bind(self.recorder.learner)
+        # Wrappers of stages around the update have other checks.
+        pipeline.slots.wrap("update", lambda _: lambda *inputs: self._update(*inputs))
+
+    def draw(self, request: Request) -> Draw:
+        """Draws once, and returns all that depends on the source."""
+        reply = request.reply or Reply()
+        self.recorder.begin(reply.answers)
+        self._output = clones(reply.output)
+        drawn = self.step.draw()
+        if drawn is not None and (self.trained is not None or self._output is not None):
+            self.step(drawn)
+        # Only the baseline's source is certain to record its events.
+        occurred = self.source.events() if self.trained is not None else {}
+        metrics = self._evaluate() if request.evaluates else {}
+        generators = self.pipeline.context.generators
+        state = self.source.state_dict()
+        values = {
+            "progress": dict(vars(self.step.progress)),
+            "batch": None if drawn is None else drawn.batch,
+            "noise": None if drawn is None else drawn.noise,
+            "calls": self.recorder.calls,
+            "output": self.recorder.answers,
+            "evaluation": metrics,
+            "statistics": _as_tensors(self.source.statistics()) if request.reports else {},
+            "generators": {name: generator.get_state() for name, generator in generators.items()},
+            "state": map_leaves(_newest_rows, state, (Ring,)),
+        }
+        results = Reply(tuple(self.recorder.answers), clones(self._output))
+        events = {name: int(has_occurred) for name, has_occurred in occurred.items()}
+        is_settled = self.source.ahead() == 0
+        return Draw(values, results, events | self._count_refills(state), is_settled)
+
+    def _update(self, *inputs: Any) -> dict[str, Any]:
+        if self.trained is not None:
+            self._output = self.trained.update(*inputs)
+        assert self._output is not None
+        return self._output
+
+    def _evaluate(self) -> dict[str, Any]:
+        with self.pipeline.learner.evaluating():
+            return _as_tensors(self.source.evaluate(self.recorder.learner))
+
+    def _count_refills(self, state: State) -> dict[str, int]:
+        """Returns how many ring buffers were written over their end in this draw."""
+        rings: list[Ring] = []
+        map_leaves(rings.append, state, (Ring,))
+        if not rings:
+            return {}
+        rounds = [ring.written // ring.capacity for ring in rings]
+        earlier = self._rounds or [0] * len(rings)
+        self._rounds = rounds
+        refills = [count > previous for count, previous in zip(rounds, earlier, strict=True)]
+        return {OVERWRITTEN: sum(refills)}
+
+
+def _newest_rows(ring: Ring) -> dict[str, Any]:
+    first = max(ring.first, ring.written - _NEWEST_ROWS)
+    rows = ring.read(first, ring.written)
+    return {"capacity": ring.capacity, "written": ring.written, "rows": rows}
+
+
+def _as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+
+
+class SourceState:
+    """The state of a source as a part of a subject.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.state_dict = source.state_dict
+        self.load_state_dict = source.load_state_dict
+
+
+def simulations(
+    recipe: Recipe,
+    registry: Registry,
+    stages: Collection[str],
+    sizes: Mapping[str, Any],
+) -> Build:
+    """Makes subjects whose step draws once for a ``Request`` and returns a ``Draw``.
+
+    Args:
+        recipe: The recipe.
+        registry: The plugins.
+        stages: Kinds of the active stages; without any, the results of updates are computed.
+        sizes: Settings of ``data`` that replace the recipe's, by dotted path.
+    """
+    resized = resize(recipe, registry, sizes) if sizes else recipe
+    chosen = recipe_with(resized, registry, stages)
+
+    def build() -> Subject:
+        simulation = SimulatedPipeline(assemble(chosen, registry.files), trains=not stages)
+        state = {"source": SourceState(simulation.source)}
+        return Subject(simulation.draw, state, seed=simulation.step.seed, parameters=lambda: ())
+
+    return build
+
+
+def resize(recipe: Recipe, registry: Registry, sizes: Mapping[str, Any]) -> Recipe:
+    """Returns the recipe with other settings of ``data``.
+
+    Raises:
+        RecipeError: The settings contradict each other or the recipe.
+    """
+    values = recipe.values(masked=False)
+    for path, value in sizes.items():
+        *sections, key = path.split(".")
+        section = values["data"]
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    return from_values(values, str(recipe.path), recipe.origins, registry)
+
+
+class SimulationComparison:
+    """Draws from two sources in turn and compares the results.
+
+    Attributes:
+        draws: Number of draws that were the same.
+        events: Number of times that each rare event occurred.
+
+    Args:
+        baseline: Made by ``simulations`` without stages.
+        candidate: The same with stages.
+        contract: The promise of the stages.
+
+    Raises:
+        StepError: The baseline or the candidate cannot be built.
+    """
+
+    def __init__(self, baseline: Build, candidate: Build, contract: Contract) -> None:
+        self.draws = 0
+        self.events = Counter[str]()
+        self._reference = Isolation(baseline, 0)
+        self._candidate = Isolation(candidate, 0)
+        self._is_close = isinstance(contract, Close)
+        self._has_rounded = False
+        self._crossings = 0
+
+    def run(self, seconds: float, earlier: Mapping[str, int], *, evaluates: bool) -> str | None:
+        """Returns a description of the first difference; None if there is none.
+
+        Args:
+            seconds: Time after which no further draw starts; a few are compared in any case.
+            earlier: Number of times that events occurred in comparisons with other sizes.
+            evaluates: Whether an evaluation is compared between two draws.
+
+        Raises:
+            StepError: The baseline or the candidate fails.
+        """
+        deadline = time.monotonic() + seconds
+        while self._continues(deadline, earlier):
+            number = self.draws + 1
+            request = Request(
+                evaluates=evaluates and number == _EVALUATED_AT,
+                reports=number % _STATISTICS_EVERY == 0,
+            )
+            (expected,) = self._reference.advance([request], lambda draw: draw)
+            request = request._replace(reply=expected.reply)
+            try:
+                (actual,) = self._candidate.advance([request], lambda draw: draw)
+            except RunnerError as error:
+                return f"draw {number} raises an error, which the baseline's does not: {error}"
+            difference = self._find_difference(expected, actual)
+            if difference is not None:
+                return difference
+            self.draws = number
+            self.events.update(expected.events)
+        return None
+
+    def _continues(self, deadline: float, earlier: Mapping[str, int]) -> bool:
+        if self.draws < FEWEST_DRAWS:
+            return True
+        counts = self.events + Counter(earlier)
+        # Every size has a separate buffer.
+        if OVERWRITTEN in self.events:
+            counts[OVERWRITTEN] = self.events[OVERWRITTEN]
+        has_all_events = bool(self.events) and all(counts[name] >= ENOUGH for name in self.events)
+        return self.draws < MOST_DRAWS and not has_all_events and time.monotonic() < deadline
+
+    def _find_difference(self, expected: Draw, actual: Draw) -> str | None:
+        excluded = () if expected.is_settled else _UNSETTLED
+        baseline = _frame(expected.values, excluded)
+        candidate = _frame(actual.values, excluded)
+        location = unlike(baseline, candidate, form=False, content=0.0)
+        if location is None:
+            return None
+        if self._is_close:
+            location = unlike(baseline, candidate, form=False, content=_ROUNDING, rounded=True)
+            if location is None or self._is_excused(location):
+                self._synchronize(expected, actual)
+                return None
+        values = (frame.get(location, MISSING) for frame in (baseline, candidate))
+        return str(described(self.draws + 1, location, *values))
+
+    def _is_excused(self, location: Location) -> bool:
+        """Returns whether rounding may have changed a decision of the source, and counts it."""
+        if not self._has_rounded or is_output(location.name):
+            return False
+        self._crossings += 1
+        return self._crossings <= _CROSSINGS
+
+    def _synchronize(self, expected: Draw, actual: Draw) -> None:
+        """Gives a candidate that rounds the baseline's state, so that its errors do not add up."""
+        if not expected.is_settled:
+            return
+        baseline = _frame({"state": expected.values["state"]})
+        candidate = _frame({"state": actual.values["state"]})
+        if unlike(baseline, candidate, form=False, content=0.0) is not None:
+            self._has_rounded = True
+            state = self._reference.subject.state["source"].state_dict()
+            self._candidate.load({"source": state})
+
+
+def _frame(values: Mapping[str, Any], excluded: Collection[str] = ()) -> Frame:
+    """Returns values by location, without excluded ones."""
+    compared = {name: value for name, value in values.items() if name not in excluded}
+    return {Location(SLOT, "output", path): value for path, value in leaves(compared)}
