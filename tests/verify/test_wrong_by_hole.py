@@ -66,10 +66,10 @@ def test_a_wrong_stage_fails_with_the_slot_and_the_tensor(kind, promise, where):
     assert re.search(where, row.summary), row.summary
 
 
-def test_what_is_renewed_whenever_somebody_asks_fails_in_a_long_run():
+def test_weights_that_are_packed_again_at_each_prediction_fail():
     (row,) = judged("packed_until_asked", "close", horizon=20).rows
     assert row.verdict == "FAIL"
-    assert "in a long run, from a state on the way to update 2: not the same algebra" in row.summary
+    assert "of the trained model and what is restored of it, " in row.summary
 
 
 @pytest.mark.usefixtures("changed_process")
