@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 PRELOADED = (
     "runner.verify.gate", "runner.plugins.marl.uav.source", "runner.plugins.marl.stacked",
     "runner.plugins.vision.classifier", "runner.plugins.sequences.gpt", "sklearn.datasets", "torch._inductor.config",
+    "runner.plugins.graphs.citation", "runner.plugins.grasps.cube", "runner.plugins.radiance.views",
 )  # fmt: skip
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([*PRELOADED])
@@ -26,7 +27,7 @@ INACTIVE, REFUSED, CRASHED, LATE = "inactive", "refused", "crashed", "out of tim
 """What may come of it beside PASS, FAIL and INCONCLUSIVE."""
 
 
-def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout: float = 300.0) -> dict[str, Any]:
+def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout: float = 1800.0) -> dict[str, Any]:
     """What a function returns in a process of its own."""
     receiver, sender = _processes.Pipe(duplex=False)
     process = _processes.Process(target=_answer, args=(sender, function, arguments))
@@ -83,7 +84,8 @@ def verdict_of(
     from runner.verify.options import Options
 
     registry = Registry(files)
-    options = Options(updates or Options.updates, budget=0.0, stages=(kind,))
+    # A verdict is the same without the search for an operator, which repeats the failing update.
+    options = Options(updates or Options.updates, budget=0.0, stages=(kind,), names_operators=False)
     try:
         # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
         loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)

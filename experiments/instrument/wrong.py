@@ -4,6 +4,7 @@
     python experiments/instrument/wrong.py --promise other       # under the contract that each does not promise
     python experiments/instrument/wrong.py --only mean_acts,alone
     python experiments/instrument/wrong.py --shard 1/2           # the first half
+    python experiments/instrument/wrong.py --missing             # those without a verdict
 
 A new verdict replaces the earlier one in ``wrong.json``; ``wrong.md`` is written from that file.
 """
@@ -22,7 +23,10 @@ from judge import INACTIVE, WRONG_STAGES, in_child, verdict_of
 HERE = Path(__file__).parent
 RESULTS, TABLE = HERE / "wrong.json", HERE / "wrong.md"
 VERDICTS = ("FAIL", "INCONCLUSIVE", INACTIVE, "PASS")
-OTHER = {"exact": "close", "close": "exact"}
+COLUMNS = ("stage", "hole", "family", "recipe", "promises", "verdict", "what is wrong")
+OTHER = {"exact": "close", "close": "exact", "statistical": "close"}
+EXCLUDED = re.compile(r"(?=errors more frequent than|an error in more than)")
+"""Where a verdict begins to state what it excludes."""
 PLACE = re.compile(r"'\S+'|the changed step raises")
 """A slot or a tensor by its name, or the line that raises."""
 
@@ -41,15 +45,21 @@ def judged(case: dict[str, Any], promise: str) -> dict[str, Any]:
     """The verdict on one of them."""
     import wrong_base
 
-    sets = [*wrong_base.SETTINGS[case["recipe"]], *case["sets"]]
+    sets = [*wrong_base.settings_of(case["recipe"]), *case["sets"]]
     sets.append(f"optimization.{case['kind']}.promise={promise}")
-    return verdict_of(case["kind"], case["recipe"], sets, [WRONG_STAGES / case["file"]])
+    recipe = wrong_base.shipped_recipe(case["recipe"])
+    return verdict_of(case["kind"], recipe, sets, [WRONG_STAGES / case["file"]])
 
 
 def every_case() -> list[dict[str, Any]]:
     """All of all files; each file is read in a process of its own, as to import one may be what is wrong with it."""
     files = [file for file in sorted(WRONG_STAGES.glob("wrong_*.py")) if file.name != "wrong_base.py"]
     return [case for file in files for case in in_child(cases_of, file)["cases"]]
+
+
+def names_of(case: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the names by which ``--only`` selects a stage."""
+    return case["kind"], str(case["hole"]), case["recipe"], case["file"]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -64,23 +74,37 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         lines.append(_counts(f"{hole}: {name}", [row for row in rows if row["hole"] == hole]))
     for title, other in (("all, as they promise", False), ("all, under the other contract", True)):
         lines.append(_counts(title, [row for row in rows if (row["promised"] != row["promise"]) == other]))
-    learners = Counter(recipe for _, recipe in {(row["kind"], row["recipe"]) for row in rows})
-    lines += ["", "Stages by recipe:", ""]
-    lines += [f"* `{name}`: {count}" for name, count in sorted(learners.items())]
+    lines += ["", *_family_table(rows)]
     passed = [row for row in rows if row["verdict"] == "PASS"]
     unplaced = [row for row in rows if row["verdict"] == "FAIL" and not PLACE.search(row["summary"])]
     lines += ["", f"{len(unplaced)} verdicts name a global side effect instead of a slot and a tensor.", ""]
     lines += [f"## Stages that pass: {len(passed)}", "", _row("stage", "what is wrong", "what the PASS excludes")]
     lines += ["|---" * 3 + "|"]
     for row in passed:
-        excluded = row["summary"][row["summary"].find("an error in more than") :]
-        lines.append(_row(f"`{row['kind']}`", row["about"], excluded.replace("|", "\\|").replace("\n", " ")))
-    lines += ["", f"## All: {len(rows)}", "", _row("stage", "hole", "recipe", "promises", "verdict", "what is wrong")]
-    lines += ["|---" * 6 + "|"]
+        excluded = EXCLUDED.split(row["summary"], maxsplit=1)[-1]
+        excluded = excluded.replace("|", "\\|").replace("\n", " ")
+        lines.append(_row(f"`{row['kind']}`", row["about"], excluded))
+    lines += ["", f"## All: {len(rows)}", "", _row(*COLUMNS)]
+    lines += ["|---" * len(COLUMNS) + "|"]
     for row in rows:
-        columns = (row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"])
+        family = wrong_base.family_of(row["recipe"])
+        columns = (row["hole"], family, row["recipe"], row["promised"], row["verdict"], row["about"])
         lines.append(_row(f"`{row['kind']}`", *columns))
     return "\n".join(lines) + "\n"
+
+
+def _family_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines of the table of verdicts by family and recipe."""
+    import wrong_base
+
+    lines = ["## Verdicts by family", ""]
+    lines.append(_row("family: recipe", "stages", "verdicts", *VERDICTS, "other"))
+    lines.append("|---" * (len(VERDICTS) + 4) + "|")
+    for family, recipes in wrong_base.FAMILIES.items():
+        for recipe in recipes:
+            of_recipe = [row for row in rows if row["recipe"] == recipe]
+            lines.append(_counts(f"{family}: `{recipe}`", of_recipe))
+    return lines
 
 
 def _counts(title: str, rows: list[dict[str, Any]]) -> str:
@@ -94,18 +118,22 @@ def _row(*cells: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="kinds, or numbers of holes, with commas")
+    parser.add_argument("--only", default="", help="kinds, numbers of holes, recipes or files, with commas")
     parser.add_argument("--shard", default="1/1", help="i/n")
     parser.add_argument("--promise", choices=("declared", "other"), default="declared")
+    parser.add_argument("--missing", action="store_true", help="only stages without a verdict")
     parser.add_argument("--table", action="store_true", help="only make the table anew")
     arguments = parser.parse_args()
     part, parts = map(int, arguments.shard.split("/"))
     only = set(filter(None, arguments.only.split(",")))
     cases = [] if arguments.table else every_case()
-    cases = [case for case in cases if not only or {case["kind"], str(case["hole"])} & only]
+    if only:
+        cases = [case for case in cases if only & {*names_of(case)}]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for case in cases[part - 1 :: parts]:
         promise = OTHER[case["promise"]] if arguments.promise == "other" else case["promise"]
+        if arguments.missing and f"{case['kind']} {promise}" in results:
+            continue
         row = case | {"promised": promise} | in_child(judged, case, promise)
         if RESULTS.exists():  # another shard may have written meanwhile
             results = json.loads(RESULTS.read_text())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.api import Batch, DatasetSource, Learner, UsageError
+from runner.api import Batch, DatasetSource, Learner, Rows, UsageError
 
 from .language_model import LanguageModel
 
@@ -46,7 +46,7 @@ class Windows:
 class Text(DatasetSource):
     """Windows with random starts for training, and adjacent ones for evaluation."""
 
-    held_out: Windows
+    held_out: Rows
 
     def datasets(self, config: TextConfig) -> tuple[Any, Any]:
         """The text up to its held-out end, and that end with the character before it, from which the first follows.
@@ -77,8 +77,13 @@ class Text(DatasetSource):
         return int(rows * (columns - 1))
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """Every held-out character once; the last window may be shorter."""
+        """Every held-out character once; the last window may be shorter.
+
+        Of selected windows there is no such rest.
+        """
         yield from super().held_out_batches()
+        if not isinstance(self.held_out, Windows):
+            return
         rest = self.held_out.tokens[len(self.held_out) * self.held_out.stride :]
         if len(rest) > 1:
             yield {"tokens": rest[None].long()}
@@ -91,6 +96,7 @@ class Text(DatasetSource):
         """
         if not isinstance(learner, LanguageModel):
             raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is not a LanguageModel")
+        assert isinstance(self.held_out, Windows)
         prompt = self.held_out.tokens[1 : PROMPT + 1].long()
         draws = torch.rand(1, WRITTEN, device=prompt.device)
         written = torch.cat([prompt, learner.write(prompt[None], draws, TEMPERATURE)[0]])

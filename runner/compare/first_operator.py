@@ -98,7 +98,7 @@ def _in_float64(reproduction: Reproduction, reference: Recording, compared: Comp
     """Returns the element of the baseline's operator in float64; None if it has no such operator there."""
     table = ValueTable(0.0)
     batch = reproduction.trajectory.updates[reproduction.update - 1].batch
-    update = Update(batch, reference.start, reproduction.update - 1)
+    update = Update(batch, reference.start, _seed_of(reproduction))
     trajectory = Trajectory([update], reproduction.trajectory.seed, float64=True)
     try:
         recording = record(trajectory, reproduction.baseline, 1, OperatorRecorder(table))
@@ -113,6 +113,17 @@ def _in_float64(reproduction: Reproduction, reference: Recording, compared: Comp
     if match is None or match == TRUSTED:
         return None
     return float(table.values[match.number].numbers[compared.element])
+
+
+def _seed_of(reproduction: Reproduction) -> int:
+    """Returns the seed with which a subject makes the update as if it had made all before."""
+    first = 0
+    updates = reproduction.trajectory.updates[: reproduction.update]
+    for number, update in enumerate(updates):
+        if update.states is not None and update.seed is not None:
+            # The count of updates starts again with a state that has a seed.
+            first = update.seed - number
+    return first + reproduction.update - 1
 
 
 def record(trajectory: Trajectory, build: Build, number: int, recorder: OperatorRecorder) -> Recording:

@@ -40,9 +40,7 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             numbers = (dtype for dtype in made if dtype.is_floating_point or dtype.is_complex)
             self.narrowest = next((dtype for dtype in numbers if torch.finfo(dtype).bits < 64), None)
             if self.narrowest is not None:
-                ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-                last = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)][-1]
-                self.where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
+                self.where = calling_line()
         return output
 
     def explain(self, baseline: Frame, changed: Frame) -> bool:
@@ -52,6 +50,54 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         tolerance = min(1000 * torch.finfo(self.narrowest).eps, 0.1)
         differs, differs_more = (any(differing(baseline, changed, each)) for each in (TOLERANCE, tolerance))
         return differs and not differs_more
+
+
+def calling_line() -> str:
+    """Returns the innermost line of code that is neither torch's nor a comparison's."""
+    excluded = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(excluded)]
+    last = frames[-1]
+    return f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
+
+
+class NarrowTypes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Records the 16-bit types to which numbers of more digits are rounded, each with its first place.
+
+    A number that has all of its digits in the narrow type is not rounded: a mask may have any type.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, str] = {}
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        # A graph that is captured must not be read.
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return output
+        narrow = [leaf for leaf in tree_leaves(output) if _has_bits(leaf, at_most=16)]
+        wide = [leaf for leaf in tree_leaves((args, kwargs)) if _has_bits(leaf, at_least=32)]
+        for tensor in narrow:
+            name = str(tensor.dtype)
+            if name not in self.places and any(_is_rounded(source, tensor) for source in wide):
+                self.places[name] = calling_line()
+        return output
+
+
+def _has_bits(leaf: Any, at_least: int = 0, at_most: int = 128) -> bool:
+    """Returns whether a leaf is a tensor of floating-point numbers of so many bits."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.layout != torch.strided:
+        return False
+    return at_least <= torch.finfo(leaf.dtype).bits <= at_most
+
+
+def _is_rounded(source: Tensor, narrow: Tensor) -> bool:
+    """Returns whether a tensor has fewer digits than the one of which it was made."""
+    if source.shape != narrow.shape:
+        # An operation with numbers of both types, whose result is rounded.
+        return source.numel() > 0
+    widened = narrow.to(source.dtype)
+    return bool(((widened != source) & source.isfinite()).any())
 
 
 class Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -314,11 +314,11 @@ class OperatorSearch:
         self, described: DivergingOperator, operator: Operator, counterpart: int | None
     ) -> DivergingOperator:
         """Returns the description with the element of both values that differs most."""
-        value = operator.unmatched
-        if value is None or counterpart is None:
+        output = next((number for number, match in enumerate(operator.outputs) if match is None), None)
+        if output is None or counterpart is None:
             return described
+        value = operator.unmatched[output]
         reference = self._reference.operators[counterpart]
-        output = next(number for number, match in enumerate(operator.outputs) if match is None)
         match = reference.outputs[output] if output < len(reference.outputs) else None
         if match is None or match == TRUSTED:
             return described

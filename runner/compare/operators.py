@@ -58,7 +58,7 @@ class Operator:
         inputs: The matches of its inputs in the table.
         outputs: The matches of what it returned or wrote.
         shapes: Of what it returned or wrote.
-        unmatched: The first value that is not in the table.
+        unmatched: The values of outputs that are not completely in the table, by the number of the output.
         changed_input: The producer of an input that was changed afterwards by no operator.
         foreign_shape: The shape of an input that existed before the update and is not in the table.
         is_view: Whether it returned a view of an input.
@@ -72,7 +72,7 @@ class Operator:
     inputs: list[Match | None] = field(default_factory=list)
     outputs: list[Match | None] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
-    unmatched: Value | None = None
+    unmatched: dict[int, Value] = field(default_factory=dict)
     changed_input: int | None = None
     foreign_shape: tuple[int, ...] | None = None
     reads_content: bool = False
@@ -230,12 +230,11 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
                 self.operators[position].outputs = [match or TRUSTED for match in outputs]
 
     def _note_output(self, operator: Operator, tensor: Tensor, value: Value, match: Match | None) -> None:
+        # Rows of a value may turn out to be all that was computed of it.
+        if match is None or match.rows is not None:
+            operator.unmatched[len(operator.outputs)] = value
         operator.outputs.append(match)
         operator.shapes.append(tuple(tensor.shape))
-        # Rows of a value may turn out to be all that was computed of it.
-        is_unclear = match is None or match.rows is not None
-        if is_unclear and operator.unmatched is None:
-            operator.unmatched = value
 
     def _match(self, value: Value) -> Match | None:
         return Match(self._table.add(value)) if self._is_reference else self._table.find(value)
@@ -273,6 +272,8 @@ class _Places(ExitStack):
         super().__init__()
         self.parameters: dict[int, str] = {}
         self._names: dict[int, str] = {}
+        # Another module may get the number of one that is deleted.
+        self._roots: list[nn.Module] = []
         self._calls: list[tuple[str, int]] = []
         self._ranges: list[tuple[int, int, str]] = []
         self._optimizers: list[str] = []
@@ -306,6 +307,7 @@ class _Places(ExitStack):
 
     def _name_all(self, root: nn.Module) -> None:
         """Gives a module and those inside of it the paths that their parameters have in the subject."""
+        self._roots.append(root)
         paths = ((path, self.parameters.get(id(parameter), "")) for path, parameter in root.named_parameters())
         prefixes = (name.removesuffix(path).rstrip(".") for path, name in paths if name.endswith(path) and name)
         prefix = next(prefixes, type(root).__name__)

@@ -32,13 +32,15 @@ class Reproduction:
     last: int | None = None
 
     def narrowed(self) -> Reproduction:
-        """Returns the reproduction of the first update after which states or outputs have different bits."""
+        """Returns the reproduction of the first update after which states have different bits."""
         if self.last is None:
             return self
         isolations = [self.trajectory.isolated(build) for build in (self.baseline, self.changed)]
         copies = self.trajectory.copies()
         for number, update in enumerate(self.trajectory.updates[: self.last], start=1):
-            frames = [_frame_after(isolation, clones(copies[id(update.batch)])) for isolation in isolations]
+            batches = (self.trajectory.prepare(isolation, update, copies) for isolation in isolations)
+            pairs = zip(isolations, batches, strict=True)
+            frames = [_frame_after(isolation, clones(batch)) for isolation, batch in pairs]
             if number < self.update:
                 continue
             parts = list(isolations[0].subject.state)

@@ -48,8 +48,7 @@ class Value:
         """Copies the elements of a tensor to the host, a sample of them if it is large."""
         flat = tensor.detach().reshape(-1)
         if flat.numel() > LARGEST:
-            # An odd distance: elements of all columns are sampled.
-            flat = flat[:: 2 * (flat.numel() // LARGEST) + 1]
+            flat = flat[:: _sampling_distance(flat.numel())]
         numbers = as_float64(flat).reshape(-1)
         if tensor.dtype in (torch.float64, torch.complex128):
             numbers = numbers.clone()
@@ -74,6 +73,17 @@ class Value:
         """All elements in their shape; pairs of numbers where they are complex."""
         is_real = self.numbers.numel() == math.prod(self.shape)
         return self.numbers.reshape(self.shape if is_real else (*self.shape, 2))
+
+
+def _sampling_distance(count: int) -> int:
+    """Returns a distance between sampled elements that has no common divisor with their number.
+
+    A distance that divides the length of a row would sample the same columns of every row.
+    """
+    distance = 2 * (count // LARGEST) + 1
+    while math.gcd(distance, count) > 1:
+        distance += 1
+    return distance
 
 
 class Match(NamedTuple):
@@ -110,7 +120,7 @@ class ValueTable:
         self._by_count: dict[int, list[_Entry]] = defaultdict(list)
         self._by_shape: dict[Shape, list[_Entry]] = defaultdict(list)
         self._lengths: dict[tuple[int, Shape], set[int]] = defaultdict(set)
-        self._rows: dict[Shape, list[tuple[int, Tensor]]] = {}
+        self._rows: dict[Shape, list[tuple[int, list[int], Tensor]]] = {}
 
     def add(self, value: Value) -> int:
         """Returns the number of an equal value, or of this one if it is new."""
@@ -179,8 +189,10 @@ class ValueTable:
             reference = self.values[entry.number]
             if sorted(reference.shape) != sizes:
                 continue
+            # Pairs of complex numbers are in one more dimension, which stays the last.
+            pairs = range(len(value.shape), value.elements.dim())
             for order in itertools.permutations(range(len(value.shape))):
-                permuted = value.elements.permute(*order)
+                permuted = value.elements.permute(*order, *pairs)
                 if self._are_close(reference.elements, permuted, reference.size):
                     return entry.number
         return None
@@ -193,26 +205,32 @@ class ValueTable:
         if value.shape not in self._rows:
             self._rows[value.shape] = [*self._list_rows(value.shape)]
         allowed = self._allowed_norm(value)
-        for number, norms in self._rows[value.shape]:
+        for number, starts, norms in self._rows[value.shape]:
             reference = self.values[number]
             for position in ((norms - value.norm).abs() <= allowed).nonzero().flatten().tolist():
-                rows = position * count, (position + 1) * count
+                rows = starts[position], starts[position] + count
                 if self._are_close(reference.elements[slice(*rows)], value.elements, reference.size):
                     return Match(number, rows=rows)
         return None
 
-    def _list_rows(self, shape: Shape) -> Iterator[tuple[int, Tensor]]:
-        """Yields larger values that can be divided into parts of a shape, and the norms of their parts."""
+    def _list_rows(self, shape: Shape) -> Iterator[tuple[int, list[int], Tensor]]:
+        """Yields larger values that have parts of a shape, the first rows of these parts, and their norms.
+
+        Parts follow one another from the first row; the last rows are a part, too, because a last
+        micro-batch is smaller than the others.
+        """
         count = shape[0]
         for length in self._lengths[0, shape[1:]]:
-            if length <= count or length % count:
+            if length <= count:
                 continue
+            starts = list(dict.fromkeys((*range(0, length - count + 1, max(1, count)), length - count)))
             for entry in self._by_shape[(length, *shape[1:])]:
                 reference = self.values[entry.number]
                 if not reference.is_complete:
                     continue
-                parts = reference.elements.reshape(length // count, -1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                yield entry.number, parts.norm(dim=1)
+                finite = reference.elements.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                parts = torch.stack([finite[start : start + count].reshape(-1) for start in starts])
+                yield entry.number, starts, parts.norm(dim=1)
 
     def _pieces(self, value: Value) -> Match | None:
         """Returns the values of which this one consists along a dimension, stacked or one after the other."""
@@ -230,6 +248,10 @@ class ValueTable:
             if piece is None:
                 return []
             number, length = piece
+            is_small = math.prod(self.values[number].shape) < _FEWEST_ELEMENTS
+            if is_small and number in pieces:
+                # A few zeros are equal to others by chance.
+                return []
             pieces.append(number)
             start += length
         return pieces if start == value.shape[dimension] else []

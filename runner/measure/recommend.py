@@ -218,6 +218,9 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
             f"an update is faster, {trained.ratio}, but a training step is {trained.training_effect}, "
             f"{trained.training_ratio}; updates are {share:.0%} of its time"
         )
+    if alone is not None and alone.verdict == Outcome.PASS:
+        # Then only its totals are an argument against it, whatever was measured together with others.
+        return ""
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
             if variant.effect is Effect.FASTER:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
 from runner.plugin.context import Context, derived_seed
@@ -289,10 +289,32 @@ class DatasetSource(Source):
 
     def limit_evaluation(self, samples: int) -> None:
         """Evaluates at most this number of held-out samples, evenly spread, if they are in memory."""
-        if not isinstance(self.held_out, Rows) or len(self.held_out) <= samples:
-            return
-        spread = torch.arange(samples) * len(self.held_out) // samples
-        self.held_out = SelectedRows(self.held_out, spread.to(self._home(self.held_out)))
+        if isinstance(self.held_out, Rows) and len(self.held_out) > samples:
+            self.select(held_out=torch.arange(samples) * len(self.held_out) // samples)
+
+    def select(self, *, train: Tensor | None = None, held_out: Tensor | None = None) -> None:
+        """Uses only the samples with these numbers from now on, in this order and as often.
+
+        Args:
+            train: Numbers of samples to train on; None leaves them as they are.
+            held_out: Numbers of held-out samples, likewise.
+
+        Raises:
+            TypeError: The samples are a stream, which has no numbers.
+        """
+        if train is not None:
+            self.train = self._selected(self.train, train)
+            self._samples = len(train)
+        if held_out is not None:
+            self.held_out = self._selected(self.held_out, held_out)
+            self._held_out_samples = len(held_out)
+
+    def _selected(self, data: Any, index: Tensor) -> Any:
+        if isinstance(data, Rows):
+            return SelectedRows(data, index.to(self._home(data)))
+        if is_stream(data):
+            raise TypeError(f"the samples of '{self.config.kind}' are a stream: they have no numbers")
+        return Subset(data, index.tolist())
 
     def held_out_batches(self) -> Iterator[Batch]:
         """Yields the batches of the held-out set, in order and of the recipe's size;

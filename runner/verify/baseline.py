@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from runner.compare.horizon import LongRun, long_run
-from runner.compare.isolation import Update
+from runner.compare.isolation import Frame, Update
 from runner.compare.states import clones
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
@@ -14,20 +14,33 @@ from runner.plugin.source import Source
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import resolve_device
 from runner.verify.drawing import knows_its_learner
-from runner.verify.options import LATE, UPDATES_BETWEEN_EVALUATIONS, Options
+from runner.verify.input_shapes import keep_answered, reshape_inputs
+from runner.verify.options import LATE, TRAINED_UPDATES, UPDATES_BETWEEN_EVALUATIONS, Options
 from runner.verify.patches import belongings
 from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.surroundings import (
+    Asked,
     Evaluated,
     answers,
     evaluated,
     evaluations,
     is_evaluation,
     questions,
+    resized,
     sizes_of_questions,
+)
+from runner.verify.trained_model import (
+    Exports,
+    Restoration,
+    choose_exports,
+    run_exports,
+    trained_models,
+    updates_before,
 )
 from runner.verify.variants import variants_of
 
+_EXPORTED_SIZES = (5, 2)
+"""Samples with which exported modules are called."""
 EVALUATION_SECONDS = 5.0
 """Time after which no further evaluation of a part of the held-out samples starts."""
 
@@ -106,6 +119,42 @@ class Baseline:
             batches = [self.batches[0].batch, self.batches[1].batch]
             self.input_sizes = sizes_of_questions(step.pipeline, batches[0])
             return questions(step.pipeline, batches, clones(step.learner.complete_state()))
+
+    @cached_property
+    def other_shapes(self) -> list[Update]:
+        """Inputs in other shapes than those of the training, as far as the model answers them.
+
+        There are none where predictions are slow.
+        """
+        if self.recipe.model.prediction_batch is not None:
+            return []
+        first = self.questions[0]
+        can_grow = resolve_device(self.recipe.device).type == "cpu"
+        variants = reshape_inputs(first.batch.inputs, can_grow=can_grow)
+        build = answers(self.recipe, self.registry, ())
+        return keep_answered(build, first, [Update(Asked(inputs)) for inputs in variants])
+
+    def updates_before(self, request: Restoration | Exports) -> list[Update]:
+        """Returns the last of the first updates, from the state of a few others, and then the request."""
+        count = self.options.updates
+        batches = self.batches[max(0, count - TRAINED_UPDATES) : count]
+        return updates_before(batches, self.questions[0].states, request)
+
+    @cached_property
+    def exports(self) -> Exports:
+        """The modules that a prediction calls, with inputs of several batch sizes."""
+        with baseline_step(self.recipe, self.registry) as step:
+            batch = self.batches[0].batch
+            batches = [batch, *resized(step.source, batch, _EXPORTED_SIZES)]
+            return choose_exports(step.learner, list(map(step.learner.inputs, batches)))
+
+    @cached_property
+    def programs(self) -> Frame:
+        """Results of exported modules; empty if none can be exported."""
+        if not self.exports.calls:
+            return {}
+        build = trained_models(self.recipe, self.registry, ())
+        return run_exports(build, self.updates_before(self.exports))
 
     @cached_property
     def evaluations(self) -> list[Update]:

@@ -13,6 +13,7 @@ import torch
 from runner.compare.difference import (
     MISSING,
     described,
+    digest,
 )
 from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
@@ -20,13 +21,16 @@ from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
 from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source, State
+from runner.plugin.works import imported
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import CheckpointError
-from runner.train.assemble import assemble
+from runner.system.errors import CheckpointError, RunnerError
+from runner.train import evaluation
+from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.checkpoint import kept
 from runner.train.packing import UnpackableError
 from runner.train.step import Step
@@ -36,26 +40,40 @@ from runner.verify.subjects import BuildError, LearnerState, recipe_with
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
 GOING_ON = 4  # updates of a resumed training that are compared
 _STUCK = 1000  # updates in which every training comes further
+OBSERVED = (3, 4, 4)  # updates of a training before its first evaluation, between both, and after the second
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
-CHECKPOINT, REHEARSAL = object(), object()  # special inputs of the step of ``draws``
+CHECKPOINT, REHEARSAL, EVALUATION = object(), object(), object()  # special inputs of the step of ``draws``
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
 _ELEMENTS = 0.05  # and how many may be further off in the first updates
 _ELSEWHERE, _OFTEN = 2, 0.1  # limits of deviating samples: their number, and their share of updates
 
 
-def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: State | None = None) -> Build:
+def draws(
+    recipe: Recipe,
+    registry: Registry,
+    stages: Collection[str],
+    resumed: State | None = None,
+    change: Callable[[Source], None] | None = None,
+) -> Build:
     """Creates subjects whose step trains on batches of their source, and returns
     the batch and the result.
 
     For the input ``CHECKPOINT``, the step trains to the next possible interruption and returns a
     checkpoint; subjects that were created with it continue from there. For ``REHEARSAL``, it
-    predicts as in an evaluation.
+    predicts as in an evaluation; for ``EVALUATION``, it evaluates and returns the metrics.
+
+    Args:
+        recipe: The recipe.
+        registry: The plugins.
+        stages: Kinds of stages.
+        resumed: The checkpoint.
+        change: Changes the data of the source before learner and stages are made.
     """
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        pipeline = assemble(chosen, registry.files, resumed=resumed and resumed["pipeline"])
+        pipeline = _assembled(chosen, registry, resumed, change)
         if resumed is not None:
             pipeline.load_state_dict(resumed["pipeline"])
             generators.load_state_dict(resumed["generators"])
@@ -66,6 +84,8 @@ def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: 
                 return _interrupted(step)
             if asked is REHEARSAL:
                 return pipeline.source.rehearse(pipeline.learner, step.batch) or {}
+            if asked is EVALUATION:
+                return {"metrics": evaluation.evaluated(pipeline)}
             drawn = step.next()
             before = {_PROGRESS: dict(vars(step.progress)), "batch": drawn.batch, "noise": drawn.noise}
             output = step(drawn)
@@ -80,6 +100,22 @@ def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: 
         return Subject(draw, parts, seed=step.seed)
 
     return build
+
+
+def _assembled(
+    recipe: Recipe, registry: Registry, resumed: State | None, change: Callable[[Source], None] | None
+) -> Assembly:
+    if change is None:
+        return assemble(recipe, registry.files, resumed=resumed and resumed["pipeline"])
+    implementation = imported(recipe.data)
+
+    def build_source(config: Any, context: Context) -> Source:
+        source: Source = implementation(config, context)
+        change(source)
+        return source
+
+    size = recipe.train.batch_size
+    return Assembly(recipe, registry.files, resolve_device(recipe.device), size, None, build_source)
 
 
 def knows_its_learner(source: Source) -> bool:
@@ -265,3 +301,64 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
     except (StepError, BuildError, CheckpointError, UnpackableError) as error:
         return f"a training cannot be kept and resumed, or its end reported: {error}"
     return None
+
+
+class Observation(NamedTuple):
+    """A training with evaluations in it.
+
+    Attributes:
+        prints: Fingerprints of the results of every update, and of the state at the end.
+        metrics: Fingerprints of the results of every evaluation.
+    """
+
+    prints: list[dict[str, bytes]]
+    metrics: list[dict[str, bytes]]
+
+    def parting(self, other: Observation) -> tuple[int, str] | None:
+        """Returns the first update, from 1, and the name of a value that differs; None if none does."""
+        for number, (prints, others) in enumerate(zip(self.prints, other.prints, strict=True), start=1):
+            names = dict.fromkeys((*prints, *others))
+            name = next((name for name in names if prints.get(name) != others.get(name)), None)
+            if name is not None:
+                return number, name
+        return None
+
+
+def observe(build: Build) -> Observation:
+    """Makes the ``OBSERVED`` updates, with an evaluation after each series but the last.
+
+    Args:
+        build: Made by ``draws``.
+    """
+    isolation = Isolation(build, 0)
+    observation = Observation([], [])
+    for number, count in enumerate(OBSERVED):
+        if number:
+            observation.metrics.extend(isolation.advance([EVALUATION], _prints))
+        observation.prints.extend(isolation.advance([None] * count, _prints))
+    state = {str(location): digest(value) for location, value in isolation.initial().items()}
+    observation.prints.append(state)
+    return observation
+
+
+def observe_or_message(build: Build) -> Observation | str:
+    """Returns the training; a message if it fails."""
+    try:
+        return observe(build)
+    except (StepError, RunnerError) as error:
+        return str(error)
+
+
+def _prints(returned: Any) -> dict[str, bytes]:
+    return {path: digest(value) for path, value in leaves(returned)}
+
+
+def evaluate(isolation: Isolation) -> dict[str, Any]:
+    """Returns the metrics of a subject of ``draws``."""
+    (metrics,) = isolation.advance([EVALUATION], _metrics)
+    return metrics
+
+
+def _metrics(returned: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = returned["metrics"]
+    return metrics

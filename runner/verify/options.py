@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UPDATES_BETWEEN_EVALUATIONS = 2
+TRAINED_UPDATES = 2
+"""Updates after which a trained model is used."""
 LATE = (0.5, 0.95, 1.0)
 """Shares of the training at which the last batch comes again: rates and coefficients depend on progress."""
 

@@ -109,9 +109,13 @@ class StagePair:
         """Returns which code of a stage has run; empty if a compiler traces it,
         or for several stages.
         """
-        stages = self.recipe.stages
-        kinds = () if any(stages[kind].traces for kind in self.stages) else self._single
-        return Reach(stages[kind].implementation() for kind in kinds)
+        kinds = () if self.is_traced else self._single
+        return Reach(self.recipe.stages[kind].implementation() for kind in kinds)
+
+    @property
+    def is_traced(self) -> bool:
+        """Returns whether a compiler traces a stage, and compiles again for other shapes."""
+        return any(self.recipe.stages[kind].traces for kind in self.stages)
 
     @property
     def _single(self) -> tuple[str, ...]:

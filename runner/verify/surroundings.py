@@ -36,6 +36,7 @@ from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
+from runner.verify.interruption import interrupted_evaluation
 from runner.verify.likeness import CONTENT, unlike
 from runner.verify.requests import request_inputs
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
@@ -50,6 +51,7 @@ class Asked(NamedTuple):
     inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
     most: int | None = None  # held-out samples of this evaluation and of later ones
+    stops: int | None = None  # batches or predictions after which the evaluation is interrupted
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -76,9 +78,11 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             if asked.inputs is None:
                 if asked.most is not None:
                     pipeline.source.limit_evaluation(asked.most)
-                found = evaluation.evaluated(pipeline)
+                metrics: dict[str, float] = {}
+                with interrupted_evaluation(learner, asked.stops):
+                    metrics = evaluation.evaluated(pipeline)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
-                return {"evaluate": found, "training mode": modes}
+                return {"evaluate": metrics if asked.stops is None else {}, "training mode": modes}
             for module in learner.modules().values():
                 module.train(asked.training)
             with torch.no_grad():
@@ -169,8 +173,9 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
 def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int) -> list[Update]:
     """Returns evaluations with updates between them, the first in these states.
 
-    Two evaluations measure all held-out samples. Others measure a part of them, where a source
-    can do so: their last batches have one sample less than a batch, or a single sample.
+    Two evaluations measure all held-out samples. The next one is interrupted after its first batch.
+    Others measure a part of the samples, where a source can do so: their last batches have one
+    sample less than a batch, or a single sample.
 
     Args:
         states: Of the subject before the first evaluation.
@@ -181,12 +186,13 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     # A part can only become smaller.
     counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
     further = [update for count in counts for update in (Update(Asked(most=count)), last)]
-    return [first, *between, Update(Asked()), last, *further]
+    return [first, *between, Update(Asked()), last, Update(Asked(stops=1)), last, *further]
 
 
 def is_evaluation(update: Update) -> bool:
-    """Returns whether a subject of ``answers`` evaluates."""
-    return isinstance(update.batch, Asked) and update.batch.inputs is None
+    """Returns whether a subject of ``answers`` evaluates to the end."""
+    asked = update.batch
+    return isinstance(asked, Asked) and asked.inputs is None and asked.stops is None
 
 
 class Evaluated(NamedTuple):

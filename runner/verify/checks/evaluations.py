@@ -22,7 +22,8 @@ class EvaluationsCheck(Check):
     question = "Does an evaluation measure the same, and leave the training as it was?"
     catches = (
         "another metric; a last batch that is padded or left out; a later evaluation that is an earlier one's; "
-        "an evaluation that changes parameters, statistics, held-out samples or later updates"
+        "an evaluation that changes parameters, statistics, held-out samples or later updates, also if it is "
+        "interrupted"
     )
 
     def applies(self, pair: StagePair) -> bool:
@@ -33,7 +34,8 @@ class EvaluationsCheck(Check):
         """Returns the number of evaluations and updates."""
         updates = UPDATES_BETWEEN_EVALUATIONS + 1
         precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
-        return f"2 evaluations{precision}, {updates} updates; up to 4 evaluations of a few samples"
+        few = "one is interrupted, and up to 4 measure a few samples"
+        return f"2 evaluations{precision}, {updates} updates; {few}"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares evaluations by bits or algebra, and one by its rounding."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
+from runner.verify.input_shapes import MOST_SHAPES
 from runner.verify.surroundings import SIZES, answers, same_answers
 
 if TYPE_CHECKING:
@@ -13,14 +14,18 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
+_TRACED_SHAPES = 2
+"""Inputs of other shapes where a stage compiles, which it does again for every shape."""
+
+
 class PredictionsCheck(Check):
-    """Compares predictions on inputs of several sizes, in both modes of the modules."""
+    """Compares predictions on inputs of several sizes and shapes, in both modes of the modules."""
 
     name = "predictions"
     question = "Does the model predict the same, for inputs of any size?"
     catches = (
-        "a prediction that depends on the batch size, on training mode, or on memory that comes again; "
-        "generation or sampling that is wrong for other lengths, steps or counts than those of the training"
+        "a prediction that depends on the batch size, on training mode, on shapes of the training, or on memory that "
+        "comes again; generation or sampling that is wrong for other lengths, steps or counts than the training's"
     )
 
     def applies(self, pair: StagePair) -> bool:
@@ -30,8 +35,15 @@ class PredictionsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the sizes of the inputs."""
         sizes = ", ".join(map(str, SIZES))
-        return f"predictions of {sizes} samples, as far as the source can make them, and of requests"
+        return (
+            f"predictions of {sizes} samples, as far as the source can make them, of up to {MOST_SHAPES} other shapes, "
+            "and of requests"
+        )
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits or algebra; of a ``Statistical`` candidate only the form, and that numbers are finite."""
-        return same_answers(*pair.builds(answers), pair.baseline.questions, pair.contract)
+        shapes = pair.baseline.other_shapes
+        if pair.is_traced:
+            shapes = shapes[:_TRACED_SHAPES]
+        inputs = [*pair.baseline.questions, *shapes]
+        return same_answers(*pair.builds(answers), inputs, pair.contract)

@@ -1,0 +1,61 @@
+"""Compares what becomes of failures: NaN, very small numbers, and numbers with few digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runner.compare.isolation import StepError, Update
+from runner.compare.masked import same_digits, same_small_numbers, unmasked
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.check import Check
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+_RECORDED = 3
+"""Updates in which digits and types of numbers are compared."""
+
+
+class MaskedFailuresCheck(Check):
+    """Compares single updates with NaN or very small numbers, and the types to which numbers are rounded."""
+
+    name = "masked failures"
+    question = "Does a failure of numbers show as it does in the baseline?"
+    catches = (
+        "NaN that is replaced by a number in a loss, a gradient or a parameter; small numbers that are flushed to "
+        "zero; gradients with few digits next to larger ones; 16-bit types inside of an update"
+    )
+    is_optional = True
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False without a long run, and for stages that are inactive or ``Statistical``."""
+        return pair.has_long_checks
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the number of updates."""
+        return "up to 30 updates"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares them by what the contract promises."""
+        name = type(pair.contract).__name__
+        updates = pair.baseline.options.updates
+        states = pair.baseline.questions[0].states
+        inputs = pair.batches[updates - 1]._replace(inputs=None)
+        start = Update(inputs, states)
+        builds = pair.subjects()
+        recorded = [replace(start, batch=batch) for batch in pair.batches[updates - _RECORDED : updates]]
+        try:
+            for compare in (
+                partial(unmasked, *builds, start, name),
+                partial(same_small_numbers, *builds, start, name),
+                partial(same_digits, *builds, recorded, name),
+            ):
+                verdict = compare()
+                if verdict.outcome is not Outcome.PASS:
+                    return verdict
+        except StepError as error:
+            return error.verdict(name, builds[0])
+        return Verdict(Outcome.PASS, name, "failures of numbers show as in the baseline")

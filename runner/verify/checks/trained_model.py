@@ -1,0 +1,102 @@
+"""Compares the model that a training leaves: without its stages, and exported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.compare.difference import MISSING, described
+from runner.compare.isolation import Isolation, StepError
+from runner.compare.single_updates import same_updates
+from runner.compare.subject import Build
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.check import Check
+from runner.plugin.contract import Close, Exact
+from runner.system.errors import RunnerError
+from runner.verify.likeness import unlike
+from runner.verify.options import TRAINED_UPDATES
+from runner.verify.subjects import built
+from runner.verify.surroundings import alike
+from runner.verify.trained_model import MOST_MODULES, Restoration, run_exports, trained_models
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class TrainedModelCheck(Check):
+    """Restores the trained model without the stages, as for serving, and exports its modules."""
+
+    name = "the trained model"
+    question = "Is the model that is left after a training the baseline's, also without the stages and exported?"
+    catches = (
+        "weights that are not in the model but in a stage; a model that cannot be restored without it; an exported "
+        "program that computes something else, or accepts no other sizes"
+    )
+    is_optional = True
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False without a long run, and for stages that are inactive or choose the batch size."""
+        return bool(pair.baseline.options.horizon) and not pair.is_inactive and not pair.chooses_batches
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the number of updates and exports."""
+        return f"{TRAINED_UPDATES} updates, 2 predictions, and the export of up to {MOST_MODULES} modules"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares predictions by bits or algebra, and those of programs up to rounding."""
+        builds = pair.builds(trained_models)
+        try:
+            verdict = _compare_restored(pair, *builds)
+        except RunnerError as error:
+            if not _is_restored(pair, builds[0]):
+                return Verdict(Outcome.PASS, pair.promise_name, "the baseline's model cannot be restored either")
+            summary = f"the trained model cannot be restored without the stages: {error}"
+            return Verdict(Outcome.FAIL, pair.promise_name, summary)
+        if not verdict:
+            return verdict
+        # Code is not watched here: the watcher reads settings by operators, which an export records.
+        candidate = built(trained_models(pair.recipe, pair.baseline.registry, pair.stages))
+        return _compare_exported(pair, candidate)
+
+
+def _compare_restored(pair: StagePair, baseline: Build, candidate: Build) -> Verdict:
+    updates = pair.baseline.updates_before(Restoration(pair.baseline.questions[0].batch.inputs))
+    if isinstance(pair.contract, Exact | Close):
+        words = "of the trained model and what is restored of it"
+        return same_updates(baseline, candidate, ((words, update) for update in updates), pair.contract)
+    return alike(baseline, candidate, updates)
+
+
+def _is_restored(pair: StagePair, baseline: Build) -> bool:
+    try:
+        isolation = Isolation(baseline, 0)
+        inputs = pair.baseline.questions[0].batch.inputs
+        isolation.advance([Restoration(inputs)], lambda _: None)
+    except (StepError, RunnerError):
+        return False
+    return True
+
+
+def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
+    """Compares programs in the precision of the training, as far as modules can be exported."""
+    name = pair.promise_name
+    expected = pair.baseline.programs
+    if not expected:
+        return Verdict(Outcome.PASS, name, "the trained model is the same; the baseline cannot be exported")
+    try:
+        frame = run_exports(candidate, pair.baseline.updates_before(pair.baseline.exports))
+    except StepError as error:
+        return error.verdict(name, None)
+    if not frame:
+        return Verdict(Outcome.PASS, name, "the trained model is the same; with the stages it cannot be exported")
+    prefixes = tuple(f"program.{call.name}." for call in pair.baseline.exports.calls)
+    names = [location.name for location in frame]
+    missing = tuple(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names))
+    expected = {location: value for location, value in expected.items() if not location.name.startswith(missing)}
+    is_form = not isinstance(pair.contract, Exact | Close)
+    location = unlike(expected, frame, form=is_form)
+    if location is None:
+        return Verdict(Outcome.PASS, name, "the trained model is the same, also without stages and exported")
+    pair_of_values = (values.get(location, MISSING) for values in (expected, frame))
+    difference = described(1, location, *pair_of_values)
+    return Verdict(Outcome.FAIL, name, f"an exported program is another one: {difference}")

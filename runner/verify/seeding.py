@@ -1,0 +1,115 @@
+"""Finds changes that seed the global random generators of Python, NumPy or torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.compare.difference import digest
+from runner.compare.isolation import Isolation
+from runner.compare.subject import Build, Subject
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.train import evaluation
+from runner.train.assemble import assemble
+from runner.train.step import Step
+from runner.verify.interruption import interrupted_evaluation
+from runner.verify.subjects import recipe_with
+
+ASSEMBLY, UPDATE, PREDICTION, EVALUATION = "the assembly", "an update", "a prediction", "an evaluation"
+MOMENTS = (ASSEMBLY, UPDATE, UPDATE, UPDATE, PREDICTION, EVALUATION, UPDATE)
+"""What is done, in this order."""
+_MEASURED = 2
+"""Batches or predictions of an evaluation."""
+_SEEDS = (0, 1)
+_TORCH = "torch"
+
+
+def seed_uses(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+    """Makes subjects whose step does one of ``MOMENTS``, and returns the states of generators.
+
+    For torch's generators, which every update seeds by its number, it is whether their seed is what
+    it was before.
+    """
+    chosen = recipe_with(recipe, registry, stages)
+
+    def build() -> Subject:
+        before = _torch_seeds()
+        pipeline = assemble(chosen, registry.files)
+        assembled = _states(before)
+        step = Step(pipeline)
+
+        def act(moment: str) -> dict[str, Any]:
+            if moment == ASSEMBLY:
+                return assembled
+            if moment == UPDATE:
+                before = _update(step)
+                return _states(before)
+            before = _torch_seeds()
+            if moment == PREDICTION:
+                pipeline.learner.predict(pipeline.learner.inputs(step.batch))
+            else:
+                with interrupted_evaluation(pipeline.learner, _MEASURED):
+                    evaluation.evaluated(pipeline)
+            return _states(before)
+
+        return Subject(act, {}, parameters=lambda: ())
+
+    return build
+
+
+def _update(step: Step) -> list[int]:
+    """Makes an update, and returns torch's seeds as they were when it began."""
+    drawn = step.next()
+    seeds: list[int] = []
+    set_seed: Callable[[int], None] = step.seed
+
+    def seed(update: int) -> None:
+        set_seed(update)
+        seeds[:] = _torch_seeds()
+
+    vars(step)["seed"] = seed
+    try:
+        step(drawn)
+    finally:
+        del vars(step)["seed"]
+    return seeds
+
+
+def _torch_seeds() -> list[int]:
+    gpus = torch.cuda.default_generators if torch.cuda.is_available() else ()
+    return [torch.initial_seed(), *(generator.initial_seed() for generator in gpus)]
+
+
+def _states(seeds: list[int]) -> dict[str, Any]:
+    """Returns fingerprints of the states of generators; of torch's, whether their seeds are these."""
+    kind, keys, *position = np.random.get_state()
+    return {
+        "Python": digest(random.getstate()),
+        "NumPy": digest([kind, np.asarray(keys).tobytes(), *position]),
+        _TORCH: _torch_seeds() == seeds,
+    }
+
+
+def find_seeds(build: Build) -> list[tuple[str, str]]:
+    """Returns the generators that are seeded, each with the moment.
+
+    A generator of Python or NumPy has been seeded if two processes with other seeds have the same
+    state afterwards.
+
+    Args:
+        build: Made by ``seed_uses``.
+    """
+    first, second = (Isolation(build, seed) for seed in _SEEDS)
+    seeds = []
+    for moment in MOMENTS:
+        states, others = (isolation.advance([moment], dict)[0] for isolation in (first, second))
+        for name, state in states.items():
+            is_seeded = not state if name == _TORCH else state == others[name]
+            if is_seeded:
+                seeds.append((name, moment))
+    return seeds

@@ -1,0 +1,232 @@
+"""The model that a training leaves: restored without stages, and as an exported program."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from runner.compare.isolation import STEP, Frame, Isolation, Location, Update
+from runner.compare.states import clones, leaves
+from runner.compare.subject import Build, Subject
+from runner.plugin.learner import Learner
+from runner.plugin.registry import Registry
+from runner.plugin.source import State
+from runner.recipe.recipe import Recipe
+from runner.train.assemble import Assembly, assemble
+from runner.train.checkpoint import kept
+from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
+
+MOST_MODULES = 2
+"""Modules that are exported, at most."""
+_LOGGERS = ("torch.export", "torch._export", "torch.fx", "torch._dynamo")
+"""Loggers with advice for authors of modules."""
+
+
+class Restoration(NamedTuple):
+    """Input of a subject of ``trained_models`` that restores its model and predicts with it."""
+
+    inputs: Any
+
+
+class ModuleCall(NamedTuple):
+    """A call of a module in a prediction.
+
+    Attributes:
+        role: Name in the learner's ``modules``.
+        path: Dotted path in that module; empty for the module itself.
+        inputs: Its positional arguments.
+    """
+
+    role: str
+    path: str
+    inputs: tuple[Tensor, ...]
+
+    @property
+    def name(self) -> str:
+        """Returns the path from the learner."""
+        return f"{self.role}.{self.path}" if self.path else self.role
+
+
+class Exports(NamedTuple):
+    """Input of a subject of ``trained_models`` that exports modules and runs the programs.
+
+    Attributes:
+        calls: The modules, with the inputs of their export.
+        inputs: Further inputs of each module, by its name.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    inputs: Mapping[str, Sequence[tuple[Tensor, ...]]]
+
+
+def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+    """Makes subjects that train, and then use the trained model.
+
+    For an update that was ``Recorded``, the step performs it. For a ``Restoration``, it returns the
+    prediction of the trained model, and of a model without stages that was restored from what a run
+    keeps. For ``Exports``, it returns what exported programs compute; None for a module that cannot
+    be exported.
+    """
+    chosen = recipe_with(recipe, registry, stages)
+    plain = recipe_with(recipe, registry, ())
+
+    def build() -> Subject:
+        pipeline = assemble(chosen, registry.files)
+        training = Training(pipeline)
+
+        def act(request: Recorded | Restoration | Exports) -> dict[str, Any]:
+            if isinstance(request, Recorded):
+                return training.step(request)
+            if isinstance(request, Exports):
+                return {"program": run_programs(pipeline.learner, request)}
+            restored = restore(plain, registry, pipeline)
+            inputs = request.inputs
+            return {"trained": predict(pipeline.learner, inputs), "restored": predict(restored.learner, inputs)}
+
+        state = {"learner": LearnerState(training.whole_step)}
+        return Subject(act, state, seed=training.whole_step.seed, parameters=lambda: ())
+
+    return build
+
+
+def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
+    """Returns a pipeline without stages that has the trained model, as it is used after a run.
+
+    Raises:
+        CheckpointError: The model does not fit the recipe without stages.
+        UnpackableError: A checkpoint cannot hold it.
+    """
+    learner = {name: part for name, part in pipeline.learner.complete_state().items() if name != "optimizers"}
+    model: State = {
+        "learner": learner,
+        "stages": {},
+        "prepared": {},
+        "batch_size": pipeline.batch_size,
+        "classes": list(pipeline.source.classes),
+        "progress": pipeline.progress.state_dict(),
+    }
+    state = kept(model)
+    restored = assemble(recipe, registry.files, resumed=state)
+    restored.load_learnt(state)
+    return restored
+
+
+def updates_before(
+    batches: Sequence[Recorded], states: Mapping[str, Any] | None, request: Restoration | Exports
+) -> list[Update]:
+    """Returns updates with these batches from a state, and then the request."""
+    first, *others = (batch._replace(inputs=None) for batch in batches)
+    return [Update(first, states, 0), *map(Update, others), Update(request)]
+
+
+def run_exports(build: Build, updates: Sequence[Update]) -> Frame:
+    """Returns what exported programs of a subject compute after updates; the last one has the ``Exports``."""
+    isolation = Isolation(build, 0)
+    *before, last = updates
+    for update in before:
+        if update.states is not None:
+            isolation.load(update.states, update.seed)
+        isolation.advance([update.batch], lambda _: None)
+    (output,) = isolation.advance([last.batch], lambda returned: dict(leaves(returned)))
+    return {Location(STEP, "output", path): value for path, value in output.items() if value is not None}
+
+
+def choose_exports(learner: Learner, inputs: Sequence[Any]) -> Exports:
+    """Returns the modules that a prediction calls, with their inputs.
+
+    Args:
+        learner: The baseline.
+        inputs: Of predictions, with different numbers of samples; the first is that of the export.
+    """
+    first, *others = (record_calls(learner, value) for value in inputs)
+    further = [{call.name: call.inputs for call in calls} for calls in others]
+    calls = [call for call in first if all(call.name in named for named in further)][:MOST_MODULES]
+    return Exports(tuple(calls), {call.name: [named[call.name] for named in further] for call in calls})
+
+
+@torch.no_grad()
+def predict(learner: Learner, inputs: Any) -> Any:
+    """Returns a prediction in evaluation mode."""
+    with learner.evaluating():
+        return learner.predict(inputs)
+
+
+def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
+    """Returns the first call of each outermost module that a prediction calls with tensors alone."""
+    calls: dict[str, ModuleCall] = {}
+    depth = 0
+
+    def enter(role: str, path: str, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal depth
+        call = ModuleCall(role, path, clones(given))
+        if depth == 0 and given and not named and all(isinstance(value, Tensor) for value in given):
+            calls.setdefault(call.name, call)
+        depth += 1
+
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    handles = []
+    for role, root in learner.modules().items():
+        for path, module in root.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(enter, role, path), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        predict(learner, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(calls.values())
+
+
+def run_programs(learner: Learner, exports: Exports) -> dict[str, Any]:
+    """Returns the results of exported modules, by the modules' names and the numbers of the inputs."""
+    results: dict[str, Any] = {}
+    with learner.evaluating(), torch.no_grad():
+        for call in exports.calls:
+            module = learner.modules()[call.role].get_submodule(call.path)
+            program = export_module(module, call.inputs)
+            inputs = (call.inputs, *exports.inputs[call.name])
+            results[call.name] = None if program is None else [program(*clones(given)) for given in inputs]
+    return results
+
+
+def export_module(module: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Any] | None:
+    """Returns a module as a program of ``torch.export``, for inputs of as many sizes as it allows.
+
+    Returns:
+        The program; None if the module cannot be exported.
+    """
+    dynamic = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO) for tensor in inputs)
+    try:
+        with _without_advice():
+            program = torch.export.export(module, clones(inputs), dynamic_shapes=dynamic)
+    except Exception:
+        # Whatever a module does that cannot be traced.
+        return None
+    exported: Callable[..., Any] = program.module(check_guards=False)
+    return exported
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Silences warnings of exporters inside of the ``with``."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,79 @@
+"""Predictions of inputs in other shapes than those of the training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import wrong_base
+from hypothesis import given
+from hypothesis import strategies as st
+from running import RECIPES, tiny
+
+from runner.compare.verdict import Outcome
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.verify.gate import Gate
+from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
+from runner.verify.options import Options
+from runner.verify.surroundings import answers, same_answers
+
+REGISTRY = Registry([Path(__file__).with_name("wrong_trained.py")])
+OPTIONS = Options(updates=2, horizon=0, budget=0.0)
+SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
+
+
+def wrong(kind):
+    case = wrong_base.CASES[kind]
+    settings = [*wrong_base.SETTINGS[case.recipe], *SYNTHETIC.get(case.recipe, ())]
+    sets = [*settings, "device=cpu", f"optimization.{kind}=on"]
+    return load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
+
+
+def pair_of(recipe, kind):
+    return Gate(recipe, REGISTRY, OPTIONS, lambda _: None).pair((kind,))
+
+
+@pytest.mark.parametrize("kind", ["stretched_images", "mask_of_the_window", "half_windows"])
+def test_a_stage_that_is_wrong_for_other_shapes_fails(kind):
+    pair = pair_of(wrong(kind), kind)
+    first = pair.baseline.questions[0]
+    verdict = same_answers(*pair.builds(answers), [first, *pair.baseline.other_shapes], pair.contract)
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert "'predict' differs" in verdict.summary
+
+
+@pytest.mark.parametrize("kind", ["short_memory", "first_symbol_lost", "state_of_the_last_text"])
+def test_a_decoder_that_is_wrong_around_a_limit_fails(kind):
+    pair = pair_of(wrong(kind), kind)
+    first, *updates = pair.baseline.questions
+    requests = [update for update in updates if isinstance(update.batch.inputs, dict)]
+    assert len(requests) > 5
+    verdict = same_answers(*pair.builds(answers), [first, *requests], pair.contract)
+    assert verdict.outcome is Outcome.FAIL, verdict
+
+
+@pytest.mark.parametrize(("name", "kind"), [("digits_classifier", "fused_optimizer"), ("shakespeare_gpt", "amp")])
+def test_correct_stages_pass(name, kind):
+    pair = pair_of(tiny(name, f"optimization.{kind}=on"), kind)
+    shapes = pair.baseline.other_shapes
+    assert shapes
+    assert same_answers(*pair.builds(answers), [pair.baseline.questions[0], *shapes], pair.contract)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
+def test_all_dimensions_of_one_size_change_together(sizes, can_grow):
+    inputs = {"one": torch.arange(2.0).reshape(2, *[1] * len(sizes)).expand(2, *sizes), "two": torch.ones(2, sizes[0])}
+    variants = reshape_inputs(inputs, can_grow=can_grow)
+    assert len(variants) <= MOST_SHAPES
+    for variant in variants:
+        shapes = [tuple(tensor.shape) for tensor in variant.values()]
+        assert shapes != [(2, *sizes), (2, sizes[0])]
+        changes = {(old, new) for old, new in zip(sizes, shapes[0][1:], strict=True)}
+        assert len(dict(changes)) == len(changes), "a size has become two"
+        assert (sizes[0], shapes[1][1]) in changes
+        assert all(new > 0 and (can_grow or new <= old) for old, new in changes)
+        assert shapes[0][0] == shapes[1][0] == 2
+
+
+def test_a_vector_has_no_other_shape():
+    assert reshape_inputs(torch.ones(5), can_grow=True) == []
