@@ -37,6 +37,8 @@ _NARROW = 76  # columns from which on no verdict is split
 _WIDE = 160  # columns from which on a terminal shows all figures
 _SHOWN = 3  # sets of stages that are faster but unproven
 _NONE = "-"
+_COSTS = ("ms", "compile s", "warm-up s", "break-even", "MiB", "limit", "per s")
+"""Columns of a second table in the report: one with all columns is wider than a page."""
 # Columns that are not numbers.
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})
 _HOW_TO_READ = """\
@@ -159,10 +161,11 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     half = "Products in {}: {:.0f} GFLOP/s; the limit of variants that may use this type."
     return [
         f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}. ",
-        f"*per s* counts {unit}.", "",
-        *_table(variants),
+        f"In the second table, *per s* counts {unit}.", "",
+        *_table([_without(row, _COSTS) for row in variants]),
         *([f"Published: {published_by}", ""] if published_by and "published" in variants[0] else []),
         *(f"* {line}" for line in _remarks(case)), "",
+        *_table([{"variant": row["variant"]} | {name: row[name] for name in _COSTS} for row in variants]),
         *_table(worth), *_table(trained),
         f"The limit of {figure(case.limit_ms, 3)} ms is the larger of {figure(cost.least_flop / 1e9, 3)} GFLOP over "
         f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {figure(cost.moved_bytes / 1e6, 3)} MB over "
@@ -172,6 +175,10 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
         "the faster of the two if both are true float32.",
         *(half.format(name, flops / 1e9) for name, flops in rates.half_flops.items()),
     ]  # fmt: skip
+
+
+def _without(row: Row, names: Sequence[str]) -> Row:
+    return {name: text for name, text in row.items() if name not in names}
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

@@ -65,6 +65,10 @@ def test_the_report_is_whole(measured):
     assert "power 0.90 of its least FLOP" in text
     assert "inactive: cuda_graph: CUDA graphs need a CUDA device" in text
     lines = list(pairwise(text.splitlines()))
+    columns = {head: head.count("|") for head, rule in lines if rule.startswith("|---")}
+    assert max(columns.values()) <= 10  # wider ones are cut on a page
+    assert "| variant | ratio | effect | verdict | training | published |" in columns
+    assert "| variant | ms | compile s | warm-up s | break-even | MiB | limit | per s |" in columns
     heads = [(head.count("|"), rule.count("|")) for head, rule in lines if rule.startswith("|---")]
     assert len(heads) > 3
     assert all(head == rule for head, rule in heads)
