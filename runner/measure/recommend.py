@@ -86,6 +86,8 @@ class _Totals:
             passed: The variants that passed the gate, without the baseline.
         """
         faster = [item.name for item in passed.values() if item.training_effect is Effect.FASTER]
+        if len(self.seconds) == 1:
+            return BASELINE, "no set of stages was measured, so nothing is known about them"
         if not passed:
             return BASELINE, "no measured set of stages has passed the gate"
         if not faster:
