@@ -55,7 +55,7 @@ TINY_CONV = (
 )
 TINY_MLP = (
     *("model.widths=[8]", "data.held_out=1000", "data.scale=1"),
-    "train={updates: 6, batch_size: 16, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    "train={epochs: 2, batch_size: 64, log_every: 1, evaluate_every: 1, checkpoint_every: 1}",
     "tracking.system_metrics=false",
     "device=cpu",
 )
