@@ -80,11 +80,11 @@ def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) 
     keeps. For ``Exports``, it returns what exported programs compute; None for a module that cannot
     be exported.
     """
-    chosen = recipe_with(recipe, registry, stages)
+    staged = recipe_with(recipe, registry, stages)
     plain = recipe_with(recipe, registry, ())
 
     def build() -> Subject:
-        pipeline = assemble(chosen, registry.files)
+        pipeline = assemble(staged, registry.files)
         training = Training(pipeline)
 
         def act(request: Recorded | Restoration | Exports) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
         CheckpointError: The model does not fit the recipe without stages.
         UnpackableError: A checkpoint cannot hold it.
     """
-    learner = {name: part for name, part in pipeline.learner.complete_state().items() if name != "optimizers"}
+    learner = {name: entry for name, entry in pipeline.learner.complete_state().items() if name != "optimizers"}
     model: State = {
         "learner": learner,
         "stages": {},
