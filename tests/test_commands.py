@@ -180,9 +180,17 @@ def quick_child(module, *arguments, **options):
 
 def shrink(path):
     """Makes a study or an ablation one that takes seconds."""
-    given = yaml.safe_load(path.read_text()) if path.suffix == ".yaml" else None
+    small = shrunk(path.read_text()) if path.suffix == ".yaml" else None
+    if small is not None:
+        path.write_text(small)
+
+
+@cache
+def shrunk(text):
+    """Returns the text of a small study or ablation; None for another file. All pages have the same files."""
+    given = yaml.safe_load(text)
     if not isinstance(given, dict) or given.get("kind") not in ("study", "ablation"):
-        return
+        return None
     recipe = Path(given["recipe"])
     given["recipe"] = recipe.stem
     given["set"] = list(settings_of(recipe.stem))
@@ -199,7 +207,7 @@ def shrink(path):
         given.pop("cases", None)
         if recipe.stem.startswith("marl"):
             given["set"] += [f"optimization.{kind}=off" for kind in ("amp", *COSTLY)]
-    path.write_text(yaml.safe_dump(given))
+    return yaml.safe_dump(given)
 
 
 def obey(command, page, runs, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ KILLED_AT_RANDOM = {"marl_phase3", "digits_classifier"}
 """Also at a moment outside of a save: a simulator and a dataset; how a loop does that is no matter of a recipe."""
 LONG = {
     "marl": ("train.env_steps=160", *OFTEN),
-    "digits": ("train.epochs=4",),
+    **dict.fromkeys(("digits", "mlp"), ("train.epochs=4",)),
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),

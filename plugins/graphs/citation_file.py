@@ -118,7 +118,7 @@ def undirected(edges: Tensor, path: Path) -> Tensor:
     """
     pairs = edges.sort(0).values
     proper = pairs[:, pairs[0] < pairs[1]]
-    unique = torch.unique(proper, dim=1)
+    unique: Tensor = torch.unique(proper, dim=1)
     selves = pairs.shape[1] - proper.shape[1]
     repeated = proper.shape[1] - unique.shape[1]
     if not selves and not repeated:

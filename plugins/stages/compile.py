@@ -36,7 +36,7 @@ class CompileConfig(StageConfig):
 
     kind: ClassVar[str] = "compile"
     phase: ClassVar[int] = 3
-    unplanned: ClassVar[str] = "a compiler fuses operations, so that an update needs less"
+    unplanned: ClassVar[str] = "it fuses operations and computes some again; --compiled includes it"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
     traces: ClassVar[bool] = True
 

@@ -1,7 +1,9 @@
 """The command ``plan``."""
 
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
 
 from runner.cli.common import AsJson, Bare, Plugins, RecipeName, Sets, load_recipe, output, settings
 
@@ -11,10 +13,15 @@ if TYPE_CHECKING:
     from runner.system.console import Console
 
 _UPDATES = 1_000
+Compiled = Annotated[
+    bool,
+    Option("--compiled", help="Plan the code that the stage compile generates; takes longer."),
+]
 
 
 def plan(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False
+    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None,
+    compiled: Compiled = False, as_json: AsJson = False
 ) -> None:  # fmt: skip
     """Predict the memory of an update, without data and without a GPU.
 
@@ -24,6 +31,8 @@ def plan(
     [bold]runner plan shakespeare_gpt[/]
 
     [bold]runner plan shakespeare_gpt train.batch_size=64[/]
+
+    [bold]runner plan shakespeare_gpt_phase3 --compiled[/]
     """
     loaded, registry = load_recipe("plan", recipe, settings(sets, bare), plugin)
     from runner.system.garbage import importing
@@ -31,7 +40,7 @@ def plan(
     with importing():
         from runner.train.planning import plan_memory
 
-    memory = plan_memory(loaded, registry.files)
+    memory = plan_memory(loaded, registry.files, compiled=compiled)
     seconds = _seconds_of_updates(loaded)
     output(as_json, lambda: _data(memory, seconds), _show, memory, seconds)
 

@@ -55,7 +55,7 @@ def _list(cards: list[dict[str, Any]]) -> None:
     width = max((len(card["kind"]) for card in cards), default=0)
     heading = ""
     for card in sorted(cards, key=lambda card: (sections.index(card["section"]), card.get("phase", 0))):
-        summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
+        summary = card["error"] if "error" in card else first_sentence(card["card"])
         phase = f"phase {card['phase']}" if "phase" in card else ""
         if not results.stream.isatty():
             tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
@@ -65,6 +65,13 @@ def _list(cards: list[dict[str, Any]]) -> None:
             tell(f"{'' if not heading else chr(10)}{group}")
             heading = group
         tell(f"  {card['kind']:{width}}  {_plain(summary)}", hang=width + 2)
+
+
+def first_sentence(card: str) -> str:
+    """Returns the first sentence of a docstring on one line."""
+    paragraph = " ".join(card.partition("\n\n")[0].split())
+    # A period in an abbreviation is followed by a year or a lower-case letter.
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph)[0]
 
 
 def _merged(cards: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

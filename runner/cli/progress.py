@@ -23,15 +23,22 @@ _LABEL = 9
 
 
 class ProgressDisplay(LiveBar):
-    """Shows the phase, recent and mean speed, the time left, and the metrics that a person looks at first."""
+    """Shows the phase, recent and mean speed, the time left, and the metrics that a person looks at first.
 
-    def __init__(self, console: Console, recipe: "Recipe") -> None:
+    Args:
+        console: Where it is shown.
+        recipe: What is trained.
+        step: The length of the training up to now; of a run that is resumed, up to its checkpoint.
+    """
+
+    def __init__(self, console: Console, recipe: "Recipe", step: int = 0) -> None:
         self.unit, length = recipe.length
         super().__init__(console, recipe.name, length)
         self.objective = recipe.objective.name if recipe.objective else ""
         self.headline = dict.fromkeys((*recipe.headline, *filter(None, [self.objective])))
         self.best: float | None = None
-        self.step, self.metrics = 0, dict[str, float]()
+        self.step = step
+        self.metrics = dict[str, float]()
         self.samples = deque[tuple[float, int]](maxlen=round(RECENT_SECONDS / SAMPLE_SECONDS) + 1)
         """When how far the training was, lately."""
         self.first: tuple[float, int] | None = None

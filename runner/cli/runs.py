@@ -139,6 +139,7 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
+    from runner.system.lines import amount
     from runner.system.places import LOCK_NAME
     from runner.tracking.workspace import Workspace, find
 
@@ -174,8 +175,8 @@ def resume(
             retune=retune, started=process_start(),
         )  # fmt: skip
 
-    say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, begin, keep_batch)
+    say(f"resuming {folder.name} at {amount(done, unit)}")
+    _train(recipe, quiet, as_json, begin, keep_batch, done)
 
 
 def _load(path: "Path", given: list[str], registry: "Registry") -> "Recipe":
@@ -236,15 +237,16 @@ def _say_drift(changes: "Sequence[Drift]") -> None:
 
 
 def _train(
-    recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]", keep_batch: bool
-) -> NoReturn:
-    """Trains with a progress display, prints the result, and exits."""
+    recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]", keep_batch: bool,
+    step: int = 0,
+) -> NoReturn:  # fmt: skip
+    """Trains from a step on with a progress display, prints the result, and exits."""
     from runner.cli.progress import ProgressDisplay, show
     from runner.system.console import Console
 
     if keep_batch:
         os.environ[KEEP_BATCH] = "1"
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step) as display:
         result = train(display)
     output(as_json, result.data, show, result, recipe.headline)
     raise Exit(result.exit_code)

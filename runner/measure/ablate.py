@@ -14,10 +14,11 @@ from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, 
 from runner.measure.ablation_plots import draw
 from runner.measure.analysis import Result, VariantResult, analyse, slope
 from runner.measure.experiment import Experiment, keep_budgets
+from runner.measure.measurement_log import ROUNDS, MeasurementLog
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
 from runner.measure.report import markdown, summary, write_recipe
-from runner.measure.rounds import ROUNDS, Gate, Measurement, MeasurementLog, Reporter
+from runner.measure.rounds import Gate, Measurement, Reporter
 from runner.plugin.registry import Registry
 from runner.recipe.lock import write_lock
 from runner.recipe.recipe import flatten
@@ -110,7 +111,7 @@ def _measured(
     reserved = 0.0 if gate is None else GATE_SHARE * max(0.0, deadline - time.monotonic())
     for each, until in _shares(all_cases, deadline - reserved):
         if not stop:
-            each.run(until)
+            each.run(until, until + reserved / len(all_cases))
     for each, until in _shares(all_cases, deadline):
         if gate is not None:
             each.judge(gate, until)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runner.measure.experiment import Experiment
-from runner.measure.rounds import HEAD, ROUNDS, identity_of
+from runner.measure.measurement_log import HEAD, ROUNDS, identity_of
 from runner.recipe.lock import code_of
 from runner.system.errors import UsageError
 from runner.system.files import remove

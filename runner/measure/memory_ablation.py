@@ -21,6 +21,7 @@ import torch
 from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.measure.ablation_folder import REPORT, RESULT, choose_folder, describe_experiment
 from runner.measure.experiment import Case, Experiment, keep_budgets
+from runner.measure.measurement_log import ROUNDS, MeasurementLog
 from runner.measure.memory import UPDATES
 from runner.measure.memory_report import markdown
 from runner.measure.memory_result import (
@@ -31,7 +32,7 @@ from runner.measure.memory_result import (
     share,
 )
 from runner.measure.record import heartbeat_of
-from runner.measure.rounds import ROUNDS, MeasurementLog, Reporter
+from runner.measure.rounds import Reporter
 from runner.measure.update_memory import UpdateMemory
 from runner.plugin.registry import Registry
 from runner.recipe.lock import write_lock

@@ -86,6 +86,8 @@ class _Totals:
             passed: The variants that passed the gate, without the baseline.
         """
         faster = [item.name for item in passed.values() if item.training_effect is Effect.FASTER]
+        if len(self.seconds) == 1:
+            return BASELINE, "no set of stages was measured, so nothing is known about them"
         if not passed:
             return BASELINE, "no measured set of stages has passed the gate"
         if not faster:
@@ -218,6 +220,9 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
             f"an update is faster, {trained.ratio}, but a training step is {trained.training_effect}, "
             f"{trained.training_ratio}; updates are {share:.0%} of its time"
         )
+    if alone is not None and alone.verdict == Outcome.PASS:
+        # Then only its totals are an argument against it, whatever was measured together with others.
+        return ""
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
             if variant.effect is Effect.FASTER:

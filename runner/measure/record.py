@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.measure.analysis import Result
 from runner.measure.experiment import Experiment
-from runner.measure.rounds import MeasurementLog
+from runner.measure.measurement_log import MeasurementLog
 from runner.system.processes import Owner
 from runner.tracking.heartbeat import heartbeat
 from runner.tracking.record import Record

@@ -7,37 +7,32 @@ an interrupted ablation can be continued.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
-import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError
 from runner.compare.verdict import Verdict
-from runner.measure.case_log import CaseLog, Entry
+from runner.measure.case_log import CaseLog
 from runner.measure.experiment import AblationConfig, Case
+from runner.measure.measurement_log import MeasurementLog
 from runner.measure.pace import FEWEST_PROCESSES, HEADROOM, PROCESSES, Pace, order
 from runner.measure.shared_wait import SharedWait
 from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError, UsageError
-from runner.system.files import make_folder, open_file, sync, write_durably
-from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device, setting_of
 from runner.train.signals import Stop
 from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
 
-ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
 COMPARE_SECONDS = 120.0  # that a variant has for the updates that are compared, and the baseline for the same ones
@@ -56,69 +51,6 @@ class Reporter(Protocol):
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Entered around what takes a while."""
-
-
-class MeasurementLog:
-    """The lines of one ablation in its folder; the identity of the ablation is stored next to them.
-
-    A UsageError if another process measures in the folder.
-    """
-
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        self.folder = folder
-        make_folder(folder)
-        descriptor = open_file(folder / ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._file = os.fdopen(descriptor, "ab", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            reason = "another process measures in this folder; wait for it, or name another"
-            raise UsageError(f"{folder}: {reason}") from None
-        if not (folder / HEAD).exists():
-            write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
-        data = (folder / ROUNDS).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))  # without a line that a crash has torn
-        self.entries: list[Entry] = []
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                self.entries.append(json.loads(line))
-        spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
-        measured = {entry["session"] for entry in self.entries if "update" in entry}
-        self.earlier_seconds = sum(spent[session] for session in measured)
-        self._session = 1 + max(spent, default=0)
-        self._started = time.monotonic()
-        sync(folder)
-
-    @property
-    def seconds(self) -> float:
-        """Spent in all sessions so far."""
-        return self.earlier_seconds + time.monotonic() - self._started
-
-    def of(self, case: str) -> CaseLog:
-        """The lines about the case of that name."""
-        return CaseLog([entry for entry in self.entries if entry.get("case") == case])
-
-    def add(self, **entry: Any) -> None:
-        """Adds a line, which is durable when this returns; an OSError if the disk does not take it."""
-        spent = round(time.monotonic() - self._started, 3)
-        whole = {"session": self._session, "spent": spent, **redact_values(entry)}
-        self._file.write((json.dumps(whole) + "\n").encode())
-        os.fsync(self._file)
-        self.entries.append(whole)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def identity_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the identity of the ablation in a folder; None if there is none."""
-    with suppress(OSError, ValueError):
-        if isinstance(found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict):
-            return found
-    return None
 
 
 @dataclass
@@ -156,14 +88,20 @@ class Measurement:
         """Adds a line to the log."""
         self.log.add(case=self.case.name, **entry)
 
-    def run(self, deadline: float) -> None:
+    def run(self, deadline: float, latest: float | None = None) -> None:
         """Measures the variants that are not done, as many side by side as memory allows, and as there is time for.
+
+        Args:
+            deadline: When the gate's time begins, in seconds of the monotonic clock.
+            latest: When that ends, too. The last variant may use it if no other one was measured,
+                because there is nothing else to judge.
 
         A RunnerError if the recipe cannot run here, or not even its baseline could be measured; a UsageError if there
         is not the time for a single variant.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
         left = [variant.name for variant in self.variants.variants[1:] if variant.name not in settled]
+        self.latest = deadline if latest is None else latest
         if not left:
             return
         with tempfile.TemporaryDirectory(prefix="runner-compiled-", ignore_cleanup_errors=True) as self.compiled:
@@ -212,14 +150,19 @@ class Measurement:
         for number, name in enumerate(squad, start=1):
             if self.stop:
                 break
-            allowed = deadline - time.monotonic() - pace.rest(again + pace.start_s, len(self.children) + 1)
-            allowed /= 1 if name == squad[-1] else 2  # a compilation that never ends leaves something to those after it
+            is_only = name == squad[-1] and self.children.keys() == set(BASELINES)
+            until = self.latest if is_only else deadline
+            allowed = until - time.monotonic() - pace.rest(again + pace.start_s, len(self.children) + 1)
+            # A compilation that never ends leaves something to those after it.
+            allowed /= 1 if name == squad[-1] else 2
             if allowed < pace.start_s / 2:
                 self.add(variant=name, failed="the budget was spent before its turn came")
                 self.reporter.say(f"{self.title}left out, too: {name}; what was before it took longer to start")
                 continue
             with self.phase(f"starting {name} ({number} of {len(squad)})"):
                 again += self._compile(name, min(START_SECONDS, max(allowed, 2 * pace.start_s)))
+        if time.monotonic() + pace.rest(again, len(self.children)) > deadline:
+            deadline = self.latest
         ended = self._rounds(deadline, again)
         for name, child in self.children.items():
             self.add(variant=name, memory=child.ask("memory"))
@@ -270,7 +213,8 @@ class Measurement:
             said = f"{budget:g} s are not enough to compare a single variant with the baseline"
             raise UsageError(f"{self.title}{said}: {why}; {enough(pace.needed(1, side_by_side))} would be")
         if fit == len(left):
-            self.reporter.say(f"{self.title}{budget:g} s are enough for every variant")
+            said = f"{budget:g} s are enough for every variant that starts as fast as the baseline"
+            self.reporter.say(f"{self.title}{said}")
             return left, pace
         reason = f"did not fit the budget of {budget:g} s; {enough(whole)} is enough for all"
         for name in left[fit:]:
@@ -329,9 +273,10 @@ class Measurement:
                 raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
             del self.children[name]
             hung = error.cause is Cause.HUNG and timeout < START_SECONDS and command == "prepare"
-            reason = (
-                f"the budget left it {timeout:.0f} s to start and compile, which were too few" if hung else str(error)
-            )
+            reason = str(error)
+            if hung:
+                few = f"the budget left it {timeout:.0f} s to start and compile, which were too few"
+                reason = f"{few}; --budget {2 * self.config.budget:g} leaves it more"
             self.add(variant=name, failed=reason)
             return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch._dynamo.config  # noqa: F401
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 
 class _CopyMode(TorchFunctionMode):
@@ -47,4 +47,14 @@ def fake_tensors() -> Iterator[None]:
     converter.add_constant_storage_mapping = _forget
     converter.meta_converter.tensor_memo = {}
     with mode, _CopyMode():
+        yield
+
+
+@contextmanager
+def without_copies() -> Iterator[None]:
+    """Makes modules impossible to copy inside the ``with``, within ``fake_tensors``.
+
+    The mode that copies would break compiled graphs.
+    """
+    with _pop_mode_temporarily():
         yield

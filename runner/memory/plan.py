@@ -25,7 +25,7 @@ class MemoryPlan:
         largest: Which batch was planned, where batches differ; else empty.
         stages: Stages that are part of the plan.
         left_out: Stages that the recipe switches on and the plan leaves out, each with the reason.
-        is_fused: Whether a compiler will fuse operations, so that less memory is needed.
+        is_estimate: Whether a compiler will fuse operations that the plan counts one by one.
         is_real: Whether real tensors were used, because the learner needs their numbers.
         seconds: Time that planning took.
     """
@@ -37,7 +37,7 @@ class MemoryPlan:
     largest: str
     stages: tuple[str, ...]
     left_out: Mapping[str, str]
-    is_fused: bool
+    is_estimate: bool
     is_real: bool
     seconds: float
 
@@ -53,9 +53,18 @@ class MemoryPlan:
         return sizes[Kind.parameters] + sizes[Kind.optimizer]
 
     @property
-    def tolerance(self) -> float:
-        """Relative error that a plan should stay below."""
-        return 0.10 if self.is_fused else 0.05
+    def tolerance(self) -> float | None:
+        """Relative error that the plan stays below; None for an estimate."""
+        return None if self.is_estimate else 0.05
+
+    @property
+    def accuracy(self) -> str:
+        """What is known about the error of the plan."""
+        if self.tolerance is None:
+            return (
+                "an estimate without the compiler; --compiled plans what it generates"
+            )
+        return f"within {self.tolerance:.0%}"
 
     def data(self) -> dict[str, Any]:
         """Returns the plan as plain data."""
@@ -82,8 +91,7 @@ class MemoryPlan:
         """Returns the plan as text: a table by kind, and one by module."""
         title = f"{self.recipe} on {self.device}, batch size {self.batch_size:,}"
         lines = [
-            f"{title}: {format_size(self.peak)} at the peak of an update, "
-            f"within {self.tolerance:.0%}"
+            f"{title}: {format_size(self.peak)} at the peak of an update, {self.accuracy}"
         ]
         if self.largest:
             lines.append(f"planned for the largest batch: {self.largest}")

@@ -89,7 +89,11 @@ def _autocast(device: str) -> Iterator[tuple[str, TorchSetting]]:
 
 
 def _flushes_denormals() -> bool:
-    return (torch.full((), 5e-324, dtype=torch.float64) * 1).item() == 0
+    # The setting belongs to the processor, which computes Python's numbers as well as torch's.
+    return _SMALLEST * _ONE == 0.0
+
+
+_SMALLEST, _ONE = (float(number) for number in ("5e-324", "1"))
 
 
 SETTINGS: dict[str, TorchSetting] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING
 
@@ -32,17 +33,25 @@ def tuning_machine(device: torch.device) -> Machine:
         "device": device.type,
         "python": platform.python_version(),
     }
-    for library in _LIBRARIES:
-        try:
-            machine[library] = distribution(library).version
-        except PackageNotFoundError:
-            continue
+    machine |= _library_versions()
     if device.type == "cuda":
         machine["gpu"] = torch.cuda.get_device_name(device)
         machine["cuda"] = str(torch.version.cuda)
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         machine["cudnn"] = "none" if cudnn is None else int(cudnn)
     return machine
+
+
+@cache
+def _library_versions() -> dict[str, str]:
+    """Returns versions of the installed libraries; searching for them takes milliseconds."""
+    versions: dict[str, str] = {}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = distribution(library).version
+        except PackageNotFoundError:
+            continue
+    return versions
 
 
 def machine_differences(recorded: Mapping[str, object], present: Mapping[str, object]) -> list[str]:

@@ -21,7 +21,9 @@ Three perturbations estimate how far rounding takes an element. Less than one es
 LEAST_ULPS = 64.0
 """Rounding of the largest number of a tensor that never counts, in units of its last digit."""
 FEW = 1e-3
-"""Share of a tensor's elements that chance may move further."""
+"""Share of a tensor's elements that chance may move further, where a maximum or a threshold switches."""
+FAR = 100.0
+"""How many times as far as rounding may an element is that counts alone, if it deviates in the next update, too."""
 GROSS = 0.1
 """Deviation, as a share of the tensor's largest number, that no rounding explains."""
 
@@ -35,25 +37,31 @@ class Deviation:
         size: The largest difference of two elements.
         elements: How many elements deviate by more than rounding explains.
         is_gross: Whether no rounding explains it, so that one update is enough.
+        alone: The element that deviates most, if only few do.
     """
 
     name: str
     size: float
     elements: int
     is_gross: bool
+    alone: int | None = None
+
+    def repeats(self, earlier: Iterable[Deviation]) -> bool:
+        """Returns whether the same tensor deviated before; if few elements do, the same element."""
+        return any(self.name == other.name and self.alone == other.alone for other in earlier)
 
     def __str__(self) -> str:
         noun = "element" if self.elements == 1 else "elements"
         return f"'{self.name}' differs by {self.size:.3g} in {self.elements:,} {noun}"
 
 
-def find_deviation(
+def find_deviations(
     trained: Mapping[str, Any],
     baseline: Mapping[str, Any],
     yardsticks: Iterable[Mapping[str, Any]],
     contract: Contract,
-) -> Deviation | None:
-    """Returns the deviation of an update that most elements of a tensor have; None if there is none.
+) -> list[Deviation]:
+    """Returns the tensors of an update that deviate, those with the most elements first.
 
     Args:
         trained: What the update returned and left, as it was trained.
@@ -63,9 +71,9 @@ def find_deviation(
             are compared: such a stage may compute something else in an update.
     """
     if isinstance(contract, Exact):
-        return _first_other_bits(trained, baseline)
+        return _other_bits(trained, baseline)
     if isinstance(contract, Statistical):
-        return _first_other_form(trained, baseline)
+        return _other_forms(trained, baseline)
     differing = {name: value for name, value in baseline.items() if digest(value) != digest(trained.get(name))}
     spreads: dict[str, Any] = {}
     for perturbed in yardsticks if differing else ():
@@ -77,26 +85,24 @@ def find_deviation(
         for name, expected in differing.items()
         if (deviation := _deviation(name, expected, trained.get(name), spreads.get(name))) is not None
     ]
-    return max(deviations, key=lambda deviation: (deviation.is_gross, deviation.elements), default=None)
+    return sorted(deviations, key=lambda deviation: (deviation.is_gross, deviation.elements), reverse=True)
 
 
-def _first_other_bits(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> Deviation | None:
+def _other_bits(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Deviation]:
+    deviations = []
     for name, expected in baseline.items():
         value = trained.get(name)
         if digest(value) != digest(expected):
             distance = _distance(expected, value)
-            return Deviation(name, float(distance.max()), int((distance != 0).sum()), is_gross=True)
-    return None
+            count = int((distance != 0).sum())
+            deviations.append(Deviation(name, float(distance.max()), count, is_gross=True))
+    return deviations
 
 
-def _first_other_form(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> Deviation | None:
-    """Returns the first value of another shape or type, or that is infinite where the baseline's is not."""
-    for name, expected in baseline.items():
-        distance = _distance(expected, trained.get(name))
-        count = int(distance.isinf().sum())
-        if count:
-            return Deviation(name, math.inf, count, is_gross=True)
-    return None
+def _other_forms(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Deviation]:
+    """Returns the values of another shape or type, or that are infinite where the baseline's are not."""
+    counts = {name: int(_distance(expected, trained.get(name)).isinf().sum()) for name, expected in baseline.items()}
+    return [Deviation(name, math.inf, count, is_gross=True) for name, count in counts.items() if count]
 
 
 def _deviation(name: str, expected: Any, value: Any, spread: Tensor | None) -> Deviation | None:
@@ -111,10 +117,13 @@ def _deviation(name: str, expected: Any, value: Any, spread: Tensor | None) -> D
     if count == 0:
         return None
     largest = float(distance[is_beyond].max())
-    is_gross = largest > GROSS * magnitude
-    if count < FEW * distance.numel() and not is_gross:
-        return None
-    return Deviation(name, largest, count, is_gross)
+    if largest > GROSS * magnitude or count >= FEW * distance.numel():
+        return Deviation(name, largest, count, is_gross=largest > GROSS * magnitude)
+
+    # A switched maximum moves few elements, but hardly the same one in two updates.
+    farthest = int((distance / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())
+    is_far = bool(distance[farthest] > FAR * allowed[farthest])
+    return Deviation(name, largest, count, is_gross=False, alone=farthest) if is_far else None
 
 
 def _distance(expected: Any, value: Any) -> Tensor:

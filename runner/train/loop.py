@@ -239,7 +239,8 @@ class Loop:
 
         def load(state: State) -> State:
             self.load_state_dict(state)
-            return self.state_dict()
+            # The tracker reads the cursor, no loading restores it, and other threads log meanwhile.
+            return {**self.state_dict(), "cursor": state["cursor"]}
 
         rehearse(self.writer.folder, self.state_dict(), load)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -25,7 +25,8 @@ from runner.memory.tracker import UpdateTracker
 from runner.plugin.outline import SourceOutline
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.train.assemble import Assembly, assemble, resolve_device
+from runner.system.errors import RunnerError, UsageError
+from runner.train.assemble import Assembly, assemble, resolve_device, setting_of
 from runner.train.step import Step
 
 _MOST_UPDATES = 16
@@ -37,7 +38,13 @@ _NEEDS_NUMBERS = (
 )
 
 
-def plan_memory(recipe: Recipe, plugin_files: Sequence[Path] = (), outline: SourceOutline | None = None) -> MemoryPlan:
+def plan_memory(
+    recipe: Recipe,
+    plugin_files: Sequence[Path] = (),
+    outline: SourceOutline | None = None,
+    *,
+    compiled: bool = False,
+) -> MemoryPlan:
     """Predicts the memory of an update, without data and without a GPU.
 
     The pipeline is built and an update is computed with tensors that have no numbers. Stages that
@@ -47,37 +54,84 @@ def plan_memory(recipe: Recipe, plugin_files: Sequence[Path] = (), outline: Sour
         recipe: The recipe.
         plugin_files: Files that its plugins are from.
         outline: Shapes of the largest batch, if they are known.
+        compiled: Plan the code that the recipe's compiler generates. It takes several times as long.
 
     Raises:
-        RunnerError: The recipe cannot be assembled.
+        RunnerError: The recipe cannot be assembled, or its compiled update cannot be planned.
     """
     started = time.perf_counter()
     device = _planned_device(recipe.device)
-    planned = {kind: stage for kind, stage in recipe.stages.items() if not stage.unplanned}
+    if compiled:
+        _check_compilers(recipe, device)
+    planned = {
+        kind: stage for kind, stage in recipe.stages.items() if not stage.unplanned or (compiled and stage.traces)
+    }
     reduced = replace(recipe, stages=planned)
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
-        is_real = False
-        try:
-            usage, active = _update(reduced, plugin_files, device, outline, is_fake=True)
-        except _NEEDS_NUMBERS:
-            if device.type != "cpu" and not torch.cuda.is_available():
-                raise
-            usage, active = _update(reduced, plugin_files, device, outline, is_fake=False)
-            is_real = True
+        tracked = _tracked_update(reduced, plugin_files, device, outline, compiled=compiled)
     unplanned = {kind: stage for kind, stage in recipe.stages.items() if kind not in planned}
     return MemoryPlan(
         recipe=recipe.name,
         device=device.type,
         batch_size=recipe.train.batch_size,
-        usage=usage,
+        usage=tracked.usage,
         largest=outline.largest,
-        stages=active,
+        stages=tracked.stages,
         left_out={kind: stage.unplanned for kind, stage in unplanned.items()},
-        is_fused=any(stage.traces for stage in unplanned.values()),
-        is_real=is_real,
+        is_estimate=any(stage.traces for stage in unplanned.values()),
+        is_real=tracked.is_real,
         seconds=time.perf_counter() - started,
     )
+
+
+def _check_compilers(recipe: Recipe, device: torch.device) -> None:
+    """Raises if the code that the recipe's compiler generates cannot be planned."""
+    compilers = [stage for stage in recipe.stages.values() if stage.traces]
+    if not compilers:
+        raise UsageError(f"{recipe.name}: no stage compiles anything; plan it without --compiled")
+    if device.type != "cpu":
+        raise UsageError(f"--compiled plans for a CPU only, not for {device.type}")
+    setting = setting_of(recipe, device)
+    for stage in compilers:
+        if stage.tunes(setting):
+            raise UsageError(f"{stage.kind} measures which code it generates; plan it without --compiled")
+
+
+class _TrackedUpdate(NamedTuple):
+    """Memory of an update at its highest point, and how it was found.
+
+    Attributes:
+        usage: Bytes by kind and module.
+        stages: Active stages.
+        is_real: Whether its tensors had numbers.
+    """
+
+    usage: Usage
+    stages: tuple[str, ...]
+    is_real: bool
+
+
+def _tracked_update(
+    recipe: Recipe,
+    plugin_files: Sequence[Path],
+    device: torch.device,
+    outline: SourceOutline,
+    *,
+    compiled: bool,
+) -> _TrackedUpdate:
+    """Computes updates with fake tensors if that is possible, else with real ones."""
+    if compiled:
+        usage, stages = _compiled_update(recipe, plugin_files, device, outline)
+        return _TrackedUpdate(usage, stages, is_real=False)
+    try:
+        usage, stages = _update(recipe, plugin_files, device, outline, is_fake=True)
+    except _NEEDS_NUMBERS:
+        if device.type != "cpu" and not torch.cuda.is_available():
+            raise
+        usage, stages = _update(recipe, plugin_files, device, outline, is_fake=False)
+        return _TrackedUpdate(usage, stages, is_real=True)
+    return _TrackedUpdate(usage, stages, is_real=False)
 
 
 @contextmanager
@@ -114,25 +168,88 @@ def _update(
     """Computes updates under the tracker; returns the highest usage, and the active stages."""
     stack = ModuleStack()  # type: ignore[no-untyped-call]
     tracker = UpdateTracker(device, stack)
-    batch_size = recipe.train.batch_size
     with fake_tensors() if is_fake else nullcontext(), tracker:
-        build = outlined(outline)
-        pipeline = Assembly(recipe, plugin_files, device, batch_size, None, build)
-        optimizers = [optimizer for _, optimizer in pipeline.learner.optimizers()]
-        modules = pipeline.learner.modules()
-        stack.name_modules(modules)
-        tracker.label_state(modules, optimizers)
-        highest: tuple[int, Usage] = 0, {}
-        for step in _steps(pipeline, optimizers):
-            drawn = step.draw()
-            assert drawn is not None
-            tracker.label_batch(drawn.batch, drawn.noise)
+        pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+        usage = _highest_usage(pipeline, tracker)
+    return usage, _active_stages(pipeline)
+
+
+def _compiled_update(
+    recipe: Recipe,
+    plugin_files: Sequence[Path],
+    device: torch.device,
+    outline: SourceOutline,
+) -> tuple[Usage, tuple[str, ...]]:
+    """Computes compiled updates under the tracker; returns the same as ``_update``.
+
+    Raises:
+        RunnerError: Torch cannot compile the update without numbers.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    # Importing torch's compiler takes as long as a plan without it.
+    from runner.memory.compiled import CompiledStack, CompiledTracker, generated_code
+
+    stack = CompiledStack()  # type: ignore[no-untyped-call]
+    tracker = CompiledTracker(device, stack)
+    try:
+        with fake_tensors(), tracker:
+            pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+            with generated_code():
+                # The first update compiles, and has no gradients of a previous one.
+                usage = _highest_usage(pipeline, tracker, repetitions=2)
+    except (*_NEEDS_NUMBERS, TorchDynamoException) as error:
+        reason = str(error).partition("\n")[0]
+        raise RunnerError(
+            f"{recipe.name}: the compiled update cannot be planned ({reason}); plan it without --compiled"
+        ) from error
+    return usage, _active_stages(pipeline)
+
+
+def _labelled_pipeline(
+    recipe: Recipe,
+    plugin_files: Sequence[Path],
+    device: torch.device,
+    tracker: UpdateTracker,
+    stack: ModuleStack,
+    outline: SourceOutline,
+) -> Assembly:
+    """Builds the pipeline, and labels everything that exists before its first update."""
+    build = outlined(outline)
+    pipeline = Assembly(recipe, plugin_files, device, recipe.train.batch_size, None, build)
+    modules = pipeline.learner.modules()
+    stack.name_modules(modules)
+    tracker.label_state(modules, _optimizers(pipeline))
+    return pipeline
+
+
+def _optimizers(pipeline: Assembly) -> list[torch.optim.Optimizer]:
+    return [optimizer for _, optimizer in pipeline.learner.optimizers()]
+
+
+def _active_stages(pipeline: Assembly) -> tuple[str, ...]:
+    return tuple(kind for kind, report in pipeline.reports.items() if report.active)
+
+
+def _highest_usage(pipeline: Assembly, tracker: UpdateTracker, repetitions: int = 1) -> Usage:
+    """Computes updates; returns the usage at the highest point of all.
+
+    Args:
+        pipeline: Has been labelled.
+        tracker: Is active.
+        repetitions: How often every update is computed.
+    """
+    highest: tuple[int, Usage] = 0, {}
+    for step in _steps(pipeline, _optimizers(pipeline)):
+        drawn = step.draw()
+        assert drawn is not None
+        tracker.label_batch(drawn.batch, drawn.noise)
+        for _ in range(repetitions):
             tracker.reset_peak()
             step(drawn)
             if tracker.peak > highest[0]:
                 highest = tracker.peak, tracker.usage
-    active = tuple(kind for kind, report in pipeline.reports.items() if report.active)
-    return highest[1], active
+    return highest[1]
 
 
 def _steps(pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Step]:

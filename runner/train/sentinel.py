@@ -16,7 +16,7 @@ from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.recipe.safeguards import SentinelConfig
 from runner.system.errors import SentinelError
 from runner.system.tree import tensors
-from runner.train.deviation import Deviation, find_deviation
+from runner.train.deviation import Deviation, find_deviations
 from runner.train.repetition import BaselineLearner, GradientNoise, Snapshot, Values, values_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Sentinel:
     A repeated update starts from a copy of the state, with the same batch and random numbers. What is compared depends
     on the contract: bits for ``Exact``; for ``Close``, the yardstick is what the baseline does to itself when its state
     and gradients are perturbed by a unit of the last digit, and a deviation that rounding might explain counts when the
-    next update deviates, too; for ``Statistical``, only the form of numbers.
+    same tensor deviates in the next update, too; for ``Statistical``, only the form of numbers.
 
     The training is not affected: it comes to the same bits with and without a sentinel.
 
@@ -69,7 +69,7 @@ class Sentinel:
         self._started = clock()
         self._cost = 0.0
         self._baseline: BaselineLearner | None = None
-        self._suspicion: Deviation | None = None
+        self._suspicions: list[Deviation] = []
         self._checksum: Tensor | None = None
 
     def __call__(self) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ class Sentinel:
         """Returns whether one more comparison keeps to the share of the time, or a suspicion has to be confirmed."""
         if self.updates < FIRST:
             return False
-        if self._suspicion is not None:
+        if self._suspicions:
             return True
         elapsed = self._clock() - self._started
         cost = self._cost if self.checked else FIRST_COST * elapsed / self.updates
@@ -117,22 +117,25 @@ class Sentinel:
         trained = values_of(output, self.step.learner.complete_state())
         baseline = repeat()
         self.checked += 1
-        deviation = find_deviation(trained, baseline, (), self.contract)
-        if deviation is not None and (unstable := _first_difference(baseline, repeat())):
-            self._suspicion = None
+        deviations = find_deviations(trained, baseline, (), self.contract)
+        if deviations and (unstable := _first_difference(baseline, repeat())):
+            self._suspicions = []
             self._raise_alarm(
                 f"update {number:,}: the baseline repeated from one snapshot is not the same twice ('{unstable}'): "
                 "the hardware is broken, or an operator is not deterministic; no stage is to blame"
             )
             return
-        if deviation is not None and isinstance(self.contract, Close):
-            deviation = find_deviation(trained, baseline, self._yardsticks(repeat), self.contract)
-        before, self._suspicion = self._suspicion, deviation
-        if deviation is None:
+        if deviations and isinstance(self.contract, Close):
+            deviations = find_deviations(trained, baseline, self._yardsticks(repeat), self.contract)
+        earlier = self._suspicions
+        self._suspicions = deviations
+        if not deviations:
             self.last_good = f"update {number:,} was the last that was compared and good"
             self.keep_checksum()
-        elif deviation.is_gross or (before is not None and before.name == deviation.name):
-            self._suspicion = None
+        proven = [deviation for deviation in deviations if deviation.is_gross or deviation.repeats(earlier)]
+        if proven:
+            self._suspicions = []
+            deviation = proven[0]
             stages = ", ".join(self._pipeline.stages) or "none"
             operator = self._find_operator(snapshot)
             self._raise_alarm(

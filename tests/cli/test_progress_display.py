@@ -178,3 +178,10 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
     assert "time 61 s: start-up 16 s, training 45 s 12.5 ms per update" in text
     assert "shares of all: update 70%, startup 26%, other 3%" in text
     assert f"stages async_transfer inactive: {reason} run MLflow id {result.run_id} .runner/runs/demo-3f2a91c0" in text
+
+
+def test_a_resumed_run_starts_at_its_checkpoint(clock):
+    display = ProgressDisplay(screen(), RECIPE, 300)
+    assert display.counted() == "300/1,000 steps (30%)"
+    trained(display, clock, (300, 400))
+    assert display.speeds() == (20.0, 20.0)

@@ -6,8 +6,8 @@ import pytest
 from ablations import analysed, case, entries, result
 
 from runner.measure.experiment import load_experiment
+from runner.measure.measurement_log import MeasurementLog
 from runner.measure.record import recorded
-from runner.measure.rounds import MeasurementLog
 from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode, RunnerError
 from runner.tracking import RunFolder, Workspace

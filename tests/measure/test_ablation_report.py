@@ -65,6 +65,10 @@ def test_the_report_is_whole(measured):
     assert "power 0.90 of its least FLOP" in text
     assert "inactive: cuda_graph: CUDA graphs need a CUDA device" in text
     lines = list(pairwise(text.splitlines()))
+    columns = {head: head.count("|") for head, rule in lines if rule.startswith("|---")}
+    assert max(columns.values()) <= 10  # wider ones are cut on a page
+    assert "| variant | ratio | effect | verdict | training | published |" in columns
+    assert "| variant | ms | compile s | warm-up s | break-even | MiB | limit | per s |" in columns
     heads = [(head.count("|"), rule.count("|")) for head, rule in lines if rule.startswith("|---")]
     assert len(heads) > 3
     assert all(head == rule for head, rule in heads)
@@ -79,6 +83,16 @@ def test_variants_without_budget_are_listed_with_a_sufficient_one(measured):
     screen = io.StringIO()
     show(whole, Console(file=screen, width=80))
     assert " ".join(screen.getvalue().split()).count(expected) == len(cases)
+
+
+@pytest.mark.parametrize("threads", [1, 2, *range(3, 51)])
+def test_one_thread_is_singular_everywhere(measured, threads):
+    cases = tuple(replace(item, threads=threads) for item in measured.cases)
+    whole = replace(measured, cases=cases)
+    screen = io.StringIO()
+    show(whole, Console(file=screen, width=160))
+    words = re.findall(rf"\b{threads} threads?\b", markdown(whole, []) + screen.getvalue())
+    assert set(words) == {"1 thread" if threads == 1 else f"{threads} threads"}
 
 
 def test_pictures_are_drawn(measured, tmp_path):

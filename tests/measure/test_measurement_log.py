@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.rounds import ROUNDS, MeasurementLog, identity_of
+from runner.measure.measurement_log import ROUNDS, MeasurementLog, identity_of
 from runner.system.errors import UsageError
 
 

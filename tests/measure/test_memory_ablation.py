@@ -13,10 +13,10 @@ from running import forked, settings_of, tiny
 
 from runner.child.spawn import Child
 from runner.measure.experiment import Case
+from runner.measure.measurement_log import MeasurementLog
 from runner.measure.memory_ablation import MemoryCase
 from runner.measure.memory_report import markdown, percent, show
 from runner.measure.memory_result import LARGEST_DISAGREEMENT, MemoryResult, remaining, share
-from runner.measure.rounds import MeasurementLog
 from runner.measure.update_memory import UpdateMemory
 from runner.plugin.registry import Registry
 from runner.system.console import Console

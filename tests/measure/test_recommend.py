@@ -76,6 +76,14 @@ def test_a_stage_that_passed_alone_is_not_blamed_for_all():
     assert "was measured with it" not in chosen.reasons.get("fused_optimizer", "")
 
 
+def test_a_stage_that_passed_alone_is_not_called_unproven_because_all_is():
+    factors = {"stacked_agents": 3.0, "fused_optimizer": 1.2}
+    verdicts = {"fused_optimizer": "PASS", "phases 1-2": "PASS", "all": "INCONCLUSIVE"}
+    chosen, _ = recommended(factors, verdicts)
+    assert chosen.variant == "phases 1-2"
+    assert chosen.reasons["fused_optimizer"].startswith("a training takes longer with it (fused_optimizer: ")
+
+
 def test_what_the_gate_failed_is_never_recommended():
     chosen, _ = recommended(dict.fromkeys(ALL, 2.0), PASSED | {"all": "FAIL", "fused_optimizer": "FAIL"})
     assert "fused_optimizer" not in chosen.stages

@@ -22,8 +22,9 @@ from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import RESULT, ablate
 from runner.measure.case_log import CaseLog
 from runner.measure.experiment import load_experiment
+from runner.measure.measurement_log import ROUNDS, MeasurementLog
 from runner.measure.pace import order
-from runner.measure.rounds import LIMIT_SECONDS, ROUNDS, Measurement, MeasurementLog
+from runner.measure.rounds import LIMIT_SECONDS, Measurement
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
 from runner.recipe.loader import load
@@ -105,7 +106,7 @@ def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     done = measure(given, gate=passes, reporter=notes)
     assert any(name.startswith("three: round 3 of 3") for name in notes.phases)
     assert notes.said == [
-        f"continuing in {done.folder}", "three: 600 s are enough for every variant",
+        f"continuing in {done.folder}", "three: 600 s are enough for every variant that starts as fast as the baseline",
     ]  # fmt: skip
     assert log.read_bytes().startswith(before)
     lines = [json.loads(line) for line in log.read_bytes().splitlines() if b'"round"' in line]
@@ -263,12 +264,12 @@ def acted(experiment, monkeypatch, tmp_path, notes):
     monkeypatch.setattr(Actor, "started", [])
     monkeypatch.setattr(Actor, "luck", random.Random(0), raising=False)
 
-    def acted(seconds=1e6, failing=(), **rounds):
+    def acted(seconds=1e6, failing=(), latest=None, variants=("alone", "all"), **rounds):
         monkeypatch.setattr(Actor, "failing", set(failing))
-        given = experiment(variants=["alone", "all"], rounds=rounds or {"least": 3, "most": 60})
+        given = experiment(variants=list(variants), rounds=rounds or {"least": 3, "most": 60})
         (case,) = given.cases
         with closing(MeasurementLog(tmp_path / "log", {})) as log:
-            Measurement(case, given.config, Registry(), log, notes, Stop()).run(seconds)
+            Measurement(case, given.config, Registry(), log, notes, Stop()).run(seconds, latest)
             return log.of("")
 
     return acted
@@ -289,7 +290,7 @@ def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled
 def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, notes, seconds, processes):
     """Five take turns: five seconds to start, and twenty for four rounds."""
     log = acted(seconds, least=60, most=60)
-    assert notes.said == ["600 s are enough for every variant"]
+    assert notes.said == ["600 s are enough for every variant that starts as fast as the baseline"]
     assert log.values("done") == [f"the budget was spent after {4 * processes} rounds in {processes} processes"]
 
 
@@ -334,6 +335,25 @@ def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
     assert Actor.now <= 135
 
 
+@pytest.mark.parametrize(("latest", "is_measured"), [(None, False), (160.0, True)])
+def test_a_variant_that_compiles_alone_may_use_the_time_of_the_gate(acted, monkeypatch, latest, is_measured):
+    ask = Actor.ask
+    compiled = []
+
+    def compiling(self, command, timeout=300.0, *arguments):
+        if command == "prepare" and self.stages and not compiled:
+            Actor.now += min(timeout, 70)
+            if timeout < 70:
+                raise ChildError(Cause.HUNG, "no answer")
+            compiled.append(True)
+        return ask(self, command, timeout, *arguments)
+
+    monkeypatch.setattr(Actor, "ask", compiling)
+    log = acted(80.0, latest=latest, variants=("all",))
+    assert (log.ratio("all") is not None) is is_measured
+    assert Actor.now <= (latest or 80)
+
+
 def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, monkeypatch):
     ask = Actor.ask
 
@@ -346,7 +366,8 @@ def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, 
     monkeypatch.setattr(Actor, "ask", compiling)
     log = acted(140.0)
     assert log.failed == {
-        "forward_cache": "the budget left it 16 s to start and compile, which were too few",
+        "forward_cache": "the budget left it 16 s to start and compile, which were too few; "
+        "--budget 1200 leaves it more",
     }
     assert Actor.now <= 140
     assert log.ratio("merged_critic_loss").processes == 5
@@ -451,4 +472,4 @@ def test_what_does_not_do_the_baselines_work_has_no_ratio(tmp_path):
     assert done.exit_code is ExitCode.GATE_FAILED
     report = (Path(done.folder) / "README.md").read_text()
     assert f"{fake.name} has no ratio, because it does not do the baseline's work" in report
-    assert re.search(r"\| - \| - \| invalid \|", report)
+    assert re.search(r"\| - \| invalid \| - \| - \|", report)

@@ -147,3 +147,16 @@ def test_the_best_evaluation_is_kept_without_checkpoints_on_the_way(tmp_path, lo
     assert best is not None
     assert checkpoint.read_manifest(best)["score"] == -losses[best_step - 1]
     assert checkpoint.load(best)["step"] == best_step
+
+
+def test_metrics_that_another_thread_logs_meanwhile_change_nothing(tmp_path):
+    class Growing(Notes):
+        cursor = 0
+
+        def mark(self):
+            self.cursor += 282
+            return self.cursor
+
+    notes = Growing()
+    Loop(odd_pipeline(tmp_path), tmp_path / "run", notes, notes, Stop()).run()
+    assert notes.cursor

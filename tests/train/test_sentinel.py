@@ -16,7 +16,7 @@ from runner.recipe.document import RecipeError
 from runner.recipe.safeguards import SentinelConfig
 from runner.system.errors import ExitCode, SentinelError
 from runner.train.assemble import assemble
-from runner.train.deviation import find_deviation
+from runner.train.deviation import find_deviations
 from runner.train.sentinel import Sentinel, checksum
 from runner.train.step import Step
 
@@ -96,9 +96,9 @@ def test_only_the_form_is_compared_where_a_stage_promises_no_algebra(monkeypatch
     assert not sentinel.alarms
     assert "because of late only the form of numbers is compared" in sentinel.summary()
     values = {"x": torch.ones(2)}
-    assert find_deviation({"x": 2 * torch.ones(2)}, values, [], Statistical()) is None
-    assert find_deviation({"x": torch.tensor([1.0, float("inf")])}, values, [], Statistical()).is_gross
-    assert find_deviation({"x": torch.ones(3)}, values, [], Statistical()).is_gross
+    assert not find_deviations({"x": 2 * torch.ones(2)}, values, [], Statistical())
+    assert find_deviations({"x": torch.tensor([1.0, float("inf")])}, values, [], Statistical())[0].is_gross
+    assert find_deviations({"x": torch.ones(3)}, values, [], Statistical())[0].is_gross
 
 
 @pytest.mark.parametrize("part", ["parameter", "optimizer"])
@@ -218,18 +218,49 @@ def test_rounding_is_excused_by_what_the_baseline_does_to_itself():
     contract = Close()
     baseline = {"x": torch.tensor([1.0, -2.0])}
     near = {"x": torch.tensor([1.0 + 1e-4, -2.0])}
-    assert find_deviation(near, baseline, [], contract) is not None
-    assert find_deviation(near, baseline, [{"x": torch.tensor([1.0 + 1e-6, -2.0])}], contract) is None
-    assert find_deviation(near, baseline, [{"x": torch.tensor([1.0, -2.0 + 1e-6])}], contract) is not None
-    assert find_deviation(near, baseline, [], Exact()) is not None
+    assert find_deviations(near, baseline, [], contract)
+    assert not find_deviations(near, baseline, [{"x": torch.tensor([1.0 + 1e-6, -2.0])}], contract)
+    assert find_deviations(near, baseline, [{"x": torch.tensor([1.0, -2.0 + 1e-6])}], contract)
+    assert find_deviations(near, baseline, [], Exact())
 
 
 def test_what_cannot_be_subtracted_deviates():
-    shape = find_deviation({"x": torch.ones(3)}, {"x": torch.ones(2)}, [], Close())
-    missing = find_deviation({}, {"x": torch.ones(2)}, [], Close())
-    nan = find_deviation({"x": torch.tensor(float("nan"))}, {"x": torch.tensor(1.0)}, [], Close())
+    (shape,) = find_deviations({"x": torch.ones(3)}, {"x": torch.ones(2)}, [], Close())
+    (missing,) = find_deviations({}, {"x": torch.ones(2)}, [], Close())
+    (nan,) = find_deviations({"x": torch.tensor(float("nan"))}, {"x": torch.tensor(1.0)}, [], Close())
     assert shape.is_gross
     assert missing.is_gross
     assert nan.is_gross
     both = {"x": torch.tensor([float("nan"), float("inf")])}
-    assert find_deviation(both, {"x": both["x"].clone()}, [], Close()) is None
+    assert not find_deviations(both, {"x": both["x"].clone()}, [], Close())
+
+
+def test_an_element_far_beyond_rounding_counts_if_it_deviates_again():
+    baseline = {"x": torch.linspace(1, 2, 5_000), "y": torch.linspace(1, 2, 5_000)}
+    yardstick = {name: value * (1 + 1e-7) for name, value in baseline.items()}
+
+    def deviations(name, element, size=0.01):
+        changed = {**baseline, name: baseline[name].clone()}
+        changed[name][element] += size
+        return find_deviations(changed, baseline, [yardstick], Close())
+
+    (first,) = deviations("x", 7)
+    assert not first.is_gross
+    assert not first.repeats([])
+    assert deviations("x", 7, -0.02)[0].repeats([first])
+    assert not deviations("x", 8)[0].repeats([first])
+    assert not deviations("y", 7)[0].repeats([first])
+    assert not deviations("x", 7, 1e-3)
+
+
+def test_a_tensor_that_deviates_twice_is_found_among_others():
+    baseline = {name: torch.linspace(1, 2, 100) for name in "xyz"}
+
+    def deviations(**shares):
+        changed = {name: value * (1 + shares.get(name, 0.0)) for name, value in baseline.items()}
+        return find_deviations(changed, baseline, [], Close())
+
+    earlier = deviations(x=1e-3, y=1e-3)
+    later = deviations(y=1e-3, z=1e-3)
+    assert [deviation.name for deviation in later if deviation.repeats(earlier)] == ["y"]
+    assert not any(deviation.repeats(earlier) for deviation in deviations(z=1e-3))
