@@ -20,10 +20,11 @@ def measured() -> dict[str, list[dict[str, Any]]]:
         result = json.loads(path.read_text())
         machine, torch = result["machine"]["cpu"], json.loads(path.with_name("ablation.json").read_text())["torch"]
         for case in result["cases"]:
+            threads = "1 thread" if case["threads"] == 1 else f"{case['threads']} threads"
             where = {
                 "experiment": f"experiments/{path.parent.name}",
                 "case": case["name"],
-                "machine": f"{case['device']}, {machine}, {case['threads']} threads, torch {torch}",
+                "machine": f"{case['device']}, {machine}, {threads}, torch {torch}",
             }
             for worth in case["worth"]:
                 ratios = {name: worth[name] for name in ("alone", "together") if worth[name]}

@@ -1,7 +1,9 @@
 """Does once, for all children, what each of them would do: the fork server imports this last."""
 
 import gc
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -9,6 +11,7 @@ from unittest.mock import patch
 import remembered  # noqa: F401
 from fork_server import GARBAGE
 from mlflow.store.db import utils
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from running import tiny, train_here
 from sqlalchemy.orm import configure_mappers
 
@@ -27,8 +30,14 @@ provenance.source(Path(__file__))
 _nearest_digits()
 read_digits()
 
+logging.getLogger("mlflow").setLevel(logging.CRITICAL)
 # The first training of a process imports modules, and prepares queries of the database.
 with TemporaryDirectory() as folder:
     places = {"RUNNER_WORKSPACE": folder, "XDG_STATE_HOME": folder}
-    with patch.dict(os.environ, places):
+    # If it fails, the tests report it, for which they need this process.
+    with patch.dict(os.environ, places), suppress(Exception):
         train_here("marl_baseline")
+# No child gets a connection to a database that is removed.
+for engine in SqlAlchemyStore._engine_map.values():
+    engine.dispose()
+SqlAlchemyStore._engine_map.clear()

@@ -82,15 +82,29 @@ class SimulatorConfig(SourceConfig):
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
         """Yields a few environments, a single one, and the usual number, each with a small buffer."""
-        evaluation = {"evaluation.episodes": 3}
         # The rows of one step then are at the end of the buffer and at its beginning.
         capacity = max(batch_size, FEW_ENVS) + 1
         capacity += capacity % FEW_ENVS == 0
-        few = {"envs": FEW_ENVS, "warmup": 2 * FEW_ENVS, "updates_per_step": 1.2 / FEW_ENVS}
-        yield {**evaluation, **few, "replay.capacity": capacity}
-        yield {**evaluation, "envs": 1, "warmup": 3, "updates_per_step": 0.25, "replay.capacity": batch_size}
-        usual = {"warmup": 0, "updates_per_step": 0.1 / self.envs}
-        yield {"evaluation.episodes": 8, **usual, "replay.capacity": max(batch_size, 20 * self.envs + 1)}
+        yield {
+            "envs": FEW_ENVS,
+            "evaluation.episodes": 3,
+            "replay.capacity": capacity,
+            "updates_per_step": 1.2 / FEW_ENVS,
+            "warmup": 2 * FEW_ENVS,
+        }
+        yield {
+            "envs": 1,
+            "evaluation.episodes": 1,
+            "replay.capacity": batch_size,
+            "updates_per_step": 0.25,
+            "warmup": 3,
+        }
+        yield {
+            "evaluation.episodes": 8,
+            "replay.capacity": max(batch_size, 20 * self.envs + 1),
+            "updates_per_step": 0.1 / self.envs,
+            "warmup": 0,
+        }
 
     def resident(self, device: str) -> bool:
         """Returns whether the replay buffer is where the learner is."""

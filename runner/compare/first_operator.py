@@ -98,7 +98,7 @@ def _in_float64(reproduction: Reproduction, reference: Recording, compared: Comp
     """Returns the element of the baseline's operator in float64; None if it has no such operator there."""
     table = ValueTable(0.0)
     batch = reproduction.trajectory.updates[reproduction.update - 1].batch
-    update = Update(batch, reference.start, _seed_of(reproduction))
+    update = Update(batch, reference.start, seed_of(reproduction))
     trajectory = Trajectory([update], reproduction.trajectory.seed, float64=True)
     try:
         recording = record(trajectory, reproduction.baseline, 1, OperatorRecorder(table))
@@ -115,7 +115,7 @@ def _in_float64(reproduction: Reproduction, reference: Recording, compared: Comp
     return float(table.values[match.number].numbers[compared.element])
 
 
-def _seed_of(reproduction: Reproduction) -> int:
+def seed_of(reproduction: Reproduction) -> int:
     """Returns the seed with which a subject makes the update as if it had made all before."""
     first = 0
     updates = reproduction.trajectory.updates[: reproduction.update]

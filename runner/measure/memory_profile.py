@@ -26,7 +26,7 @@ from runner.system import generators
 from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import make_folder, write_text
-from runner.system.lines import print_wrapped
+from runner.system.lines import amount, print_wrapped
 from runner.system.plots import (
     BLACK,
     GREY,
@@ -214,7 +214,7 @@ def thinned(samples: Sequence[MemorySample]) -> Sequence[MemorySample]:
 
 def show(profile: MemoryProfile, console: Console) -> None:
     """Prints the peak, its slots and modules, and the path of the plot."""
-    setting = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
+    setting = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
     text = f"{profile.recipe}: one update on {setting} holds {mib(profile.update)} MiB at its peak"
     console.print(CleanText(text))
     console.print(CleanText(f"the peak is in {profile.slot}"))

@@ -13,7 +13,7 @@ from runner.measure.memory_result import (
 )
 from runner.measure.report import Row, print_table
 from runner.system.console import CleanText, Console
-from runner.system.lines import print_wrapped
+from runner.system.lines import amount, print_wrapped
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.verify.variants import BASELINE
@@ -61,7 +61,7 @@ def percent(share: float) -> str:
 def show(result: MemoryResult, console: Console) -> None:
     """Prints the table and the remarks of every case, and the folder of the report."""
     for case in result.cases:
-        setting = f"{case.device}, {case.threads} threads, batch {case.batch_size}"
+        setting = f"{case.device}, {amount(case.threads, 'threads')}, batch {case.batch_size}"
         title = f"{case.name or result.name}: memory of one update on {setting}"
         console.print(CleanText(title))
         print_table(console, table(case, console.width >= _WIDE))
@@ -79,7 +79,7 @@ def markdown(result: MemoryResult) -> str:
         lines += ["**The ablation was interrupted; the same command continues it.**", ""]
     for case in result.cases:
         lines += [f"## {case.name or result.name}", ""]
-        lines += [f"Updates of {case.batch_size} samples on {case.device}, {case.threads} threads.", ""]
+        lines += [f"Updates of {case.batch_size} samples on {case.device}, {amount(case.threads, 'threads')}.", ""]
         lines += _markdown_table(table(case, wide=True))
         lines += [*(f"* {line}" for line in remarks(case)), ""]
     return redact("\n".join([*lines, "## How to read this", "", _HOW_TO_READ, ""]))

@@ -27,7 +27,7 @@ from runner.system import generators
 from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import make_folder
-from runner.system.lines import figure, print_wrapped
+from runner.system.lines import amount, figure, print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 from runner.train.budget import fitted
@@ -262,7 +262,7 @@ def show(profile: Profile, console: Console) -> None:
         if shown:
             print_table(console, shown)
 
-    where = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
+    where = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
     console.print(CleanText(f"{profile.recipe}: one update on {where}: {figure(profile.update_ms, 3)} ms"))
     table("calls", _slots(profile))
     for device, what in (("cuda", "kernels on the GPU"), ("cpu", "operators on the host")):

@@ -27,7 +27,7 @@ from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_text
 from runner.system.hardware import cpu_model
-from runner.system.lines import figure, print_wrapped
+from runner.system.lines import amount, figure, print_wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
@@ -87,9 +87,8 @@ def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowes
 def show(result: Result, console: Console) -> None:
     """Prints the table of every case, wide or narrow as the terminal is, what it means, and where to find it."""
     for case in result.cases:
-        threads = "1 thread" if case.threads == 1 else f"{case.threads} threads"
         device = "the CPU" if case.device == "cpu" else case.device
-        title = f"{case.name or 'ablation'}: one update on {device}, {threads}"
+        title = f"{case.name or 'ablation'}: one update on {device}, {amount(case.threads, 'threads')}"
         longest_word = max(len(word) for variant in case.variants for word in variant.title.split())
         rows = _variants(case, console.width >= _WIDE)
         print_table(console, rows, f"{title}, batch {case.batch_size}", longest_word)
@@ -160,7 +159,8 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     ]  # fmt: skip
     half = "Products in {}: {:.0f} GFLOP/s; the limit of variants that may use this type."
     return [
-        f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}. ",
+        f"One update of {case.batch_size} samples on {case.device} with {amount(case.threads, 'threads')}; "
+        f"{case.ended}. ",
         f"In the second table, *per s* counts {unit}.", "",
         *_table([_without(row, _COSTS) for row in variants]),
         *([f"Published: {published_by}", ""] if published_by and "published" in variants[0] else []),
@@ -253,7 +253,7 @@ def _slope(power: float) -> str:
 def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult, path: Path) -> None:
     """Writes a recipe that extends the measured one, with the reason behind every stage that is off."""
     recipe, measured = case.recipe, result.named(recommendation.variant)
-    where = f"{cpu_model()}, {result.threads} threads" if result.device == "cpu" else result.device
+    where = f"{cpu_model()}, {amount(result.threads, 'threads')}" if result.device == "cpu" else result.device
     lines = [
         f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}.",
         f"# The {recommendation.updates:,} updates of a training take {recommendation.seconds:,.0f} s with start-up; "

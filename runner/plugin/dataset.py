@@ -306,10 +306,13 @@ class DatasetSource(Source):
             self.train = self._selected(self.train, train)
             self._samples = len(train)
         if held_out is not None:
-            self.held_out = self._selected(self.held_out, held_out)
+            self.held_out = self._selected(self.held_out, held_out, copies=True)
             self._held_out_samples = len(held_out)
 
-    def _selected(self, data: Any, index: Tensor) -> Any:
+    def _selected(self, data: Any, index: Tensor, *, copies: bool = False) -> Any:
+        if type(data) is TensorRows and copies:
+            # An evaluation may read the tensors of its samples.
+            return TensorRows(data.take(index.to(self._home(data))))
         if isinstance(data, Rows):
             return SelectedRows(data, index.to(self._home(data)))
         if is_stream(data):

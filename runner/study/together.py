@@ -14,6 +14,7 @@ from runner.child.spawn import Child, ChildError, Limits
 from runner.plugin.registry import Registry
 from runner.system.errors import RunnerError
 from runner.system.hardware import usable_cores
+from runner.system.lines import amount
 from runner.tracking.workspace import Workspace
 from runner.train.signals import Stop, stop_on_signals
 
@@ -32,7 +33,7 @@ def work_together(
     """
     parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
     threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
-    display.say(f"{parallel} workers with {threads} threads each")
+    display.say(f"{parallel} workers with {amount(threads, 'threads')} each")
     options = {"study": str(definition.path), "sets": list(sets), "seconds": definition.config.budget.seconds}
 
     def one(_number: int) -> ChildError | None:

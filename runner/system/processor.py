@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from runner.system.contention import SINCE_START, Contention, ContentionMeter
 from runner.system.hardware import usable_cores
+from runner.system.lines import amount
 from runner.system.openmp import WaitControl
 
 WaitMode = Literal["active", "passive"]
@@ -56,7 +57,7 @@ class ProcessorUse:
     variables: Mapping[str, str]
 
     def __str__(self) -> str:
-        threads = f"{self.threads} threads ({self.threads_reason})"
+        threads = f"{amount(self.threads, 'threads')} ({self.threads_reason})"
         return f"{threads}, wait {self.wait} ({self.wait_reason})"
 
     def data(self) -> dict[str, Any]:

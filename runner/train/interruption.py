@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import OutOfMemoryError
 
 from runner.plugin.mistakes import place_of
+from runner.train.checkpoint import checkpoints
 from runner.train.shortage import explain_shortage
 from runner.train.signals import Stop, StopNow
 
@@ -34,4 +35,9 @@ def interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
     except StopNow as error:
         place = place_of(list(traceback.walk_tb(error.__traceback__)))
         name = "" if stop.asked is None else stop.asked.name
-        _log.warning("%s interrupted %s; the newest checkpoint is resumed by: %s", name, place, loop.again)
+        state = (
+            "the newest checkpoint is resumed by"
+            if checkpoints(loop.writer.folder)
+            else "there is no checkpoint yet, it starts again by"
+        )
+        _log.warning("%s interrupted %s; %s: %s", name, place, state, loop.again)

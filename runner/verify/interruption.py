@@ -31,14 +31,14 @@ def interrupted_evaluation(learner: Learner, calls: int | None) -> Iterator[None
             raise EvaluationInterrupted
         return measure(*arguments)
 
-    before = {name: vars(learner).get(name) for name in _MEASURING}
+    methods = {name: vars(learner).get(name) for name in _MEASURING}
     for name in _MEASURING:
         setattr(learner, name, partial(limit, getattr(learner, name)))
     try:
         with suppress(EvaluationInterrupted):
             yield
     finally:
-        for name, method in before.items():
+        for name, method in methods.items():
             if method is None:
                 delattr(learner, name)
             else:

@@ -158,10 +158,10 @@ def differing_metrics(
 ) -> str | None:
     """Returns the name of the first metric that is another number; None if there is none."""
     for name, value in expected.items():
-        other = metrics.get(name, MISSING)
-        if digest(value) == digest(other):
+        metric = metrics.get(name, MISSING)
+        if digest(value) == digest(metric):
             continue
-        is_close = isinstance(other, float) and abs(other - value) <= tolerance * max(1.0, abs(value))
+        is_close = isinstance(metric, float) and abs(metric - value) <= tolerance * max(1.0, abs(value))
         if is_exact or not is_close:
             return name
     return None

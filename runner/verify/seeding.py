@@ -22,7 +22,7 @@ from runner.verify.subjects import recipe_with
 
 ASSEMBLY, UPDATE, PREDICTION, EVALUATION = "the assembly", "an update", "a prediction", "an evaluation"
 MOMENTS = (ASSEMBLY, UPDATE, UPDATE, UPDATE, PREDICTION, EVALUATION, UPDATE)
-"""What is done, in this order."""
+"""Actions in their order."""
 _MEASURED = 2
 """Batches or predictions of an evaluation."""
 _SEEDS = (0, 1)
@@ -35,27 +35,26 @@ def seed_uses(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Bu
     For torch's generators, which every update seeds by its number, it is whether their seed is what
     it was before.
     """
-    chosen = recipe_with(recipe, registry, stages)
+    staged = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        before = _torch_seeds()
-        pipeline = assemble(chosen, registry.files)
-        assembled = _states(before)
+        seeds = _torch_seeds()
+        pipeline = assemble(staged, registry.files)
+        assembled = _states(seeds)
         step = Step(pipeline)
 
         def act(moment: str) -> dict[str, Any]:
             if moment == ASSEMBLY:
                 return assembled
             if moment == UPDATE:
-                before = _update(step)
-                return _states(before)
-            before = _torch_seeds()
+                return _states(_update(step))
+            seeds = _torch_seeds()
             if moment == PREDICTION:
                 pipeline.learner.predict(pipeline.learner.inputs(step.batch))
             else:
                 with interrupted_evaluation(pipeline.learner, _MEASURED):
                     evaluation.evaluated(pipeline)
-            return _states(before)
+            return _states(seeds)
 
         return Subject(act, {}, parameters=lambda: ())
 
@@ -63,8 +62,8 @@ def seed_uses(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Bu
 
 
 def _update(step: Step) -> list[int]:
-    """Makes an update, and returns torch's seeds as they were when it began."""
-    drawn = step.next()
+    """Makes an update, and returns torch's seeds at its start."""
+    inputs = step.next()
     seeds: list[int] = []
     set_seed: Callable[[int], None] = step.seed
 
@@ -74,7 +73,7 @@ def _update(step: Step) -> list[int]:
 
     vars(step)["seed"] = seed
     try:
-        step(drawn)
+        step(inputs)
     finally:
         del vars(step)["seed"]
     return seeds
@@ -107,9 +106,9 @@ def find_seeds(build: Build) -> list[tuple[str, str]]:
     first, second = (Isolation(build, seed) for seed in _SEEDS)
     seeds = []
     for moment in MOMENTS:
-        states, others = (isolation.advance([moment], dict)[0] for isolation in (first, second))
+        states, expected = (isolation.advance([moment], dict)[0] for isolation in (first, second))
         for name, state in states.items():
-            is_seeded = not state if name == _TORCH else state == others[name]
+            is_seeded = not state if name == _TORCH else state == expected[name]
             if is_seeded:
                 seeds.append((name, moment))
     return seeds

@@ -19,8 +19,9 @@ from runner.compare.states import clones, leaves
 from runner.compare.subject import Build, Subject
 from runner.plugin.contract import Close, Contract
 from runner.plugin.learner import Learner
+from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
-from runner.plugin.source import Ring, Source, State
+from runner.plugin.source import Batch, Ring, Source, State
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError
@@ -38,6 +39,8 @@ ENOUGH = 3
 OVERWRITTEN = "a ring buffer that is full and written again"
 _EVALUATED_AT = 30
 """Number of the draw after which an evaluation is compared."""
+_UPDATED_EVERY = 8
+"""Batches for which the source receives the results of one update."""
 _STATISTICS_EVERY = 10
 """Draws between two calls of ``statistics``, which a training makes now and then."""
 _NEWEST_ROWS = 512
@@ -137,6 +140,8 @@ class SimulatedPipeline:
         self.trained = pipeline.build_another_learner() if trains else None
         self.recorder = LearnerRecorder(pipeline.learner)
         self._output: dict[str, Any] | None = None
+        self._trained_output: dict[str, Any] = {}
+        self._trained_samples = 0
         self._rounds: list[int] = []
         self.source.bind(self.recorder.learner)
         # Wrappers of stages around the update have other checks.
@@ -171,10 +176,16 @@ class SimulatedPipeline:
         is_settled = self.source.ahead() == 0
         return Draw(values, results, events | self._count_refills(state), is_settled)
 
-    def _update(self, *inputs: Any) -> dict[str, Any]:
-        if self.trained is not None:
-            self._output = self.trained.update(*inputs)
-        assert self._output is not None
+    def _update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+        if self.trained is None:
+            assert self._output is not None
+            return self._output
+        # An update takes longer than a draw, and results of another batch are feedback, too.
+        samples = self.source.size(batch)
+        if samples != self._trained_samples or progress.updates % _UPDATED_EVERY == 0:
+            self._trained_output = self.trained.update(batch, noise, progress)
+            self._trained_samples = samples
+        self._output = clones(self._trained_output)
         return self._output
 
     def _evaluate(self) -> dict[str, Any]:

@@ -65,6 +65,12 @@ class Exports(NamedTuple):
     calls: tuple[ModuleCall, ...]
     inputs: Mapping[str, Sequence[tuple[Tensor, ...]]]
 
+    @property
+    def results(self) -> list[str]:
+        """Returns the names of all results."""
+        counts = {call.name: 1 + len(self.inputs[call.name]) for call in self.calls}
+        return [f"program.{name}.{number}" for name, count in counts.items() for number in range(count)]
+
 
 def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
     """Makes subjects that train, and then use the trained model.
@@ -74,11 +80,11 @@ def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) 
     keeps. For ``Exports``, it returns what exported programs compute; None for a module that cannot
     be exported.
     """
-    chosen = recipe_with(recipe, registry, stages)
+    staged = recipe_with(recipe, registry, stages)
     plain = recipe_with(recipe, registry, ())
 
     def build() -> Subject:
-        pipeline = assemble(chosen, registry.files)
+        pipeline = assemble(staged, registry.files)
         training = Training(pipeline)
 
         def act(request: Recorded | Restoration | Exports) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
         CheckpointError: The model does not fit the recipe without stages.
         UnpackableError: A checkpoint cannot hold it.
     """
-    learner = {name: part for name, part in pipeline.learner.complete_state().items() if name != "optimizers"}
+    learner = {name: entry for name, entry in pipeline.learner.complete_state().items() if name != "optimizers"}
     model: State = {
         "learner": learner,
         "stages": {},
@@ -163,10 +169,10 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
     calls: dict[str, ModuleCall] = {}
     depth = 0
 
-    def enter(role: str, path: str, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def enter(role: str, path: str, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal depth
-        call = ModuleCall(role, path, clones(given))
-        if depth == 0 and given and not named and all(isinstance(value, Tensor) for value in given):
+        call = ModuleCall(role, path, clones(inputs))
+        if depth == 0 and inputs and not named and all(isinstance(value, Tensor) for value in inputs):
             calls.setdefault(call.name, call)
         depth += 1
 
@@ -188,28 +194,26 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
 
 
 def run_programs(learner: Learner, exports: Exports) -> dict[str, Any]:
-    """Returns the results of exported modules, by the modules' names and the numbers of the inputs."""
+    """Returns the results of exported modules, by the modules' names and the numbers of the inputs.
+
+    A result is None if a module cannot be exported, or the program refuses the sizes of the inputs.
+    """
     results: dict[str, Any] = {}
     with learner.evaluating(), torch.no_grad():
         for call in exports.calls:
             module = learner.modules()[call.role].get_submodule(call.path)
             program = export_module(module, call.inputs)
-            if program is None:
-                results[call.name] = None
-                continue
-            others = [run_for_other_size(program, inputs) for inputs in exports.inputs[call.name]]
-            results[call.name] = [program(*clones(call.inputs)), *others]
+            inputs = (call.inputs, *exports.inputs[call.name])
+            results[call.name] = None if program is None else [_run(program, arguments) for arguments in inputs]
     return results
 
 
-def run_for_other_size(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
-    """Returns the result of a program; None if it only accepts the sizes of its export.
-
-    Code that reads a size as a number (``x.view(batch, ...)``) exports a program for this size.
-    """
+def _run(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+    """Returns the result of a program; None if it refuses inputs of these sizes."""
     try:
         return program(*clones(inputs))
-    except (RuntimeError, AssertionError):
+    except Exception:
+        # Whatever a program does that was made for fixed sizes.
         return None
 
 

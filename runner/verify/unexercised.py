@@ -43,8 +43,8 @@ class Unexercised:
             parts.append(f"{', '.join(self.lines[:SHOWN_LINES])}{more}")
         if self.updates < self.training_updates:
             parts.append(f"updates after {self.updates:,} of about {self.training_updates:,}")
-        if self.evaluations:
-            parts.append(f"more than {self.evaluations} evaluations")
+        evaluations = f"more than {self.evaluations} evaluations" if self.evaluations else "evaluations"
+        parts.append(evaluations)
         if self.input_sizes:
             parts.append(f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}")
         parts += self.events

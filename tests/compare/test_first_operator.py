@@ -11,11 +11,12 @@ from loops import Loop, Net, batches
 from torch import nn
 
 from runner.compare.close import algebra
-from runner.compare.first_operator import Reproduction, find_first_operator, name_operator
-from runner.compare.isolation import Trajectory
+from runner.compare.first_operator import Reproduction, find_first_operator, name_operator, seed_of
+from runner.compare.isolation import Trajectory, Update
 from runner.compare.operator_search import DivergingOperator
+from runner.compare.states import saved
 from runner.compare.values import Value, ValueTable
-from runner.proof import Close, Exact, Outcome, Verdict, exact, verify
+from runner.proof import Close, Exact, Outcome, Subject, Verdict, exact, verify
 
 BATCHES = batches(3)
 WIDTH = 4
@@ -288,3 +289,77 @@ def test_a_value_is_found_in_any_arrangement(sizes, arrangement, dimension):
     assert (match is None) == (arrangement == "changed")
     if arrangement in ("stacked", "joined"):
         assert sorted(match.pieces) == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(90, 130), st.integers(90, 130), st.data())
+def test_a_difference_in_any_column_of_a_large_value_is_found(rows, columns, data):
+    generator = torch.Generator().manual_seed(rows)
+    tensor = torch.randn(rows, columns, generator=generator)
+    table = ValueTable(0.0)
+    table.add(Value.of(tensor))
+    changed = tensor.clone()
+    changed[:, data.draw(st.integers(0, columns - 1))] += 1
+    assert table.find(Value.of(tensor))
+    assert table.find(Value.of(changed)) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(5, 20), st.integers(1, 6), st.integers(0, 1000))
+def test_micro_batches_are_found_also_if_the_last_one_is_smaller(rows, size, seed):
+    complete = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    table = ValueTable(0.0)
+    table.add(Value.of(complete))
+    matches = [table.find(Value.of(part)) for part in complete.split(size)]
+    covered = {row for match in matches for row in range(*(match.rows or (0, rows)))}
+    assert covered == {*range(rows)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3), st.integers(2, 3), st.integers(2, 3), st.permutations(range(3)))
+def test_complex_values_are_found_with_their_dimensions_in_any_order(first, second, third, order):
+    generator = torch.Generator().manual_seed(first)
+    tensor = torch.randn(first, second, third, dtype=torch.complex64, generator=generator)
+    table = ValueTable(0.0)
+    table.add(Value.of(tensor))
+    assert table.find(Value.of(tensor.permute(*order))) is not None
+    assert table.find(Value.of(tensor.permute(*order) + 1j)) is None
+
+
+@pytest.mark.parametrize("count", range(4, 60, 4))
+def test_zeros_do_not_consist_of_a_single_zero(count):
+    table = ValueTable(0.0)
+    for number in (0.0, 1.0, 0.1, 0.2):
+        table.add(Value.of(torch.tensor(number)))
+    assert table.find(Value.of(torch.zeros(count))) is None
+    losses = table.find(Value.of(torch.tensor([0.1, 0.2])))
+    assert len(losses.pieces) == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 10**6)), min_size=1, max_size=5))
+def test_an_update_in_float64_has_the_seed_that_it_had(seeds):
+    """A state may come with a seed, from which updates are counted again."""
+    numbers = []
+
+    def build():
+        model = nn.Linear(1, 1)
+        return Subject(lambda batch: model(batch).detach(), {"model": model}, seed=numbers.append)
+
+    state = {"model": nn.Linear(1, 1).state_dict()}
+    updates = [Update(torch.ones(1), None if seed is None else state, seed) for seed in seeds]
+    reproduction = Reproduction(build, build, Trajectory(updates, 0), len(updates), "Exact")
+    trajectory = reproduction.trajectory
+    assert len([*trajectory.updated(trajectory.isolated(build))]) == len(updates)
+    single = Trajectory([Update(torch.ones(1), state, seed_of(reproduction))], 0)
+    assert len([*single.updated(single.isolated(build))]) == 1
+    assert numbers[-1] == numbers[-2]
+
+
+def test_the_first_update_with_a_difference_is_found_from_a_state():
+    batch = BATCHES[0]
+    state = saved(Loop()())
+    trajectory = Trajectory([Update(batch, state, 3), *map(Update, BATCHES[1:])], 0)
+    reproduction = Reproduction(Loop(), Loop(net=Leaky), trajectory, 1, "Exact", last=3)
+    assert reproduction.narrowed().update == 1
+    assert Reproduction(Loop(), Loop(), trajectory, 1, "Exact", last=3).narrowed().update == 3

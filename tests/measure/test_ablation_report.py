@@ -85,6 +85,16 @@ def test_variants_without_budget_are_listed_with_a_sufficient_one(measured):
     assert " ".join(screen.getvalue().split()).count(expected) == len(cases)
 
 
+@pytest.mark.parametrize("threads", [1, 2, *range(3, 51)])
+def test_one_thread_is_singular_everywhere(measured, threads):
+    cases = tuple(replace(item, threads=threads) for item in measured.cases)
+    whole = replace(measured, cases=cases)
+    screen = io.StringIO()
+    show(whole, Console(file=screen, width=160))
+    words = re.findall(rf"\b{threads} threads?\b", markdown(whole, []) + screen.getvalue())
+    assert set(words) == {"1 thread" if threads == 1 else f"{threads} threads"}
+
+
 def test_pictures_are_drawn(measured, tmp_path):
     assert draw(measured, tmp_path) == ["ratios.png", "training.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())

@@ -20,13 +20,13 @@ def recipe_of(kind, registry, promise=None):
     """Returns the recipe for which a wrong stage is made, with that stage."""
     case = wrong_base.CASES[kind]
     sets = [
-        *wrong_base.SETTINGS[case.recipe],
+        *wrong_base.settings_of(case.recipe),
         *case.sets,
         *SYNTHETIC.get(case.recipe, ()),
         "device=cpu",
         f"optimization.{kind}.promise={promise or case.promise}",
     ]
-    return load(RECIPES / f"{case.recipe}.yaml", sets, registry)
+    return load(RECIPES / f"{wrong_base.shipped_recipe(case.recipe)}.yaml", sets, registry)
 
 
 def pair_of(recipe, kind, registry, options=LONG):

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import wrong_base
 from hypothesis import given
 from hypothesis import strategies as st
-from running import RECIPES, tiny
+from judging import recipe_of
+from running import tiny
 
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
-from runner.recipe.loader import load
 from runner.verify.gate import Gate
 from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
 from runner.verify.options import Options
@@ -19,14 +18,10 @@ from runner.verify.surroundings import answers, same_answers
 
 REGISTRY = Registry([Path(__file__).with_name("wrong_trained.py")])
 OPTIONS = Options(updates=2, horizon=0, budget=0.0)
-SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
 
 
 def wrong(kind):
-    case = wrong_base.CASES[kind]
-    settings = [*wrong_base.SETTINGS[case.recipe], *SYNTHETIC.get(case.recipe, ())]
-    sets = [*settings, "device=cpu", f"optimization.{kind}=on"]
-    return load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
+    return recipe_of(kind, REGISTRY)
 
 
 def pair_of(recipe, kind):

@@ -11,7 +11,7 @@ from torch import nn
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.verify.checks.trained_model import TrainedModelCheck
-from runner.verify.trained_model import export_module, record_calls, run_for_other_size
+from runner.verify.trained_model import export_module, record_calls
 
 REGISTRY = Registry([HERE / "wrong_trained.py"])
 WRONG = {
@@ -78,15 +78,3 @@ def test_a_module_is_exported_for_other_sizes_unless_it_cannot_be():
     inputs = torch.rand(7, 3)
     torch.testing.assert_close(program(inputs), module(inputs))
     assert export_module(Untraceable(), (torch.ones(4),)) is None
-
-
-def refuse_other_rows(values):
-    if len(values) != 4:
-        raise RuntimeError("Expected input at *args[0].shape[0] to be equal to 4")
-    return 2 * values
-
-
-@given(st.integers(1, 9))
-def test_a_program_for_one_size_has_no_result_for_another(rows):
-    result = run_for_other_size(refuse_other_rows, (torch.ones(rows),))
-    assert (result is not None) == (rows == 4)

@@ -16,6 +16,8 @@ Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
 OBSERVATION_SIZE, ACTION_SIZE = 7, 2
 SHORT_EPISODES = (9, 25, 60)
 """Steps of an episode in each of the other sizes; the last allows to reach goal and obstacle."""
+EVALUATED_STEPS = 200
+"""Steps of an evaluated episode in the last of these sizes."""
 
 
 class RewardConfig(Config):
@@ -86,8 +88,9 @@ class UavConfig(SimulatorConfig):
         short, medium, long = (min(limit, self.episode_limit) for limit in SHORT_EPISODES)
         yield {**few, "followers": self.followers + 1, "episode_limit": short}
         yield {**single, "followers": max(1, self.followers - 1), "episode_limit": medium}
-        # Evaluated episodes keep their limit, so that some of them end long before others.
-        yield {**usual, "training_limit": long, "evaluation.episodes": 64}
+        # Evaluated episodes have a higher limit, so that some of them end long before others.
+        limits = {"training_limit": long, "episode_limit": min(EVALUATED_STEPS, self.episode_limit)}
+        yield {**usual, **limits, "evaluation.episodes": 64}
 
     def outline(self, batch_size: int) -> SourceOutline:
         """Returns the shapes of transitions of the leader and its followers."""

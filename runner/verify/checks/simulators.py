@@ -91,7 +91,10 @@ def _sizes_of(pair: StagePair) -> list[Sizes]:
 
 
 def _words(sizes: Sizes) -> str:
-    """Returns the settings as words of a message."""
+    """Returns the settings of ``data`` as words of a message."""
     if not sizes:
         return "with the recipe's sizes"
-    return "with " + ", ".join(f"data.{name} {value}" for name, value in sizes.items())
+    settings = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in sizes.items()
+    ]
+    return f"with {', '.join(settings)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.compare.difference import MISSING, described
-from runner.compare.isolation import Isolation, StepError
+from runner.compare.isolation import Frame, Isolation, Location, StepError
 from runner.compare.single_updates import same_updates
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
@@ -30,7 +30,7 @@ class TrainedModelCheck(Check):
     question = "Is the model that is left after a training the baseline's, also without the stages and exported?"
     catches = (
         "weights that are not in the model but in a stage; a model that cannot be restored without it; an exported "
-        "program that computes something else, or accepts no other sizes"
+        "program that computes something else"
     )
     is_optional = True
 
@@ -89,12 +89,13 @@ def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
         return error.verdict(name, None)
     if not frame:
         return Verdict(Outcome.PASS, name, "the trained model is the same; with the stages it cannot be exported")
-    prefixes = tuple(f"program.{call.name}." for call in pair.baseline.exports.calls)
-    names = [location.name for location in frame]
-    missing = tuple(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names))
-    expected = {location: value for location, value in expected.items() if not location.name.startswith(missing)}
-    # A program of the candidate may accept sizes that the baseline's does not.
-    frame = {location: value for location, value in frame.items() if location in expected}
+    # A program may refuse other sizes than those of its export.
+    results = [result for result in pair.baseline.exports.results if _select(expected, result)]
+    results = [result for result in results if _select(frame, result)]
+    expected, frame = (
+        {location: values[location] for result in results for location in _select(values, result)}
+        for values in (expected, frame)
+    )
     is_form = not isinstance(pair.contract, Exact | Close)
     location = unlike(expected, frame, form=is_form)
     if location is None:
@@ -102,3 +103,8 @@ def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
     pair_of_values = (values.get(location, MISSING) for values in (expected, frame))
     difference = described(1, location, *pair_of_values)
     return Verdict(Outcome.FAIL, name, f"an exported program is another one: {difference}")
+
+
+def _select(frame: Frame, name: str) -> list[Location]:
+    """Returns the locations of a result, which may be a tensor or a tree of them."""
+    return [location for location in frame if f"{location.name}.".startswith(f"{name}.")]
