@@ -31,9 +31,9 @@ LAYERS = {
     "shifted": (lambda x: x + 0.25, "aten.add"),
     "sorted": (lambda x: x.sort(1).values, "aten.sort"),
     "gathered": (lambda x: x[:, [1, 0, 3, 2]], "aten.index"),
-    "summed": (lambda x: x + x.sum(0), "aten.add"),
+    "summed": (lambda x: (x + x.sum(0)) / 4, "aten.div"),
 }
-"""Layers with the last operator of each."""
+"""Layers with the last operator of each. None lets values grow until a later tanh hides what is wrong."""
 
 
 class Layers(nn.Module):
@@ -99,9 +99,11 @@ def first_operator(changed, baseline=None, contract="Exact", update=1, given=BAT
     return operator
 
 
+NEW = ("does not have", "where the baseline has")
+"""Remarks about an operator that the baseline does not have at all, or not in this place."""
 EXPECTED = {
-    "scaled": ("aten.mul", "does not have"),
-    "flipped": ("aten.flip", "does not have"),
+    "scaled": ("aten.mul", NEW),
+    "flipped": ("aten.flip", NEW),
     "written by no operator": (None, "changed afterwards by no operator"),
     "left out": (None, "is left out"),
     "wrong gradient": ("aten.mul", ""),
@@ -131,11 +133,13 @@ def test_an_error_after_any_operator_of_any_network_is_found_there(names, fault,
     if fault == "left out":
         # The next layer may have the same operators, and is then the one with another input.
         remarks = "is left out", "with another input", "which the baseline does not have", "where the baseline has"
-        assert operator.phase == "forward"
+        # A norm of something normalized changes its last digits, and its gradient.
+        assert operator.phase == "forward" or names[wrong] == "norm"
         assert operator.remark.startswith(remarks) or operator.remark.endswith(remarks), operator
         return
     assert operator.operator == (expected or last), operator
-    assert remark in operator.remark, operator
+    remarks = remark if isinstance(remark, tuple) else (remark,)
+    assert any(text in operator.remark for text in remarks), operator
     assert operator.phase == ("backward" if fault == "wrong gradient" else "forward")
 
 
