@@ -28,12 +28,15 @@ LAYERS = {
     "softmax": (lambda x: torch.softmax(x, 1), "aten._softmax"),
     "norm": (lambda x: nn.functional.layer_norm(x, [WIDTH]), "aten.native_layer_norm"),
     "transposed": (lambda x: (x.t() @ x) / len(x), "aten.div"),
-    "shifted": (lambda x: x + 0.25, "aten.add"),
+    "shifted": (lambda x: x - 0.25, "aten.sub"),
     "sorted": (lambda x: x.sort(1).values, "aten.sort"),
     "gathered": (lambda x: x[:, [1, 0, 3, 2]], "aten.index"),
-    "summed": (lambda x: (x + x.sum(0)) / 4, "aten.div"),
+    "mixed": (lambda x: x.lerp(x.mean(0), 0.5), "aten.lerp"),
 }
-"""Layers with the last operator of each. None lets values grow until a later tanh hides what is wrong."""
+"""Layers with the last operator of each, which no other one has.
+
+No layer lets values grow until a later tanh hides what is wrong.
+"""
 
 
 class Layers(nn.Module):
@@ -130,11 +133,14 @@ def test_an_error_after_any_operator_of_any_network_is_found_there(names, fault,
         # Some faults make no difference: a sigmoid without a ReLU, a norm of something scaled.
         assert algebra(baseline, changed, inputs) if float64 else exact(baseline, changed, inputs)
         return
+    if operator.phase == "backward" and fault != "wrong gradient":
+        # What is done to rows before a product over them changes rounding alone, as a norm of a norm does.
+        assert algebra(baseline, changed, inputs)
+        return
     if fault == "left out":
         # The next layer may have the same operators, and is then the one with another input.
         remarks = "is left out", "with another input", "which the baseline does not have", "where the baseline has"
-        # A norm of something normalized changes its last digits, and its gradient.
-        assert operator.phase == "forward" or names[wrong] == "norm"
+        assert operator.phase == "forward"
         assert operator.remark.startswith(remarks) or operator.remark.endswith(remarks), operator
         return
     assert operator.operator == (expected or last), operator
