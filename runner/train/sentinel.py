@@ -68,6 +68,8 @@ class Sentinel:
         self._clock = clock
         self._started = clock()
         self._cost = 0.0
+        self._checksum_seconds = 0.0
+        """For the comparison of the last checksum, which follows a repeated update."""
         self._baseline: BaselineLearner | None = None
         self._suspicions: list[Deviation] = []
         self._checksum: Tensor | None = None
@@ -92,9 +94,10 @@ class Sentinel:
             return True
         elapsed = self._clock() - self._started
         cost = self._cost if self.checked else FIRST_COST * elapsed / self.updates
-        return self.seconds + cost <= self.config.share * elapsed
+        return self.seconds + cost + self._checksum_seconds <= self.config.share * elapsed
 
     def _repeated(self, drawn: Drawn) -> dict[str, Any] | None:
+        earlier = self.seconds
         began = self._clock()
         snapshot = Snapshot.of(self.step, drawn)
         copied = self._clock()
@@ -105,7 +108,8 @@ class Sentinel:
             self._compare(snapshot, output)
         finally:
             self._cost = (copied - began) + (self._clock() - trained)
-            self.seconds += self._cost
+            # The new checksum has counted its time already, which is a part of this.
+            self.seconds = earlier + self._cost
         return output
 
     def _compare(self, snapshot: Snapshot, output: Any) -> None:
@@ -167,7 +171,8 @@ class Sentinel:
         began = self._clock()
         before, self._checksum = self._checksum, None
         after = checksum(self.step.learner.complete_state())
-        self.seconds += self._clock() - began
+        self._checksum_seconds = self._clock() - began
+        self.seconds += self._checksum_seconds
         if not torch.equal(before, after):
             number = self.step.progress.updates
             places = (before != after).nonzero().flatten().tolist() if before.shape == after.shape else []
