@@ -66,7 +66,7 @@ def jobs(kind):
 def train(job):
     """Trains in this process until an alarm or the end; returns the result."""
     sys.path[:0] = [str(TESTS)]
-    from running import tiny
+    from running import tiny, with_requirements
 
     from runner.plugin.registry import Registry
     from runner.recipe.safeguards import SentinelConfig
@@ -83,7 +83,7 @@ def train(job):
         sets += ["optimizer.max_grad_norm=null"] * (job["fault"] == "scale" and "marl" not in job["recipe"])
         sets.append(f"optimization.late={stage}")
     else:
-        sets.append(f"optimization.{job['stage']}=on")
+        sets += with_requirements(job["stage"], job["recipe"])
     unit = next(
         iter(
             {"marl": "env_steps", "shakespeare": "tokens", "digits": "epochs", "gcn": "epochs"}.get(
