@@ -101,6 +101,10 @@ class Learner(ABC):
     def predict(self, inputs: Any) -> Any:
         """The deterministic answer that is evaluated and served (a classifier's logits, not a draw from them)."""
 
+    def scores(self, inputs: Any) -> Any:
+        """Returns the numbers from which ``predict`` selects discrete answers; None if there are none."""
+        return None
+
     def inputs(self, batch: Batch) -> Any:
         """Returns the input of ``predict`` in a batch: by default the batch."""
         return batch
