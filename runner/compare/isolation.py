@@ -18,7 +18,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from runner.compare.states import clones, leaves, load, named_parameters, on_host, put, saved, to_float64, widen
+from runner.compare.states import (
+    clones,
+    have_equal_leaves,
+    leaves,
+    load,
+    named_parameters,
+    on_host,
+    put,
+    saved,
+    to_float64,
+    widen,
+)
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.system import generators, settings
@@ -91,6 +102,7 @@ class Isolation:
         """Builds the subject with this seed, optionally in float64, or with observed slots.
 
         Compiled code draws what eager code draws, unless it is to draw as it does in a training.
+        On a GPU, torch selects kernels that have the same result every time, where it has any.
         """
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
@@ -109,6 +121,8 @@ class Isolation:
         with self._own.apart(), self._failing() if float64 else nullcontext():
             if not as_trained:
                 settings.inductor().fallback_random = True
+            if torch.cuda.is_available():
+                settings.prefer_deterministic_kernels()
             generators.seed(seed)
             if float64:
                 torch.set_default_dtype(torch.float64)
@@ -202,12 +216,12 @@ class Isolation:
         host, and none on a GPU.
         """
         mine, own_gpus = self._own.random, self._own.random["cuda"]
-        return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
+        return have_equal_leaves(mine, other._own.random) and have_equal_leaves(self._before["cuda"], own_gpus)
 
     @property
     def drew(self) -> bool:
         """Returns whether its last step has drawn from the global generators."""
-        return not _equal(self._before, self._own.random)
+        return not have_equal_leaves(self._before, self._own.random)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -278,8 +292,7 @@ class Isolation:
         """Returns the numbers and tensors of a result, with gradients and state; None is
         ignored.
         """
-        returned = [(path or "output", value) for path, value in leaves(output) if value is not None]
-        outputs = {Location(slot, "output", path, visit): value for path, value in returned}
+        outputs = output_frame(output, slot, visit)
         if self.subject.gradients is not None:
             found = dict(self.subject.gradients())
         else:
@@ -306,9 +319,10 @@ class Isolation:
         }
 
 
-def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(leaves(one), leaves(other), strict=True)
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b) for (_, a), (_, b) in pairs)
+def output_frame(output: Any, slot: str = STEP, visit: int = 0) -> Frame:
+    """Returns the numbers and tensors that a slot has returned; None is ignored."""
+    values = [(path or "output", value) for path, value in leaves(output) if value is not None]
+    return {Location(slot, "output", path, visit): value for path, value in values}
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
