@@ -9,9 +9,10 @@ import torch
 
 from runner.compare.difference import Difference, comparable, locate, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, observed, parting, side_effects
-from runner.compare.isolation import StepError, Trajectory
+from runner.compare.isolation import StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from runner.compare.device_queues import DeviceQueues
 from runner.compare.difference import Difference, described, not_same_bits
-from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, output_frame
+from runner.compare.isolation import Frame, Isolation, StepError, output_frame
 from runner.compare.states import clones, on_host
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 
 FEWEST_SECONDS = 0.02

@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from runner.compare.horizon import LongRun, long_run
-from runner.compare.isolation import Frame, Update
+from runner.compare.isolation import Frame
 from runner.compare.states import clones
+from runner.compare.trajectory import Update
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source

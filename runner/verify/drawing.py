@@ -16,10 +16,11 @@ from runner.compare.difference import (
     digest,
 )
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Statistical

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.compare.isolation import Isolation, StepError, Update
+from runner.compare.isolation import Isolation, StepError
 from runner.compare.states import clones, leaves, to_float64
 from runner.compare.subject import Build
+from runner.compare.trajectory import Update
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors, tensors
 
