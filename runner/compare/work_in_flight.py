@@ -22,8 +22,10 @@ from runner.compare.verdict import Outcome, Verdict
 FEWEST_SECONDS = 0.02
 """Length of a delay, at least."""
 MOST_SECONDS = 1.0
-_STEPS_OF_DELAY = 3
-"""Length of a delay, in steps that the host waits for: the host is ahead of the device for that long."""
+_STEPS_OF_DELAY = 2
+"""Length of a delay, in steps that the host waits for, so that the host is ahead of the device."""
+MOST_UPDATES = 6
+"""Updates of each run; every one of them begins with a delay, so a race shows in the first ones."""
 
 
 def compare_in_flight(build: Build, batches: Sequence[Any], queues: DeviceQueues, contract: str, seed: int) -> Verdict:
@@ -34,11 +36,12 @@ def compare_in_flight(build: Build, batches: Sequence[Any], queues: DeviceQueues
 
     Args:
         build: Makes the training.
-        batches: One for each update.
+        batches: One for each update; the first ``MOST_UPDATES`` are used.
         queues: The queues of the device.
         contract: Name of the contract for the verdict.
         seed: Of the global random generators.
     """
+    batches = batches[:MOST_UPDATES]
     trajectory = Trajectory(batches, seed)
     try:
         run = partial(_run, trajectory, build, queues)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.compare.device_queues import device_queues
 from runner.compare.subject_pair import SubjectCheck, SubjectPair
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.work_in_flight import compare_in_flight
+from runner.compare.work_in_flight import MOST_UPDATES, compare_in_flight
 from runner.plugin.check import TimeBudget
 
 
@@ -26,7 +26,7 @@ class StepsInFlightCheck(SubjectCheck):
 
     def cost(self, pair: SubjectPair) -> str:
         """Returns the number of updates."""
-        return f"5 times {len(pair.batches)} updates"
+        return f"5 times {min(len(pair.batches), MOST_UPDATES)} updates"
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares the candidate with itself."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.compare.device_queues import device_queues
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.work_in_flight import compare_in_flight
+from runner.compare.work_in_flight import MOST_UPDATES, compare_in_flight
 from runner.plugin.check import Check
 from runner.train.assemble import resolve_device
 
@@ -31,7 +31,7 @@ class WorkInFlightCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        return f"5 times {pair.baseline.options.updates} updates"
+        return f"5 times {min(pair.baseline.options.updates, MOST_UPDATES)} updates"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself."""
