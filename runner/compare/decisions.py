@@ -24,9 +24,10 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
-from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, StepError
 from runner.compare.states import on_host
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 

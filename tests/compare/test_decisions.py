@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runner.compare.decisions import DecisionSearch
-from runner.compare.isolation import Update
 from runner.compare.masked import same_digits
 from runner.compare.states import saved
 from runner.compare.subject import Subject
+from runner.compare.trajectory import Update
 from runner.compare.verdict import Outcome
 
 SEEDS = st.integers(0, 10**6)
