@@ -112,12 +112,19 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         following = [again, f"runner compare {digits} OTHER_RUN", "runner ui"]
     kept = []
     if best := result.best:
-        place = f"checkpoints/{Path(best.checkpoint).name}"
-        kept = [f"{best.metric[5:]} {figure(best.value)} after {amount(best.step, best.unit)}: {place}"]
+        kept = [
+            f"{best.metric[5:]} {figure(best.value)} after {amount(best.step, best.unit)}: "
+            f"{_checkpoint(best.checkpoint)}"
+        ]
+    newest = []
+    if result.status != "FINISHED":
+        path = result.newest_checkpoint
+        newest = [_checkpoint(path) if path else "no checkpoint has been written"]
     console.print(headed(result.run_name, result.status), soft_wrap=True)
     for label, lines in (
         ("result", learnt or ["nothing was evaluated"]),
         ("best", kept),
+        ("newest", newest),
         ("data", [SYNTHETIC_REMARK] if result.synthetic else []),
         ("time", _time(result)),
         ("stages", stages or ["none (baseline)"]),
@@ -127,6 +134,10 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     ):
         for beginning, part in labelled(f"{label:{_LABEL}}", lines, console.width):
             console.print(CleanText.assemble((beginning, "bold"), part), soft_wrap=True)
+
+
+def _checkpoint(path: str) -> str:
+    return f"checkpoints/{Path(path).name}"
 
 
 def _time(result: "RunResult") -> list[str]:

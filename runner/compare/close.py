@@ -25,12 +25,13 @@ from runner.compare.fingerprints import (
     side_effects,
 )
 from runner.compare.inaccuracy import MOST_ULPS, Inaccuracy, inaccuracies
-from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Location, StepError
 from runner.compare.modes import Casts, OtherFormat, Sums
 from runner.compare.reproduction import Reproduction
 from runner.compare.sensitivity import Sensitivity
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 

@@ -10,13 +10,16 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from runner.compare.isolation import Frame, Location, Trajectory
+from runner.compare.isolation import Frame, Location
 from runner.compare.subject import Build
+
+if TYPE_CHECKING:
+    from runner.compare.trajectory import Trajectory
 
 TOLERANCE = 1e-9  # share of a group's largest number by which its numbers may differ; rounding gives 1e-15 to 1e-13
 # For a loaded state that no training has reached: Adam divides the rounding of a gradient that is

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from runner.compare.difference import Difference, comparable, locate, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, observed, parting, side_effects
-from runner.compare.isolation import StepError, Trajectory
+from runner.compare.isolation import StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 
 
@@ -18,8 +21,9 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
 
     The baseline is computed twice, before the changed one is built and after it: if it is not
     reproducible, the verdict is INCONCLUSIVE, unless the change is the reason. One subject exists
-    at a time, two while a difference is located. Arguments and exceptions are those of ``verify``;
-    the evidence contains the result of ``fingerprints.side_effects``.
+    at a time, two while a difference is located. On a GPU, both use torch's deterministic kernels.
+    Arguments and exceptions are those of ``verify``; the evidence contains the result of
+    ``fingerprints.side_effects``.
     """
     trajectory = Trajectory(batches, seed)
     try:
@@ -40,7 +44,10 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
     evidence = {"updates": len(batches), "tensors": count} | side_effects(own, theirs)
     if parted is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
-        return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
+        when = f"after each of {len(batches)} updates" + (
+            " with deterministic kernels" if torch.cuda.is_available() else ""
+        )
+        return Verdict(Outcome.PASS, "Exact", f"{summary} {when}", evidence)
     reproduction = Reproduction(baseline, changed, trajectory, parted[0], "Exact")
     if found is None:  # a value that depends on memory addresses may not differ again
         update, location = parted

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from runner.compare.difference import comparable, digest, newly_untrained, shared
-from runner.compare.isolation import Frame, Isolation, Location, Trajectory
+from runner.compare.isolation import Frame, Isolation, Location
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 
 # Key of the evidence that makes other comparisons in this process invalid.

@@ -12,12 +12,13 @@ import torch
 
 from runner.compare.difference import LOADED_TOLERANCE, TOLERANCE
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import Isolation, Trajectory, Update
+from runner.compare.isolation import Isolation
 from runner.compare.operator_search import Compared, DivergingOperator, OperatorSearch, Recording
 from runner.compare.operators import TRUSTED, OperatorRecorder
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves, named_parameters, saved
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.values import ValueTable
 from runner.compare.verdict import Outcome, Verdict
 

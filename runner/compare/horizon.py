@@ -30,10 +30,11 @@ from runner.compare.difference import (
 )
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict, excluded
 from runner.system.tree import map_tensors
 

@@ -5,12 +5,10 @@ ones unchanged.
 from __future__ import annotations
 
 import gc
-import itertools
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -18,7 +16,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from runner.compare.states import clones, leaves, load, named_parameters, on_host, put, saved, to_float64, widen
+from runner.compare.states import (
+    have_equal_leaves,
+    leaves,
+    load,
+    named_parameters,
+    on_host,
+    saved,
+    to_float64,
+    widen,
+)
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.system import generators, settings
@@ -91,6 +98,7 @@ class Isolation:
         """Builds the subject with this seed, optionally in float64, or with observed slots.
 
         Compiled code draws what eager code draws, unless it is to draw as it does in a training.
+        On a GPU, torch selects kernels that have the same result every time, where it has any.
         """
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
@@ -109,6 +117,8 @@ class Isolation:
         with self._own.apart(), self._failing() if float64 else nullcontext():
             if not as_trained:
                 settings.inductor().fallback_random = True
+            if torch.cuda.is_available():
+                settings.prefer_deterministic_kernels()
             generators.seed(seed)
             if float64:
                 torch.set_default_dtype(torch.float64)
@@ -202,12 +212,12 @@ class Isolation:
         host, and none on a GPU.
         """
         mine, own_gpus = self._own.random, self._own.random["cuda"]
-        return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
+        return have_equal_leaves(mine, other._own.random) and have_equal_leaves(self._before["cuda"], own_gpus)
 
     @property
     def drew(self) -> bool:
         """Returns whether its last step has drawn from the global generators."""
-        return not _equal(self._before, self._own.random)
+        return not have_equal_leaves(self._before, self._own.random)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -278,8 +288,7 @@ class Isolation:
         """Returns the numbers and tensors of a result, with gradients and state; None is
         ignored.
         """
-        returned = [(path or "output", value) for path, value in leaves(output) if value is not None]
-        outputs = {Location(slot, "output", path, visit): value for path, value in returned}
+        outputs = output_frame(output, slot, visit)
         if self.subject.gradients is not None:
             found = dict(self.subject.gradients())
         else:
@@ -306,9 +315,10 @@ class Isolation:
         }
 
 
-def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(leaves(one), leaves(other), strict=True)
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b) for (_, a), (_, b) in pairs)
+def output_frame(output: Any, slot: str = STEP, visit: int = 0) -> Frame:
+    """Returns the numbers and tensors that a slot has returned; None is ignored."""
+    values = [(path or "output", value) for path, value in leaves(output) if value is not None]
+    return {Location(slot, "output", path, visit): value for path, value in values}
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -317,80 +327,3 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@dataclass(frozen=True)
-class Update:
-    """A batch for one update, with another state."""
-
-    batch: Any  # updates with the same object get the same one again
-    states: Mapping[str, Any] | None = None  # loaded before the update
-    seed: int | None = None  # for the global random generators, with that state
-    place: Any = None  # the batch of an update before, in whose objects and memory this one comes
-    in_memory: bool = True  # otherwise only in its objects, with separate tensors
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """A sequence of updates, from the same seed for every subject; optionally with batches and
-    subjects in float64.
-    """
-
-    batches: Sequence[Any]  # or an ``Update``, where a state is loaded
-    seed: int
-    float64: bool = False
-    as_trained: bool = False  # whether compiled code draws as it does in a training
-
-    def __post_init__(self) -> None:
-        if not self.batches:
-            raise ValueError("nothing to compare: no batch")
-
-    @property
-    def updates(self) -> list[Update]:
-        """Returns one update for each batch."""
-        return [each if isinstance(each, Update) else Update(each) for each in self.batches]
-
-    def isolated(self, build: Build) -> Isolation:
-        """A subject that has not moved yet."""
-        return Isolation(build, self.seed, self.float64, as_trained=self.as_trained)
-
-    def watched(self, build: Build, number: int) -> tuple[Frame, list[str]]:
-        """Returns the visible values of one update, with the results of slots; and the
-        names of the subject's parts.
-        """
-        isolation = Isolation(build, self.seed, self.float64, watching=True)
-        frames = self.frames(isolation)
-        for _ in range(number):
-            next(frames)
-        isolation.events = {}
-        return next(frames), list(isolation.subject.state)
-
-    def endless(self) -> Iterator[Any]:
-        """The batches, in copies, again and again."""
-        return itertools.cycle(list(self.copies().values()))
-
-    def frames(self, isolation: Isolation) -> Iterator[Frame]:
-        """Yields the visible values before the first update, and after each."""
-        yield isolation.initial()
-        yield from self.updated(isolation)
-
-    def updated(self, isolation: Isolation) -> Iterator[Frame]:
-        """Yields the visible values after each update; raises a ``StepError`` if the subject
-        fails.
-        """
-        copies = self.copies()
-        for update in self.updates:
-            yield isolation.step(self.prepare(isolation, update, copies))
-
-    @staticmethod
-    def prepare(isolation: Isolation, update: Update, copies: Mapping[int, Any]) -> Any:
-        """Loads the state of an update, and returns its batch."""
-        if update.states is not None:
-            isolation.load(update.states, update.seed)
-        batch = copies[id(update.batch)]
-        return batch if update.place is None else put(batch, copies[id(update.place)], update.in_memory)
-
-    def copies(self) -> dict[int, Any]:
-        """A copy of every batch, by the number of the object."""
-        copied = to_float64 if self.float64 else clones
-        return {id(update.batch): copied(update.batch) for update in self.updates}

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from runner.compare.close import jog
 from runner.compare.difference import TIMES, absolute_difference, as_float64, described, digest
-from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, Location, StepError
 from runner.compare.modes import NarrowTypes
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, named_parameters, on_host, saved
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors

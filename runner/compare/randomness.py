@@ -22,10 +22,11 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
-from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, Location, StepError
 from runner.compare.slopes import compare_slopes, is_real
 from runner.compare.states import on_host, saved
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict
 
 AS_TRAINED = "with the random numbers that it trains with, "

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.compare.difference import comparable, not_same_bits
-from runner.compare.isolation import Isolation, Trajectory
+from runner.compare.isolation import Isolation
 from runner.compare.states import clones
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, to_float64
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Close, Exact
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from runner.compare.difference import as_float64
-from runner.compare.isolation import Frame, Isolation, Location, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, Location
 from runner.compare.subject import Build
+from runner.compare.trajectory import Trajectory, Update
 
 _SEEDS = 6  # of single updates whose gradients are compared with differences of their outputs
 _SIGNS = 4  # directions in each of them, in addition to that of the gradient

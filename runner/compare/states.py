@@ -47,6 +47,12 @@ def leaves(value: Any, path: str = "", *, has_means: bool = True) -> Iterator[tu
         yield _plain_name(name), found
 
 
+def have_equal_leaves(left: Any, right: Any) -> bool:
+    """Returns whether all leaves of two trees of the same form are equal."""
+    pairs = zip(leaves(left), leaves(right), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b) for (_, a), (_, b) in pairs)
+
+
 def _inside(value: Any) -> Mapping[Any, Any] | None:
     if type(value) in _LEAVES:
         return None

@@ -24,11 +24,12 @@ from runner.compare.difference import (
     farthest,
     locate,
 )
-from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, StepError
 from runner.compare.modes import Probabilities
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, named_parameters, saved
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors

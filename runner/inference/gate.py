@@ -16,9 +16,10 @@ from torch import Tensor
 from runner.compare.close import close
 from runner.compare.exact import exact
 from runner.compare.first_operator import name_operator
-from runner.compare.isolation import StepError, Update
+from runner.compare.isolation import StepError
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.inference.model import build
 from runner.plugin.contract import Close, Exact, Objective

@@ -103,12 +103,14 @@ class TrackingConfig(Config):
 
 
 class SystemConfig(Config):
-    """Use of the processor by a computation."""
+    """Use of the machine by a computation."""
 
     threads: Literal["auto"] | Count = "auto"
     """Threads of one computation; auto takes as many as torch does, at most the cores that are allowed."""
     wait: Literal["auto", "active", "passive"] = "auto"
     """How threads wait for each other: active spins, passive sleeps, auto sleeps under load."""
+    deterministic: bool = False
+    """Use only GPU kernels that have the same result every time; an operator without one is an error."""
 
     @field_validator("threads", mode="wrap")
     @classmethod

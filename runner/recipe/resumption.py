@@ -60,6 +60,7 @@ _APPLIED = {
     "train.memory_budget": "the plan is compared with it before the next update",
     "train.sentinel": "no result depends on it",
     "system.wait": "",
+    "system.deterministic": "other kernels may change the last digits",
     "tracking.system_metrics": "",
 }
 _SECTIONS = {

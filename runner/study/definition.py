@@ -247,6 +247,10 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
     return []
 
 
+class NoForecastError(RunnerError):
+    """A short training of the recipe is too short for a forecast."""
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of a study's time from one short training of the recipe."""
@@ -282,13 +286,19 @@ def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -
         [f"{name} {value:g}" for name, value in section.model_dump().items() if value is not None]
         for section in (config.budget, config.limits)
     )
+    remarks, foreseen = list(_remarks(definition)), None
+    if forecast:
+        try:
+            foreseen = _forecast(definition, plugin_files)
+        except NoForecastError as error:
+            remarks.append(str(error))
     return StudyPlan(
         name=config.name, recipe=shown_path(definition.recipe.path.resolve()),
         configurations=space.configurations if math.isfinite(space.configurations) else None,
         space=[(each.path, str(each.config), ", ".join(each.needs)) for each in space.parameters],
         trials=config.budget.trials, trainings=config.budget.trials * config.seeds, budget=", ".join(budget),
-        sampler=config.sampler.kind, pruner=config.pruner_kind, limits=limits, remarks=list(_remarks(definition)),
-        forecast=_forecast(definition, plugin_files) if forecast else None,
+        sampler=config.sampler.kind, pruner=config.pruner_kind, limits=limits, remarks=remarks,
+        forecast=foreseen,
     )  # fmt: skip
 
 
@@ -342,9 +352,9 @@ def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
     elif ended.cause != Cause.STOPPED:
         raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
     elif len(seen) < 4:
-        raise RunnerError(
-            f"the recipe reported fewer than 4 steps in {FORECAST_SECONDS:.0f} s, start-up included, too few for a "
-            "forecast: close other programs and repeat; 'runner study run' works without a forecast"
+        raise NoForecastError(
+            f"no forecast: the recipe reported fewer than 4 steps in {FORECAST_SECONDS:.0f} s, start-up included; "
+            "close other programs and repeat, or run the study without a forecast"
         )
     else:
         steps, times = list(seen), list(seen.values())

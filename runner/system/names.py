@@ -21,8 +21,17 @@ def method_named(owner: Any, name: str) -> str:
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, or None if none is like the word."""
-    matches = get_close_matches(word.lower().replace("-", "_"), list(names), n=1)
+    word = word.lower().replace("-", "_")
+    known = list(names)
+    matches = get_close_matches(word, known, n=1) or [name for name in known if _abbreviates(word, name)]
     return matches[0] if matches else None
+
+
+def _abbreviates(word: str, name: str) -> bool:
+    """Returns whether one begins with the other, or consists of the other's initials (``lr``)."""
+    shorter, longer = sorted((word, name.lower()), key=len)
+    initials = "".join(part[:1] for part in longer.split("_"))
+    return len(shorter) > 1 and (longer.startswith(shorter) or shorter == initials)
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:

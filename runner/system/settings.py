@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
@@ -10,6 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import _C
 from torch.backends import cuda, mha
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Variable of the environment that gives cuBLAS a workspace of its own for each stream."""
 
 
 class TorchSetting(NamedTuple):
@@ -39,6 +44,27 @@ def inductor() -> Any:
     from torch._inductor import config
 
     return config
+
+
+def prefer_deterministic_kernels() -> None:
+    """Makes torch select deterministic kernels; an operator without one stays as it is.
+
+    cuBLAS reads its setting when a process first uses it, so a later call does not change it.
+    """
+    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    # What such an operator does is found when two results of it differ, and is not worth a warning.
+    warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
+    torch.set_deterministic_debug_mode("warn")
+    # In this mode, their backward passes still add in any order.
+    cuda.enable_flash_sdp(False)
+    cuda.enable_mem_efficient_sdp(False)
+    cuda.enable_cudnn_sdp(False)
+
+
+def require_deterministic_kernels() -> None:
+    """Makes torch select deterministic kernels; an operator without one raises an error."""
+    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.set_deterministic_debug_mode("error")
 
 
 def _told(read: Callable[[], Any]) -> Any:

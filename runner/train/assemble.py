@@ -23,6 +23,7 @@ from runner.recipe.document import DEFAULT, Problem, RecipeError, is_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.names import method_named
+from runner.system.settings import require_deterministic_kernels
 from runner.system.tree import map_tensors
 from runner.train.resuming import apply_changed_settings, refuse_other_classes, settings_of_state
 from runner.train.stage_watch import StageReport, Watch
@@ -357,6 +358,8 @@ def assemble(
     device = resolve_device(recipe.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and graphs belong to the current device
+    if recipe.system.deterministic:
+        require_deterministic_kernels()
     size = batch_size or recipe.train.batch_size
     return Assembly(recipe, plugin_files, device, size, resumed, tuning=tuning)
 

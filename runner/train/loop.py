@@ -257,11 +257,11 @@ class Loop:
         def load(state: State) -> State:
             learner = self.pipeline.build_another_learner()
             learner.load_complete_state(state["pipeline"]["learner"])
-            return {"pipeline": {**state["pipeline"], "learner": learner.complete_state()}}
+            return {"pipeline": {"learner": learner.complete_state()}}
 
         before = generators.state_dict()
         try:
-            check_loaded(read.part("pipeline"), load, OF_STAGES)
+            check_loaded(read.part("pipeline", "learner"), load, OF_STAGES)
         finally:
             generators.load_state_dict(before)
 

@@ -10,6 +10,8 @@ import errno
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,15 @@ class RehearsedState:
     is_complete: bool
     places: Mapping[str, tuple[Any, ...]]
 
-    def part(self, name: str) -> RehearsedState:
-        """Returns one entry of the state alone; its places are still those of the complete state."""
-        return replace(self, state={name: self.state[name]})
+    def part(self, *path: str) -> RehearsedState:
+        """Returns one entry of the state alone, inside of the entries that contain it.
+
+        Its places are still those of the complete state.
+        """
+        state: Any = reduce(getitem, path, self.state)
+        for name in reversed(path):
+            state = {name: state}
+        return replace(self, state=state)
 
 
 def rehearse(folder: Path, state: State, load: Callable[[State], State] | None = None) -> RehearsedState | None:

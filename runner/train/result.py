@@ -32,6 +32,8 @@ class RunResult:
     stages: list[StageReport]
     metrics: dict[str, float]
     """The most recent value of every metric."""
+    newest_checkpoint: str | None
+    """The checkpoint from which the run can be resumed or evaluated; None without one."""
     best: Best | None
     """The best checkpoint; None without an objective, or before the first evaluation."""
     seconds: float
@@ -71,6 +73,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
     exit_code = ExitCode.DONE
     if signal is not None and not loop.complete:
         exit_code = stopped_by(signal, pipeline.recipe)
+    newest = loop.writer.newest()
     seconds = tracker.closed - tracker.began
     startup = (loop.steady_since or tracker.closed) - tracker.began
     return RunResult(
@@ -83,6 +86,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         resumed_at=resumed_at,
         stages=list(pipeline.reports.values()),
         metrics=loop.metrics,
+        newest_checkpoint=None if newest is None else str(newest),
         best=best_of(loop.writer.folder, pipeline.recipe),
         seconds=seconds,
         startup_seconds=startup,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from runner.compare.horizon import LongRun, long_run
-from runner.compare.isolation import Frame, Update
-from runner.compare.states import clones
+from runner.compare.isolation import Frame
+from runner.compare.states import clones, on_host
+from runner.compare.trajectory import Update
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source
@@ -129,10 +131,10 @@ class Baseline:
         if self.recipe.model.prediction_batch is not None:
             return []
         first = self.questions[0]
-        can_grow = resolve_device(self.recipe.device).type == "cpu"
-        variants = reshape_inputs(first.batch.inputs, can_grow=can_grow)
-        build = answers(self.recipe, self.registry, ())
-        return keep_answered(build, first, [Update(Asked(inputs)) for inputs in variants])
+        variants = [Update(Asked(inputs)) for inputs in reshape_inputs(first.batch.inputs)]
+        # An index that is out of range is an exception on a CPU; on a GPU, it ends the process.
+        build = answers(replace(self.recipe, device="cpu"), self.registry, ())
+        return keep_answered(build, on_host(first.states or {}), variants)
 
     def updates_before(self, request: Restoration | Exports) -> list[Update]:
         """Returns the last of the first updates, from the state of a few others, and then the request."""

@@ -16,10 +16,11 @@ from runner.compare.difference import (
     digest,
 )
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Statistical
@@ -34,6 +35,7 @@ from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.checkpoint import kept
 from runner.train.packing import UnpackableError
 from runner.train.step import Step
+from runner.verify.generator_states import MOST_IN_ADVANCE, GeneratorStates, without_generators
 from runner.verify.likeness import CONTENT, is_output, unlike
 from runner.verify.subjects import BuildError, LearnerState, recipe_with
 
@@ -179,6 +181,7 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     """
     name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _LedElsewhere(length.updates)
     deadline = time.monotonic() + length.seconds
+    random = GeneratorStates()
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         knows = "pipeline" in one.subject.state
@@ -187,8 +190,12 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             if update > length.updates and time.monotonic() >= deadline:
                 break
             own, theirs = (_advanced(each, output=update <= _SOON and not form) for each in (one, other))
-            found = unlike(own, theirs, form, content, rounded=True)
-            much = found is not None and unlike(own, theirs, form, content, _ELEMENTS, rounded=True) is not None
+            samples = without_generators(own), without_generators(theirs)
+            found = unlike(*samples, form, content, rounded=True)
+            much = found is not None and unlike(*samples, form, content, _ELEMENTS, rounded=True) is not None
+            if found is None:
+                found = random.add(update, own, theirs)
+                much = found is not None
             elsewhere.count(parted=found is not None)
             counted = found is not None and found.name.startswith(f"{_PROGRESS}.")  # which rounding does not change
             if found is not None and (counted or not (led and elsewhere.is_excused(much=much))):
@@ -198,9 +205,17 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
                 other.load({"learner": one.subject.state["learner"].state_dict()})
                 if elsewhere.is_over(much=much):
                     other.load({"pipeline": one.subject.state["pipeline"].state_dict()})
+                    random.forget()
             if update in (1, length.updates) and not form:
                 for each in (one, other):
                     each.advance([REHEARSAL], lambda _: None)
+        for later in range(update + 1, update + MOST_IN_ADVANCE + 1):
+            if not random.is_ahead:
+                break
+            own = _advanced(one)
+            if found := random.add(later, own, own):
+                reproduction = Reproduction(baseline, changed, Trajectory(later * [None], 0), update, "Close")
+                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
     except StepError as error:
         return error.verdict(name, baseline)
     drawn = {"drawn": elsewhere.excluded()}

@@ -8,10 +8,11 @@ from collections.abc import Collection
 from typing import Any
 
 from runner.compare.difference import MISSING, described
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Contract
 from runner.plugin.registry import Registry

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.compare.isolation import Isolation, StepError, Update
-from runner.compare.states import clones, leaves, to_float64
+from runner.compare.isolation import Isolation, StepError
+from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build
+from runner.compare.trajectory import Update
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors, tensors
 
@@ -19,7 +20,7 @@ MOST_SHAPES = 8
 """Inputs of other shapes that are compared."""
 
 
-def reshape_inputs(inputs: Any, *, can_grow: bool) -> list[Any]:
+def reshape_inputs(inputs: Any) -> list[Any]:
     """Returns the inputs with other sizes of their dimensions, without the first, the batch.
 
     All dimensions of one size change together, because they may be one axis of several tensors. A
@@ -27,13 +28,11 @@ def reshape_inputs(inputs: Any, *, can_grow: bool) -> list[Any]:
 
     Args:
         inputs: Of a prediction on a training batch.
-        can_grow: Whether sizes may become larger. On a GPU, an index that is out of range ends the
-            process.
     """
     dimensions = (size for tensor in tensors(inputs) for size in tensor.shape[1:])
     sizes = sorted({size for size in dimensions if size > 1})
-    changes = [change for change in _changes(sizes) if can_grow or change[1] < change[0]]
-    return [_resize(inputs, *change) for change in dict.fromkeys(changes[:MOST_SHAPES])]
+    changes = list(_changes(sizes))[:MOST_SHAPES]
+    return [_resize(inputs, *change) for change in dict.fromkeys(changes)]
 
 
 def _changes(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -58,24 +57,24 @@ def _resize_tensor(size: int, new_size: int, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def keep_answered(build: Build, first: Update, updates: Iterable[Update]) -> list[Update]:
+def keep_answered(build: Build, states: Mapping[str, Any], updates: Iterable[Update]) -> list[Update]:
     """Returns the updates that a subject answers with finite numbers, also in float64.
 
     Args:
         build: Makes the subject.
-        first: Has the states in which it answers.
+        states: The states in which it answers.
         updates: Each with another input of a prediction.
     """
     answered = list(updates)
     for in_float64 in (False, True):
         try:
             isolation = Isolation(build, 0, in_float64)
-            isolation.load(first.states or {})
+            isolation.load(states)
         except StepError:
             # A baseline need not run in float64.
             continue
         copy = to_float64 if in_float64 else clones
-        answered = [update for update in answered if _is_answered(isolation, copy(update.batch))]
+        answered = [update for update in answered if _is_answered(isolation, copy(on_host(update.batch)))]
     return answered
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.isolation import Isolation, Update
+from runner.compare.isolation import Isolation
 from runner.compare.states import clones
 from runner.compare.subject import Build, Listener, Subject
+from runner.compare.trajectory import Update
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.recipe.loader import from_values

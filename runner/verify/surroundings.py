@@ -24,10 +24,11 @@ from runner.compare.difference import (
 )
 from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
-from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.isolation import Frame, Isolation, StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.faces import ServedRequest

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runner.compare.isolation import STEP, Frame, Isolation, Location, Update
+from runner.compare.isolation import STEP, Frame, Isolation, Location
 from runner.compare.states import clones, leaves
 from runner.compare.subject import Build, Subject
+from runner.compare.trajectory import Update
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import State

@@ -12,9 +12,9 @@ from torch import nn
 
 from runner.compare.close import algebra
 from runner.compare.first_operator import Reproduction, find_first_operator, name_operator, seed_of
-from runner.compare.isolation import Trajectory, Update
 from runner.compare.operator_search import DivergingOperator
 from runner.compare.states import saved
+from runner.compare.trajectory import Trajectory, Update
 from runner.compare.values import Value, ValueTable
 from runner.proof import Close, Exact, Outcome, Subject, Verdict, exact, verify
 

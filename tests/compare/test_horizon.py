@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from loops import Counter, Loop, batches, forward
 
 from runner.compare.horizon import APART, long_run, same_algebra, same_bits
-from runner.compare.isolation import Update
 from runner.compare.states import saved
+from runner.compare.trajectory import Update
 from runner.compare.verdict import excluded
 from runner.proof import Close, Exact, Outcome, Subject, verify
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from runner.compare.isolation import Update
 from runner.compare.masked import same_digits, same_small_numbers, unmasked
 from runner.compare.modes import NarrowTypes
 from runner.compare.subject import Subject
+from runner.compare.trajectory import Update
 from runner.compare.verdict import Outcome
 
 SIZES = st.integers(1, 6)

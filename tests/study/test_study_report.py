@@ -8,6 +8,8 @@ import pytest
 from browser import needs_browser, page
 from summaries import RETURN, ROWS, SPEED, WORTH, row, single, summary
 
+from runner.plugin.registry import Registry
+from runner.study import definition as definition_module
 from runner.study.definition import Forecast, StudyPlan
 from runner.study.pictures import draw
 from runner.study.report import html, show, show_plan
@@ -272,3 +274,22 @@ def test_a_plan_counts_configurations_and_may_have_no_forecast():
     show_plan(replace(PLAN, configurations=12345.0, forecast=None), Console(file=screen, width=200))
     assert "12,345 configurations" in screen.getvalue()
     assert "forecast" not in screen.getvalue()
+
+
+def test_a_plan_without_a_forecast_gives_the_reason(monkeypatch, tmp_path):
+    """Everything else is known without it."""
+    reason = "no forecast: the recipe reported fewer than 4 steps"
+
+    def fail(*_):
+        raise definition_module.NoForecastError(reason)
+
+    monkeypatch.setattr(definition_module, "_forecast", fail)
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "kind: study\nname: mine\nrecipe: digits_classifier\n"
+        "space: {optimizer.lr: {float: [1e-4, 1e-2]}}\nobjectives: {eval/accuracy: maximize}\nbudget: {trials: 2}\n"
+    )
+    planned = definition_module.plan(definition_module.load_study(path, [], Registry()), [], forecast=True)
+    assert planned.forecast is None
+    assert reason in planned.remarks
+    assert planned.trials == 2

@@ -160,3 +160,27 @@ def test_metrics_that_another_thread_logs_meanwhile_change_nothing(tmp_path):
     notes = Growing()
     Loop(odd_pipeline(tmp_path), tmp_path / "run", notes, notes, Stop()).run()
     assert notes.cursor
+
+
+def test_the_state_of_a_source_on_a_gpu_is_not_expected_there_in_its_file(tmp_path, monkeypatch):
+    """A state that was read is in host memory, and of it only the learner is loaded after the first update."""
+    places_of = rehearsal._places
+    compared = []
+
+    def places(state):
+        found = places_of(state)
+        compared.append(set(found))
+        return found
+
+    monkeypatch.setattr(rehearsal, "_places", places)
+    trained(tmp_path, odd_pipeline(tmp_path))
+    assert any(not entry.startswith("pipeline/learner") for entry in compared[0])
+    assert compared[-1]
+    assert all(entry.startswith("pipeline/learner") for entry in compared[-1])
+
+
+def test_an_entry_of_a_state_stays_inside_of_its_parents():
+    state = {"pipeline": {"learner": {"weight": torch.ones(1)}, "source": 1}, "progress": 2}
+    read = rehearsal.RehearsedState(state, True, {})
+    assert read.part("pipeline", "learner").state == {"pipeline": {"learner": state["pipeline"]["learner"]}}
+    assert read.part("pipeline").state == {"pipeline": state["pipeline"]}

@@ -1,5 +1,6 @@
 """Predictions of inputs in other shapes than those of the training."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from running import tiny
 
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.verify import baseline as baseline_module
 from runner.verify.gate import Gate
 from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
 from runner.verify.options import Options
@@ -55,10 +57,10 @@ def test_correct_stages_pass(name, kind):
     assert same_answers(*pair.builds(answers), [pair.baseline.questions[0], *shapes], pair.contract)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
-def test_all_dimensions_of_one_size_change_together(sizes, can_grow):
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_all_dimensions_of_one_size_change_together(sizes):
     inputs = {"one": torch.arange(2.0).reshape(2, *[1] * len(sizes)).expand(2, *sizes), "two": torch.ones(2, sizes[0])}
-    variants = reshape_inputs(inputs, can_grow=can_grow)
+    variants = reshape_inputs(inputs)
     assert len(variants) <= MOST_SHAPES
     for variant in variants:
         shapes = [tuple(tensor.shape) for tensor in variant.values()]
@@ -66,9 +68,24 @@ def test_all_dimensions_of_one_size_change_together(sizes, can_grow):
         changes = {(old, new) for old, new in zip(sizes, shapes[0][1:], strict=True)}
         assert len(dict(changes)) == len(changes), "a size has become two"
         assert (sizes[0], shapes[1][1]) in changes
-        assert all(new > 0 and (can_grow or new <= old) for old, new in changes)
+        assert all(new > 0 for _, new in changes)
         assert shapes[0][0] == shapes[1][0] == 2
 
 
 def test_a_vector_has_no_other_shape():
-    assert reshape_inputs(torch.ones(5), can_grow=True) == []
+    assert reshape_inputs(torch.ones(5)) == []
+
+
+def test_whether_a_model_answers_a_shape_is_found_on_a_cpu(monkeypatch):
+    """On a GPU, an index out of range ends the process."""
+    devices = []
+    recipe = replace(tiny("gcn_cora", "data.synthetic=true"), device="auto")
+    baseline = Gate(recipe, Registry(), OPTIONS, lambda _: None).baseline
+
+    def answered(recipe, *arguments):
+        devices.append(recipe.device)
+        return answers(recipe, *arguments)
+
+    monkeypatch.setattr(baseline_module, "answers", answered)
+    assert len(baseline.other_shapes) < len(reshape_inputs(baseline.questions[0].batch.inputs))
+    assert devices == ["cpu"]

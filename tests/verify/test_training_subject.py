@@ -10,8 +10,9 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location, Trajectory
+from runner.compare.isolation import Isolation, Location
 from runner.compare.states import clones, saved
+from runner.compare.trajectory import Trajectory
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe.document import RecipeError

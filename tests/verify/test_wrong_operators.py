@@ -10,9 +10,9 @@ from wrong_base import MARL
 
 from runner.compare.difference import TOLERANCE
 from runner.compare.first_operator import record
-from runner.compare.isolation import Trajectory
 from runner.compare.operator_search import OperatorSearch
 from runner.compare.operators import OperatorRecorder
+from runner.compare.trajectory import Trajectory
 from runner.compare.values import ValueTable
 from runner.plugin.registry import Registry
 from runner.verify.subjects import recorded, subject

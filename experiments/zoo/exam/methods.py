@@ -11,8 +11,9 @@ from torch import Tensor
 from torch._dynamo.utils import same
 
 from exam.entry import Entry
-from runner.compare.isolation import Frame, Trajectory, Update
+from runner.compare.isolation import Frame
 from runner.compare.states import saved
+from runner.compare.trajectory import Trajectory, Update
 from runner.proof import Build, clock, verify
 
 ROUNDS = 8

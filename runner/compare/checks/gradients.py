@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from runner.compare.difference import newly_untrained
-from runner.compare.isolation import StepError, Trajectory
+from runner.compare.isolation import StepError
 from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
 from runner.compare.subject_pair import HEALTH, SubjectCheck, SubjectPair
+from runner.compare.trajectory import Trajectory
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import TimeBudget
 

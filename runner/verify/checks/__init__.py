@@ -24,6 +24,7 @@ from runner.verify.checks.torch_settings import TorchSettingsCheck
 from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.checks.trainings import TrainingsCheck
 from runner.verify.checks.updates import UpdatesCheck
+from runner.verify.checks.work_in_flight import WorkInFlightCheck
 
 if TYPE_CHECKING:
     from runner.verify.training_plan import TrainingPlan
@@ -36,6 +37,7 @@ CHECKS = (
     PredictionsCheck,
     EvaluationsCheck,
     SampledBatchesCheck,
+    WorkInFlightCheck,
     EpochCheck,
     SimulatorsCheck,
     ResumedTrainingCheck,

@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.compare.isolation import StepError, Update
+from runner.compare.isolation import StepError
 from runner.compare.masked import same_digits, same_small_numbers, unmasked
+from runner.compare.trajectory import Update
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 

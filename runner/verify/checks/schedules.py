@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from runner.compare.isolation import Update
 from runner.compare.single_updates import same_updates
+from runner.compare.trajectory import Update
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
