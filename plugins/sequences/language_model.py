@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ PROMPTS = ("To be, or not", "The ", "the ")
 
 class LanguageModel(GradientLearner):
     """Cross-entropy of every symbol of a window but the first."""
+
+    # In updates, logits stay inside of the compiled loss: those of a large vocabulary are never
+    # stored in float32, and one kernel computes their loss. Predictions call the forward alone.
+    compilable: ClassVar[tuple[str, ...]] = ("forward", "loss")
 
     def __init__(self, config: LanguageModelConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)

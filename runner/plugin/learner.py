@@ -347,7 +347,8 @@ class GradientLearner(Learner):
         dtype = self._parameter.dtype
         if isinstance(output, Tensor) and output.dtype == dtype:
             return output  # early, for small models
-        dtype = dtype.to_real()  # where all parameters are complex
+        # Where all parameters are complex. Asked first, because torch.compile cannot trace ``to_real``.
+        dtype = dtype.to_real() if dtype.is_complex else dtype
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
