@@ -351,8 +351,6 @@ class GradientLearner(Learner):
         dtype = dtype.to_real() if dtype.is_complex else dtype
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------
-
     def inputs(self, batch: Batch) -> Any:
         """Returns the first tensor of a batch by default."""
         if type(self).predict is GradientLearner.predict:
