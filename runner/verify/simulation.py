@@ -68,7 +68,7 @@ class Request(NamedTuple):
     """The baseline's results; None to compute them."""
     evaluates: bool = False
     is_random: bool = False
-    """Whether an evaluation gets random answers, with which episodes end early and more than once."""
+    """Whether an evaluation gets random answers, with which it ends early and more than once."""
     reports: bool = False
     """Whether the source reports its statistics afterwards."""
 
