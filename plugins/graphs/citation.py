@@ -29,10 +29,14 @@ TRAINED, VALIDATED, TESTED = 20, 500, 1000
 class Graph(NamedTuple):
     """Nodes with features and classes."""
 
-    features: Tensor  # [N, F]; the sum of a row is one
-    edges: Tensor  # [E, 2], every edge once, the smaller number first
-    labels: Tensor  # -1 where it is unknown
-    train: Tensor  # numbers of nodes
+    # [N, F]; the sum of a row is one.
+    features: Tensor
+    # [E, 2], every edge once, the smaller number first.
+    edges: Tensor
+    # -1 where it is unknown.
+    labels: Tensor
+    # Numbers of nodes.
+    train: Tensor
     held_out: Tensor
     digest: str
 
@@ -54,11 +58,20 @@ def read(config: CitationConfig) -> Graph:
     starts = arrays["feature_indptr"]
     columns = arrays["feature_indices"]
     features = torch.zeros(len(starts) - 1, int(arrays["num_features"]))
-    features[torch.repeat_interleave(torch.arange(len(features)), starts.diff()), columns] = 1
+    features[
+        torch.repeat_interleave(torch.arange(len(features)), starts.diff()), columns
+    ] = 1
     held_out = arrays["test_index" if config.held_out == "test" else "val_index"]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     edges = arrays["edge_index"].T.contiguous()
-    return Graph(_normalised(features), edges, arrays["label"], arrays["train_index"], held_out, digest)
+    return Graph(
+        _normalised(features),
+        edges,
+        arrays["label"],
+        arrays["train_index"],
+        held_out,
+        digest,
+    )
 
 
 def _normalised(features: Tensor) -> Tensor:
@@ -71,18 +84,26 @@ def _digits(config: CitationConfig) -> Graph:
         features, labels, edges = (tensor.clone() for tensor in _nearest_digits())
     except ModuleNotFoundError as error:
         hint = "install them with: pip install 'proven-runner[vision]'"
-        raise UsageError(f"data.synthetic: the digits of scikit-learn are missing; {hint}") from error
+        raise UsageError(
+            f"data.synthetic: the digits of scikit-learn are missing; {hint}"
+        ) from error
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train = torch.cat([order[labels[order] == each][:TRAINED] for each in range(10)])
     others = order[~torch.isin(order, train)]
-    parts = {"validation": others[:VALIDATED], "test": others[VALIDATED : VALIDATED + TESTED]}
+    parts = {
+        "validation": others[:VALIDATED],
+        "test": others[VALIDATED : VALIDATED + TESTED],
+    }
     digest = hashlib.sha256(edges.numpy().tobytes()).hexdigest()
-    return Graph(_normalised(features), edges, labels, train, parts[config.held_out], digest)
+    return Graph(
+        _normalised(features), edges, labels, train, parts[config.held_out], digest
+    )
 
 
 @cache
 def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Returns pixels [N, F] and labels [N] of digits, and edges [E, 2] between each and those nearest to it.
+    """Returns pixels [N, F] and labels [N] of digits, and edges [E, 2] between each and those
+    nearest to it.
 
     Computed once in a process, however many pipelines it builds: nothing may change them in place.
 
@@ -92,9 +113,19 @@ def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    features, labels = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
-    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
-    pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
+    features, labels = (
+        torch.from_numpy(digits.data).float(),
+        torch.from_numpy(digits.target).long(),
+    )
+    nearest = (
+        torch.cdist(features, features)
+        .fill_diagonal_(torch.inf)
+        .topk(NEAREST, largest=False)
+        .indices
+    )
+    pairs = torch.stack(
+        [torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1
+    )
     return features, labels, torch.unique(pairs.sort(1).values, dim=0)
 
 
@@ -125,14 +156,20 @@ def partition(graph: Graph, parts: int, order: str) -> Tensor:
     if order == "random":
         chain = torch.randperm(nodes, generator=torch.Generator().manual_seed(0))
     elif order == "degree":
-        chain = torch.bincount(graph.edges.flatten(), minlength=nodes).argsort(descending=True, stable=True)
+        chain = torch.bincount(graph.edges.flatten(), minlength=nodes).argsort(
+            descending=True, stable=True
+        )
     else:
         found: nx.Graph[int] = nx.Graph()
         found.add_nodes_from(range(nodes))
         found.add_edges_from(graph.edges.tolist())
         starts = [min(component) for component in nx.connected_components(found)]
         chain = torch.tensor(
-            [node for start in starts for node in (start, *(b for _, b in nx.bfs_edges(found, start)))]
+            [
+                node
+                for start in starts
+                for node in (start, *(b for _, b in nx.bfs_edges(found, start)))
+            ]
         )
     part = torch.empty(nodes, dtype=torch.int64)
     part[chain] = torch.arange(nodes) * parts // nodes
@@ -147,8 +184,8 @@ def borders(graph: Graph, part: Tensor) -> dict[str, Tensor]:
         part: of every node, [N].
 
     Returns:
-        ``part``; ``readers``, how many other parts need a node, [N]; ``turn``, in what order such nodes send, so that
-        the number of copies is about the same for all, [N].
+        ``part``; ``readers``, how many other parts need a node, [N]; ``turn``, in what order such
+        nodes send, so that the number of copies is about the same for all, [N].
     """
     origin, target = graph.directed().unbind(1)
     crosses = part[origin] != part[target]
@@ -167,7 +204,9 @@ class WholeGraph(TensorRows):
 
     def to(self, device: torch.device) -> WholeGraph:
         """Returns the same graph on a device."""
-        return WholeGraph({name: tensor.to(device) for name, tensor in self.tensors.items()})
+        return WholeGraph(
+            {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        )
 
 
 class CitationGraph(DatasetSource):
@@ -181,8 +220,16 @@ class CitationGraph(DatasetSource):
         """
         graph = read(config)
         edge, weight = smoothing(graph)
-        self._digest, self.sizes = graph.digest, {"classes": int(graph.labels.max()) + 1}
-        shared = {"x": graph.features, "edge": edge, "weight": weight, "label": graph.labels}
+        self._digest, self.sizes = (
+            graph.digest,
+            {"classes": int(graph.labels.max()) + 1},
+        )
+        shared = {
+            "x": graph.features,
+            "edge": edge,
+            "weight": weight,
+            "label": graph.labels,
+        }
         parts, order = config.parts, config.partition
         if parts > 1:
             shared |= borders(graph, partition(graph, parts, order))
@@ -190,7 +237,12 @@ class CitationGraph(DatasetSource):
         def counted(nodes: Tensor) -> WholeGraph:
             mask = torch.zeros(len(graph.labels), dtype=torch.bool)
             mask[nodes] = True
-            return WholeGraph({name: tensor[None] for name, tensor in {**shared, "mask": mask}.items()})
+            return WholeGraph(
+                {
+                    name: tensor[None]
+                    for name, tensor in {**shared, "mask": mask}.items()
+                }
+            )
 
         return counted(graph.train), counted(graph.held_out)
 
@@ -210,5 +262,9 @@ class CitationGraph(DatasetSource):
         # The batch contains each edge in both directions, and an edge from each node to itself.
         edges = edge[edge[:, 0] < edge[:, 1]]
         graph = LabelledGraph(edges, tensors["label"], tensors["mask"], held_out)
-        title = "synthetic: graph of digits" if self.config.synthetic else Path(self.config.file).name
+        title = (
+            "synthetic: graph of digits"
+            if self.config.synthetic
+            else Path(self.config.file).name
+        )
         draw_graph(graph, title, canvas)

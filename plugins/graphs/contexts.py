@@ -28,11 +28,14 @@ USUAL = 0.1
 STEPS = 200
 
 
-def personalised_pagerank(edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int) -> Tensor:
+def personalised_pagerank(
+    edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int
+) -> Tensor:
     """Returns the distribution of a walk that started at a node and returns to it at
     random, by power iteration.
 
-    What every node gets is added in the order of the edges, so that a row does not depend on the others.
+    What every node gets is added in the order of the edges, so that a row does not depend on the
+    others.
 
     Args:
         edges: From which node to which, [E, 2]; the walk leaves a node by each of its edges with
@@ -75,7 +78,8 @@ def best(rank: Tensor, nodes: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def reduced(features: Tensor, components: int) -> Tensor:
-    """The best approximation of features [N, F] in fewer dimensions, [N, min(N, F, components)]: U S of an SVD.
+    """The best approximation of features [N, F] in fewer dimensions, [N, min(N, F, components)]:
+    U S of an SVD.
 
     Signs are such that of every direction's loadings the largest is positive.
     """
@@ -84,7 +88,9 @@ def reduced(features: Tensor, components: int) -> Tensor:
     values, vectors = torch.linalg.eigh(x.T @ x if tall else x @ x.T)
     count = min(*features.shape, components)
     vectors = vectors.flip(1)[:, :count]
-    scores: Tensor = x @ vectors if tall else vectors * values.flip(0)[:count].clamp(min=0).sqrt()
+    scores: Tensor = (
+        x @ vectors if tall else vectors * values.flip(0)[:count].clamp(min=0).sqrt()
+    )
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
     return torch.where(largest < 0, -scores, scores).float()
 
@@ -105,9 +111,14 @@ class Contexts(Dataset[dict[str, Tensor]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
         """Numbers of nodes [K] with their weights [K]."""
         nodes, settings = torch.tensor(indices), self.config
-        rank = personalised_pagerank(self.edges, nodes, self.total, settings.restart, settings.steps)
+        rank = personalised_pagerank(
+            self.edges, nodes, self.total, settings.restart, settings.steps
+        )
         contexts, weights = best(rank, nodes, settings.context)
-        return [{"context": context, "weight": weight} for context, weight in zip(contexts, weights, strict=True)]
+        return [
+            {"context": context, "weight": weight}
+            for context, weight in zip(contexts, weights, strict=True)
+        ]
 
 
 class NodeContexts(DatasetSource):
@@ -122,9 +133,14 @@ class NodeContexts(DatasetSource):
         graph = read(config)
         testing = config.held_out == "test"
         self._graph, self._digest = graph, graph.digest
-        self._validated = read(config.model_copy(update={"held_out": "validation"})).held_out if testing else None
+        self._validated = (
+            read(config.model_copy(update={"held_out": "validation"})).held_out
+            if testing
+            else None
+        )
         features = F.normalize(reduced(graph.features, config.components))
-        self._features = features * math.sqrt(features.shape[1])  # numbers of about one
+        # Numbers of about one.
+        self._features = features * math.sqrt(features.shape[1])
         self.train = contexts = Contexts(graph.directed(), len(graph.features), config)
         return contexts, contexts
 
@@ -135,7 +151,8 @@ class NodeContexts(DatasetSource):
         return super().__getstate__() | {"train": self.train}
 
     def collate(self, samples: Sequence[dict[str, Tensor]]) -> Batch:
-        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of a neighbour; node [B].
+        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of a
+        neighbour; node [B].
 
         The neighbour is drawn here and not with the sample, so that a sample can be kept.
         """
@@ -143,11 +160,19 @@ class NodeContexts(DatasetSource):
         column = neighbours(weight, self.config.neighbour)
         chosen: list[int] = context.gather(1, column).flatten().tolist()
         neighbour = self._filled(*_stacked(self.train.__getitems__(chosen)))
-        return {**self._filled(context, weight), "neighbour": neighbour, "node": context[:, 0]}
+        return {
+            **self._filled(context, weight),
+            "neighbour": neighbour,
+            "node": context[:, 0],
+        }
 
     def _filled(self, context: Tensor, weight: Tensor) -> dict[str, Tensor]:
         mask = weight > 0
-        return {"x": self._features[context] * mask[..., None], "mask": mask, "weight": weight}
+        return {
+            "x": self._features[context] * mask[..., None],
+            "mask": mask,
+            "weight": weight,
+        }
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the learner's metrics, and the accuracy of a linear probe of the
@@ -155,9 +180,15 @@ class NodeContexts(DatasetSource):
         """
         graph = self._graph
         embedding = self._embedded(learner, len(graph.features))
-        strength = chosen_strength(embedding, graph.labels, graph.train, self._validated)
-        accuracy = probed(embedding, graph.labels, graph.train, graph.held_out, strength)
-        return self.with_own_metrics(learner, super().evaluate(learner), {"accuracy": accuracy})
+        strength = chosen_strength(
+            embedding, graph.labels, graph.train, self._validated
+        )
+        accuracy = probed(
+            embedding, graph.labels, graph.train, graph.held_out, strength
+        )
+        return self.with_own_metrics(
+            learner, super().evaluate(learner), {"accuracy": accuracy}
+        )
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Returns the same metrics for a few nodes."""
@@ -165,13 +196,21 @@ class NodeContexts(DatasetSource):
         nodes = torch.arange(len(embedding))
         known = nodes[self._graph.labels[nodes] >= 0]
         accuracy = probed(embedding, self._graph.labels, known, known, 1.0)
-        return self.with_own_metrics(learner, super().rehearse(learner, batch), {"accuracy": accuracy})
+        return self.with_own_metrics(
+            learner, super().rehearse(learner, batch), {"accuracy": accuracy}
+        )
 
     def _embedded(self, learner: Learner, nodes: int) -> Tensor:
         """The embeddings of the first nodes, [N, width], on the host."""
         parts = []
-        batches = itertools.islice(self.held_out_batches(), math.ceil(nodes / self.context.batch_size))
-        with learner.evaluating(), torch.random.fork_rng(devices=[]):  # neighbours are drawn, and not looked at
+        batches = itertools.islice(
+            self.held_out_batches(), math.ceil(nodes / self.context.batch_size)
+        )
+        # Neighbours are drawn, and not looked at.
+        with (
+            learner.evaluating(),
+            torch.random.fork_rng(devices=[]),
+        ):
             for batch in batches:
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
                 parts.append(learner.predict(learner.inputs(moved)).cpu())
@@ -199,10 +238,14 @@ def neighbours(weight: Tensor, which: str) -> Tensor:
 
 def _stacked(samples: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
     """Numbers of nodes and weights, [B, K]."""
-    return torch.stack([each["context"] for each in samples]), torch.stack([each["weight"] for each in samples])
+    return torch.stack([each["context"] for each in samples]), torch.stack(
+        [each["weight"] for each in samples]
+    )
 
 
-def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None) -> float:
+def chosen_strength(
+    embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None
+) -> float:
     """Returns the regularisation with the highest accuracy on the validation nodes; of
     equals, the stronger one.
 
@@ -217,10 +260,15 @@ def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated:
     """
     if validated is None or not len(validated):
         return USUAL
-    return max(STRENGTHS, key=lambda each: (probed(embedding, labels, train, validated, each), each))
+    return max(
+        STRENGTHS,
+        key=lambda each: (probed(embedding, labels, train, validated, each), each),
+    )
 
 
-def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, strength: float) -> float:
+def probed(
+    embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, strength: float
+) -> float:
     """Accuracy of a logistic regression on the standardised embeddings.
 
     Args:
@@ -236,9 +284,13 @@ def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, str
     with torch.enable_grad():
         x = embedding.detach().double()
         x = (x - x.mean(0)) / x.std(0).clamp(min=1e-9)
-        weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=torch.double, requires_grad=True)
+        weight = torch.zeros(
+            x.shape[1], int(labels.max()) + 1, dtype=torch.double, requires_grad=True
+        )
         bias = torch.zeros(weight.shape[1], dtype=torch.double, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe"
+        )
 
         def cost() -> Tensor:
             optimizer.zero_grad()

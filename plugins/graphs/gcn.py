@@ -30,7 +30,14 @@ class GcnNetwork(nn.Module):
     averages over neighbours.
     """
 
-    def __init__(self, inputs: int, config: GcnConfig, classes: int, features: Features, aggregate: Aggregate) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        config: GcnConfig,
+        classes: int,
+        features: Features,
+        aggregate: Aggregate,
+    ) -> None:
         super().__init__()
         self.features, self.aggregate = features, aggregate
         widths = [inputs, *[config.width] * (config.layers - 1), classes]
@@ -38,14 +45,20 @@ class GcnNetwork(nn.Module):
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
         self.weights, self.widths = nn.ModuleList(layers), widths[1:]
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for width in self.widths)
+        self.biases = nn.ParameterList(
+            nn.Parameter(torch.zeros(width)) for width in self.widths
+        )
         self.dropout = config.dropout
-        self.input_dropout = config.dropout if config.input_dropout is None else config.input_dropout
+        self.input_dropout = (
+            config.dropout if config.input_dropout is None else config.input_dropout
+        )
 
     def forward(self, graph: Batch) -> Tensor:
         """The logits."""
         x = F.dropout(self.features(graph), self.input_dropout, self.training)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights, self.biases, strict=True)
+        ):
             x = self.aggregate(layer, weight(x), graph) + bias
             if layer + 1 < len(self.weights):
                 x = F.dropout(F.relu(x), self.dropout, self.training)
@@ -63,7 +76,9 @@ def propagate(x: Tensor, edge: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [B, N, D].
     """
-    return summed(gathered(x, edge[..., 0]) * weight[..., None], edge[..., 1], x.shape[1])
+    return summed(
+        gathered(x, edge[..., 0]) * weight[..., None], edge[..., 1], x.shape[1]
+    )
 
 
 class Gcn(GradientLearner):
@@ -71,10 +86,15 @@ class Gcn(GradientLearner):
 
     module: GcnNetwork
 
-    def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> nn.Module:
         """Returns the network, with features and average as slots for stages."""
         slots = self.slots
-        held = (lambda graph: slots.features(graph), lambda *inputs: slots.aggregate(*inputs))
+        held = (
+            lambda graph: slots.features(graph),
+            lambda *inputs: slots.aggregate(*inputs),
+        )
         return GcnNetwork(shapes["x"][-1], config, context.sizes["classes"], *held)
 
     def features(self, graph: Batch) -> Tensor:
@@ -94,7 +114,9 @@ class Gcn(GradientLearner):
         label = batch["label"][batch["mask"]]
         correct = (logits.detach().argmax(-1) == label).sum()
         return Loss(
-            F.cross_entropy(logits, label, reduction="sum"), len(label), {"accuracy": Mean(correct, len(label))}
+            F.cross_entropy(logits, label, reduction="sum"),
+            len(label),
+            {"accuracy": Mean(correct, len(label))},
         )
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:

@@ -1,4 +1,5 @@
-"""A graph transformer in torch (Rampášek et al. 2022, "Recipe for a General, Powerful, Scalable Graph Transformer").
+"""A graph transformer in torch (Rampášek et al. 2022, "Recipe for a General, Powerful, Scalable
+Graph Transformer").
 
 arXiv 2205.12454; the local part is GINE (Hu et al. 2020, arXiv 1905.12265).
 """
@@ -32,7 +33,9 @@ class Gine(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.epsilon = nn.Parameter(torch.zeros(1))
-        self.update = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.update = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+        )
 
     def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor) -> Tensor:
         """Nodes to nodes.
@@ -47,12 +50,16 @@ class Gine(nn.Module):
             [B, N, width].
         """
         messages = F.relu(gathered(x, edge[..., 0]) + kind) * real[..., None]
-        heard: Tensor = self.update((1 + self.epsilon) * x + summed(messages, edge[..., 1], x.shape[1]))
+        heard: Tensor = self.update(
+            (1 + self.epsilon) * x + summed(messages, edge[..., 1], x.shape[1])
+        )
         return heard
 
 
 class Fusion(nn.Module):
-    """Puts two streams together: their sum, or 2 g of one and 2 (1 - g) of the other, with g one half at first."""
+    """Puts two streams together: their sum, or 2 g of one and 2 (1 - g) of the other, with g one
+    half at first.
+    """
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
@@ -68,23 +75,33 @@ class Fusion(nn.Module):
         """[B, N, width] twice to the same."""
         if self.kind == "sum":
             return local + everywhere
-        logit = self.gate(torch.cat([local, everywhere], -1)) if self.kind == "node" else self.logit
+        logit = (
+            self.gate(torch.cat([local, everywhere], -1))
+            if self.kind == "node"
+            else self.logit
+        )
         share = torch.sigmoid(logit)
         return 2 * (share * local + (1 - share) * everywhere)
 
 
 class GpsLayer(nn.Module):
-    """Neighbours and attention side by side, put together, and a feed-forward layer; each normalised after its sum."""
+    """Neighbours and attention side by side, put together, and a feed-forward layer; each
+    normalised after its sum.
+    """
 
     def __init__(self, config: GpsConfig) -> None:
         super().__init__()
         width, self.dropout = config.width, config.dropout
         self.local, self.attention = Gine(width), Attention(width, config.heads)
         self.fusion = Fusion(config.fusion, width)
-        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.feed = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
 
-    def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor
+    ) -> Tensor:
         """Computes the layer like ``Gine``, with ``mask`` of the nodes that are not
         padding, [B, N].
         """
@@ -106,7 +123,9 @@ class GpsNetwork(nn.Module):
         width = config.width
         self.enter, self.kinds = nn.Linear(inputs, width), nn.Embedding(BONDS, width)
         self.blocks = nn.ModuleList(GpsLayer(config) for _ in range(config.layers))
-        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.head = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+        )
 
     def forward(self, graph: Batch) -> Tensor:
         """The numbers: of the mean over a graph's nodes."""
@@ -124,15 +143,21 @@ class Gps(GradientLearner):
 
     module: GpsNetwork
 
-    def build(self, config: GpsConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self, config: GpsConfig, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> nn.Module:
         """The network."""
         return GpsNetwork(shapes["x"][-1], config)
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the sum of squared errors over graphs."""
         target = batch["target"]
-        error = F.mse_loss(self.slots.forward(self.inputs(batch)), target, reduction="sum")
-        return Loss(error, len(target), {"squared_error": Mean(error.detach(), len(target))})
+        error = F.mse_loss(
+            self.slots.forward(self.inputs(batch)), target, reduction="sum"
+        )
+        return Loss(
+            error, len(target), {"squared_error": Mean(error.detach(), len(target))}
+        )
 
     def inputs(self, batch: Batch) -> Batch:
         """The graphs without their targets."""

@@ -18,7 +18,11 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
     Returns:
         [B, E, D].
     """
-    return x.flatten(0, 1).index_select(0, _flat(index, x.shape[1])).view(*index.shape, x.shape[-1])
+    return (
+        x.flatten(0, 1)
+        .index_select(0, _flat(index, x.shape[1]))
+        .view(*index.shape, x.shape[-1])
+    )
 
 
 def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
@@ -34,7 +38,9 @@ def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
     """
     size, width = len(messages), messages.shape[-1]
     total = messages.new_zeros(size * nodes, width)
-    return total.index_add(0, _flat(index, nodes), messages.flatten(0, 1)).view(size, nodes, width)
+    return total.index_add(0, _flat(index, nodes), messages.flatten(0, 1)).view(
+        size, nodes, width
+    )
 
 
 def _flat(index: Tensor, nodes: int) -> Tensor:

@@ -57,7 +57,9 @@ class MolecularGraphs(Dataset[MolecularGraph]):
         pairs = [*molecule.bonds, *((b, a) for a, b in molecule.bonds)]
         edge = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
         bond = torch.tensor([*molecule.bonds.values()] * 2, dtype=torch.int64)
-        return MolecularGraph(features(molecule, edge), edge, bond, torch.tensor(self.targets[index]))
+        return MolecularGraph(
+            features(molecule, edge), edge, bond, torch.tensor(self.targets[index])
+        )
 
 
 def features(molecule: Molecule, edge: Tensor) -> Tensor:
@@ -71,16 +73,25 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
     known = {element: place for place, element in enumerate(ELEMENTS)}
     element = torch.tensor([known.get(atom.element, len(ELEMENTS)) for atom in atoms])
     degree = torch.bincount(edge[:, 0], minlength=len(atoms))
-    rest = [[atom.aromatic, atom.charge, place in rings] for place, atom in enumerate(atoms)]
+    rest = [
+        [atom.aromatic, atom.charge, place in rings] for place, atom in enumerate(atoms)
+    ]
     adjacency = np.zeros((len(atoms), len(atoms)), np.float32)
     adjacency[edge[:, 0], edge[:, 1]] = 1
     step = adjacency / np.maximum(adjacency.sum(1, keepdims=True), 1)
-    returns, walked = np.empty((len(atoms), WALKS), np.float32), np.eye(len(atoms), dtype=np.float32)
+    returns, walked = (
+        np.empty((len(atoms), WALKS), np.float32),
+        np.eye(len(atoms), dtype=np.float32),
+    )
     for length in range(WALKS):
         walked = walked @ step
         returns[:, length] = walked.diagonal()
     degrees = (degree.clamp(1, DEGREES) - 1).clamp(min=0)
-    one_hot = [F.one_hot(element, len(ELEMENTS) + 1), F.one_hot(degrees, DEGREES), torch.tensor(rest)]
+    one_hot = [
+        F.one_hot(element, len(ELEMENTS) + 1),
+        F.one_hot(degrees, DEGREES),
+        torch.tensor(rest),
+    ]
     return torch.cat([*one_hot, torch.from_numpy(returns)], 1)
 
 
@@ -95,10 +106,14 @@ class MoleculeGraphs(DatasetSource):
     def datasets(self, config: MoleculeGraphsConfig) -> tuple[Any, Any]:
         """The parts of the table."""
         self.table = Table(config, self.context.seed)
-        return MolecularGraphs(self.table, self.table.train), MolecularGraphs(self.table, self.table.held_out)
+        return MolecularGraphs(self.table, self.table.train), MolecularGraphs(
+            self.table, self.table.held_out
+        )
 
     def collate(self, samples: Sequence[MolecularGraph]) -> Batch:
-        """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an atom), target [B]."""
+        """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an
+        atom), target [B].
+        """
         nodes = max(padded_nodes(len(each.x), len(each.bond)) for each in samples)
         edges = int(nodes * EDGES)
 
@@ -109,19 +124,25 @@ class MoleculeGraphs(DatasetSource):
             "x": torch.stack([padded(each.x, nodes) for each in samples]),
             "edge": torch.stack([padded(each.edge, edges) for each in samples]),
             "bond": torch.stack([padded(each.bond, edges) for each in samples]),
-            "mask": torch.stack([torch.arange(nodes) < len(each.x) for each in samples]),
+            "mask": torch.stack(
+                [torch.arange(nodes) < len(each.x) for each in samples]
+            ),
             "target": torch.stack([each.target for each in samples]),
         }
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Molecules that are padded to one size, in which all that an edge or a mask names has room."""
+        """Molecules that are padded to one size, in which all that an edge or a mask names has
+        room.
+        """
         atoms, bonds = _last(batch["mask"]), _last(batch["bond"] > 0)
         named = batch["edge"].amax((1, 2)) + 1
         counts = zip(torch.maximum(atoms, named).tolist(), bonds.tolist(), strict=True)
         sizes = torch.tensor([padded_nodes(nodes, edges) for nodes, edges in counts])
         for nodes in sorted(set(sizes.tolist())):
             index = (sizes == nodes).nonzero()[:, 0]
-            part = {name: tensor[index.to(tensor.device)] for name, tensor in batch.items()}
+            part = {
+                name: tensor[index.to(tensor.device)] for name, tensor in batch.items()
+            }
             edges = int(nodes * EDGES)
             yield (
                 index,

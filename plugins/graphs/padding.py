@@ -15,4 +15,6 @@ EDGES = 2.5
 def padded_nodes(nodes: int, edges: int) -> int:
     """Returns the number of nodes to which a graph is padded: the first size with room for it."""
     larger = max(nodes, math.ceil(edges / EDGES))
-    return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])
+    return next(
+        (size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1]
+    )

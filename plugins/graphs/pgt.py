@@ -51,14 +51,25 @@ class ContextTransformer(nn.Module):
         super().__init__()
         width, block = config.width, (config.width, config.heads, config.attention)
         self.masked = config.masked
-        self.embedding, self.rank, self.decoder_rank = (nn.Linear(inputs, width) for inputs in (components, 1, 1))
-        self.own, self.mask_token = nn.Parameter(STD * torch.randn(width)), nn.Parameter(STD * torch.randn(width))
-        self.encoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.layers))
+        self.embedding, self.rank, self.decoder_rank = (
+            nn.Linear(inputs, width) for inputs in (components, 1, 1)
+        )
+        self.own, self.mask_token = (
+            nn.Parameter(STD * torch.randn(width)),
+            nn.Parameter(STD * torch.randn(width)),
+        )
+        self.encoder = nn.ModuleList(
+            AttentionBlock(*block) for _ in range(config.layers)
+        )
         self.norm, self.bridge = nn.LayerNorm(width), nn.Linear(width, width)
-        self.decoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(
+            AttentionBlock(*block) for _ in range(config.decoder_layers)
+        )
         self.restore = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, components))
 
-    def forward(self, x: Tensor, mask: Tensor, weight: Tensor, chance: Tensor | None = None) -> Any:
+    def forward(
+        self, x: Tensor, mask: Tensor, weight: Tensor, chance: Tensor | None = None
+    ) -> Any:
         """Embeds contexts; with chance it hides a share of each, and restores it.
 
         Args:
@@ -68,15 +79,23 @@ class ContextTransformer(nn.Module):
             chance: uniform numbers, [B, N]; the nodes with the largest are hidden.
 
         Returns:
-            Embeddings of the nodes that the contexts are of, [B, width]. With chance: features restored of the first
-            half of the batch, [B / 2, N, F], where they were hidden, [B / 2, N], and means by the walk, [B, width].
+            Embeddings of the nodes that the contexts are of, [B, width]. With chance: features
+            restored of the first half of the batch, [B / 2, N, F], where they were hidden, [B /
+            2, N], and means by the walk, [B, width].
         """
         if chance is None:
-            kept, real = torch.arange(x.shape[1], device=x.device).expand(len(x), -1), mask
+            kept, real = (
+                torch.arange(x.shape[1], device=x.device).expand(len(x), -1),
+                mask,
+            )
         else:
             kept, real = shown(chance, mask, self.masked)
         share = weight.gather(1, kept) * real
-        y = self.embedding(x.gather(1, _each(kept, x))) + self.rank(scaled(share)) + self.own * (kept == 0)[..., None]
+        y = (
+            self.embedding(x.gather(1, _each(kept, x)))
+            + self.rank(scaled(share))
+            + self.own * (kept == 0)[..., None]
+        )
         for block in self.encoder:
             y = block(y, real)
         y = self.norm(y)
@@ -84,16 +103,26 @@ class ContextTransformer(nn.Module):
         if chance is None:
             return y[:, 0]
         half = len(x) // 2
-        hidden = mask[:half].scatter(1, kept[:half], mask[:half].gather(1, kept[:half]) & ~real[:half])
-        return self.decoded(y[:half], kept[:half], hidden, mask[:half], weight[:half]), hidden, mean
+        hidden = mask[:half].scatter(
+            1, kept[:half], mask[:half].gather(1, kept[:half]) & ~real[:half]
+        )
+        return (
+            self.decoded(y[:half], kept[:half], hidden, mask[:half], weight[:half]),
+            hidden,
+            mean,
+        )
 
-    def decoded(self, y: Tensor, kept: Tensor, hidden: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+    def decoded(
+        self, y: Tensor, kept: Tensor, hidden: Tensor, mask: Tensor, weight: Tensor
+    ) -> Tensor:
         """Returns features of all nodes, [B, N, F], from embeddings of the visible
         ones, [B, S, width].
         """
         blank = self.mask_token.to(y.dtype).expand(*mask.shape, -1)
         full = blank.scatter(1, _each(kept, y), self.bridge(y).to(y.dtype))
-        full = torch.where(hidden[..., None], blank, full) + self.decoder_rank(scaled(weight))
+        full = torch.where(hidden[..., None], blank, full) + self.decoder_rank(
+            scaled(weight)
+        )
         for block in self.decoder:
             full = block(full, mask)
         restored: Tensor = self.restore(full)
@@ -112,7 +141,9 @@ def shown(chance: Tensor, mask: Tensor, masked: float) -> tuple[Tensor, Tensor]:
     Returns:
         Numbers of nodes [B, S], and which of them are shown, [B, S]; the others fill up.
     """
-    order = chance.masked_fill(~mask, 2).argsort(1)[:, : math.ceil(mask.shape[1] * (1 - masked))]
+    order = chance.masked_fill(~mask, 2).argsort(1)[
+        :, : math.ceil(mask.shape[1] * (1 - masked))
+    ]
     count = (mask.sum(1, keepdim=True) * (1 - masked)).ceil()
     return order, torch.arange(order.shape[1], device=mask.device) < count
 
@@ -132,7 +163,9 @@ class Pgt(GradientLearner):
 
     module: ContextTransformer
 
-    def build(self, config: PgtConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self, config: PgtConfig, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> nn.Module:
         """Encoder and decoder for features of the source's width."""
         return ContextTransformer(shapes["x"][-1], config)
 
@@ -143,18 +176,30 @@ class Pgt(GradientLearner):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Returns the random numbers that hide nodes of both contexts, [B, 2, N]."""
         rows, nodes = batch["mask"].shape
-        return {"chance": torch.rand(rows, 2, nodes, generator=generator, device=generator.device)}
+        return {
+            "chance": torch.rand(
+                rows, 2, nodes, generator=generator, device=generator.device
+            )
+        }
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """The mean over hidden nodes of (1 - cosine)^2, and InfoNCE; both count as often as there are contexts."""
+        """The mean over hidden nodes of (1 - cosine)^2, and InfoNCE; both count as often as there
+        are contexts.
+        """
         both = (torch.cat([batch[name], batch["neighbour"][name]]) for name in CONTEXT)
-        restored, hidden, mean = self.slots.forward(*both, noise["chance"].transpose(0, 1).flatten(0, 1))
+        restored, hidden, mean = self.slots.forward(
+            *both, noise["chance"].transpose(0, 1).flatten(0, 1)
+        )
         rows, config = len(batch["x"]), self.config
-        missed = (1 - F.cosine_similarity(restored, batch["x"], dim=-1)).square() * hidden
+        missed = (
+            1 - F.cosine_similarity(restored, batch["x"], dim=-1)
+        ).square() * hidden
         restoration = missed.sum() / hidden.sum().clamp(min=1)
         contrast = info_nce(mean[:rows], mean[rows:], config.temperature)
         also = {"restoration": restoration, "contrast": contrast}
-        means = {name: Mean(value.detach() * rows, rows) for name, value in also.items()}
+        means = {
+            name: Mean(value.detach() * rows, rows) for name, value in also.items()
+        }
         return Loss((restoration + config.contrast * contrast) * rows, rows, means)
 
     def inputs(self, batch: Batch) -> Any:
@@ -170,7 +215,8 @@ class Pgt(GradientLearner):
 
 
 def info_nce(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of telling which of the others belongs to each by cosine (van den Oord et al., arXiv:1807.03748).
+    """Cross-entropy of telling which of the others belongs to each by cosine (van den Oord et
+    al., arXiv:1807.03748).
 
     Args:
         one: embeddings, [B, width].

@@ -27,7 +27,15 @@ UNSEEN = 0.07875
 """The edge of the cube that is never trained on, in metres; without it, the middle one."""
 HELD_OUT = 10
 """One of this number of grasps is held out."""
-KEYPOINTS = ("palm_lower", "fingertip", "fingertip_2", "fingertip_3", "thumb_fingertip", "thumb_dip", "dip")
+KEYPOINTS = (
+    "palm_lower",
+    "fingertip",
+    "fingertip_2",
+    "fingertip_3",
+    "thumb_fingertip",
+    "thumb_dip",
+    "dip",
+)
 """Links whose origins are the keypoints of a hand."""
 DEPTH_MM, LINKS = {"valid": 5.0, "strict": 2.0}, {"valid": 2, "strict": 3}
 """How deep a grasp may go into the cube, and how many links it needs close to it."""
@@ -60,23 +68,34 @@ def read(config: CubeGraspsConfig) -> Grasps:
     try:
         links = ["palm_lower", *arrays["kinematics_child"].tolist()]
         rotation = torch.tensor(arrays["hand_rotation"], dtype=dtype)
-        parts = [torch.tensor(arrays[name], dtype=dtype) for name in ("hand_translation", "joints")]
+        parts = [
+            torch.tensor(arrays[name], dtype=dtype)
+            for name in ("hand_translation", "joints")
+        ]
         tables = {
-            "parent": torch.tensor([links.index(name) for name in arrays["kinematics_parent"].tolist()]),
+            "parent": torch.tensor(
+                [links.index(name) for name in arrays["kinematics_parent"].tolist()]
+            ),
             "origin": torch.tensor(arrays["kinematics_origin_xyz"], dtype=dtype),
             "turn": torch.tensor(arrays["kinematics_origin_rotation"], dtype=dtype),
             "axis": torch.tensor(arrays["kinematics_axis"], dtype=dtype),
             "keypoints": torch.tensor([links.index(name) for name in KEYPOINTS]),
-            "box_link": torch.tensor([links.index(name) for name in arrays["link"].tolist()]),
+            "box_link": torch.tensor(
+                [links.index(name) for name in arrays["link"].tolist()]
+            ),
             "box_turn": torch.tensor(arrays["rotation"], dtype=dtype),
             "box_centre": torch.tensor(arrays["center"], dtype=dtype),
             "box_half": torch.tensor(arrays["half_size"], dtype=dtype),
         }
         edge = torch.tensor(arrays["cube_edge"], dtype=dtype)
-        return Grasps(edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest)
+        return Grasps(
+            edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest
+        )
     except (KeyError, ValueError, RuntimeError) as error:
         files = " and ".join(map(str, paths))
-        raise UsageError(f"data.file: {files}: not the grasps of this hand: {error}") from error
+        raise UsageError(
+            f"data.file: {files}: not the grasps of this hand: {error}"
+        ) from error
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -84,7 +103,9 @@ def _arrays(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as kept:
             return dict(kept)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}") from error
+        raise UsageError(
+            f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}"
+        ) from error
 
 
 _SCENES_APART = 1_000_003
@@ -105,11 +126,17 @@ class CubeGrasps(DatasetSource):
         grasps = read(config)
         self._digest = grasps.digest
         sizes = torch.unique(grasps.edge)
-        unseen = sizes[(sizes - UNSEEN).abs().argmin()] if len(sizes) > 1 else sizes.new_tensor(-1.0)
+        unseen = (
+            sizes[(sizes - UNSEEN).abs().argmin()]
+            if len(sizes) > 1
+            else sizes.new_tensor(-1.0)
+        )
         train, held_out = list[Tensor](), list[Tensor]()
         for size in sizes[sizes != unseen]:
             rows = (grasps.edge == size).nonzero()[:, 0]
-            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+            rows = rows[
+                torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+            ]
             held_out.append(rows[: max(1, len(rows) // HELD_OUT)])
             train.append(rows[max(1, len(rows) // HELD_OUT) :])
         known = torch.cat(train)
@@ -122,15 +149,21 @@ class CubeGrasps(DatasetSource):
         def fixed(rows: Sequence[Tensor], count: int, seed: int) -> dict[str, Tensor]:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + 2 * config.scene_seed)
-                scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
+                scenes = Scenes(grasps, rows, config, scale, count).__getitems__(
+                    range(count)
+                )
             # Every scene has a number, which seeds the noise of a batch that starts with it. A
             # generator reads the lowest 32 bits of a seed, so both numbers are in these.
             first = config.scene_seed * _SCENES_APART % 2**31
             return {**scenes, "draw": first + torch.arange(count)}
 
-        others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
+        others = (
+            [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
+        )
         self.unseen = fixed(others, max(1, config.scenes // 4), 2)
-        learnt = LearntScenes(grasps, train, config, scale, len(known) // config.grasps, self.context.seed)
+        learnt = LearntScenes(
+            grasps, train, config, scale, len(known) // config.grasps, self.context.seed
+        )
         return learnt, fixed(held_out, config.scenes, 1)
 
     def collate(self, samples: Any) -> Batch:
@@ -144,25 +177,34 @@ class CubeGrasps(DatasetSource):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The loss on held-out scenes, and what grasps are worth that are sampled for their clouds.
 
-        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the mean distance of two
-        grasps of a cube; ``matched_mm``, of sampled grasps and those of the scene, one to one; ``coverage``, the share
-        of held-out grasps near which there is a sampled one; ``unseen_...``, the same for the cube that is never
-        trained on; ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds are used.
+        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the
+        mean distance of two grasps of a cube; ``matched_mm``, of sampled grasps and those of the
+        scene, one to one; ``coverage``, the share of held-out grasps near which there is a
+        sampled one; ``unseen_...``, the same for the cube that is never trained on;
+        ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds
+        are used.
         """
         sampled = self.sampled(learner, self.context.batch_size, None)
         return self.with_own_metrics(learner, super().evaluate(learner), sampled)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Returns the same metrics for two scenes each."""
-        return self.with_own_metrics(learner, super().rehearse(learner, batch), self.sampled(learner, 2, 1))
+        return self.with_own_metrics(
+            learner, super().rehearse(learner, batch), self.sampled(learner, 2, 1)
+        )
 
-    def sampled(self, learner: Learner, size: int, batches: int | None) -> dict[str, float]:
+    def sampled(
+        self, learner: Learner, size: int, batches: int | None
+    ) -> dict[str, float]:
         """Samples for held-out scenes in batches of a size, at most ``batches`` of
         them, and measures.
         """
         held_out = self._sampled(learner, self.held_out.tensors, size, batches)
         unseen = self._sampled(learner, self.unseen, size, batches)
-        metrics = {**self.worth(*held_out), **{f"unseen_{name}": value for name, value in self.worth(*unseen).items()}}
+        metrics = {
+            **self.worth(*held_out),
+            **{f"unseen_{name}": value for name, value in self.worth(*unseen).items()},
+        }
         grasp, _, edge = held_out
         swapped = self._close(grasp[edge == edge.max()], edge.min())
         return {**metrics, "swapped_valid": float(swapped["valid"].float().mean())}
@@ -178,13 +220,18 @@ class CubeGrasps(DatasetSource):
         close = self._close(grasp, edge)
         places, others = self.hand.keypoints_of(grasp), self.hand.keypoints_of(known)
         distance = 1e3 * (places[:, :, None] - others[:, None]).norm(dim=-1).mean(-1)
-        matched = [float(each[linear_sum_assignment(each)].mean()) for each in distance.cpu().numpy()]
+        matched = [
+            float(each[linear_sum_assignment(each)].mean())
+            for each in distance.cpu().numpy()
+        ]
         diversity, covered = list[float](), list[float]()
         for size in torch.unique(edge):
             own = places[edge == size].flatten(0, 1)
             between = 1e3 * (own[:, None] - own[None]).norm(dim=-1).mean(-1)
             diversity.append(float(between.sum() / (len(own) * (len(own) - 1))))
-            to_known = 1e3 * (own[:, None] - others[edge == size].flatten(0, 1)[None]).norm(dim=-1).mean(-1)
+            to_known = 1e3 * (
+                own[:, None] - others[edge == size].flatten(0, 1)[None]
+            ).norm(dim=-1).mean(-1)
             covered.append(float((to_known.amin(0) <= COVERED_MM).float().mean()))
         return {
             "valid": float(close["valid"].float().mean()),
@@ -196,18 +243,35 @@ class CubeGrasps(DatasetSource):
         }
 
     def _sampled(
-        self, learner: Learner, scenes: Mapping[str, Tensor], size: int, batches: int | None
+        self,
+        learner: Learner,
+        scenes: Mapping[str, Tensor],
+        size: int,
+        batches: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sampled grasps and those of the scenes, [B, G, 25] each, turned back; and the edges of the cubes, [B]."""
-        lower, upper = (self.tables[name].to(self.device) for name in ("lower", "upper"))
+        """Sampled grasps and those of the scenes, [B, G, 25] each, turned back; and the edges of
+        the cubes, [B].
+        """
+        lower, upper = (
+            self.tables[name].to(self.device) for name in ("lower", "upper")
+        )
         grasp, known, edge = list[Tensor](), list[Tensor](), list[Tensor]()
         starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
         with learner.evaluating():
             for start in starts:
-                batch = {name: tensor[start : start + size].to(self.device) for name, tensor in scenes.items()}
+                batch = {
+                    name: tensor[start : start + size].to(self.device)
+                    for name, tensor in scenes.items()
+                }
                 back = batch["turn"].transpose(1, 2)[:, None]
-                grasp.append(self._turned_back(learner.predict(learner.inputs(batch)), back))
-                known.append(self._turned_back(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back))
+                grasp.append(
+                    self._turned_back(learner.predict(learner.inputs(batch)), back)
+                )
+                known.append(
+                    self._turned_back(
+                        lower + (batch["grasp"] + 1) / 2 * (upper - lower), back
+                    )
+                )
                 edge.append(batch["edge"])
         return torch.cat(grasp), torch.cat(known), torch.cat(edge)
 
@@ -225,11 +289,20 @@ class CubeGrasps(DatasetSource):
         """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
         strict: [B * G] each.
         """
-        flat, edges = grasp.flatten(0, 1), edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
+        flat, edges = (
+            grasp.flatten(0, 1),
+            edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten(),
+        )
         parts = [
-            self.hand.distances(*part) for part in zip(torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True)
+            self.hand.distances(*part)
+            for part in zip(
+                torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True
+            )
         ]
         distance = 1e3 * torch.cat(parts)
         depth, links = (-distance.amin(1)).clamp(min=0), (distance <= CLOSE_MM).sum(1)
-        within = {name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name]) for name in DEPTH_MM}
+        within = {
+            name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name])
+            for name in DEPTH_MM
+        }
         return {**within, "depth": depth}

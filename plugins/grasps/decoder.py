@@ -19,22 +19,35 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.q, self.kv, self.out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """[B, G, width] and [B, M, width] to [B, G, width]."""
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(other).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        gathered: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        gathered: Tensor = self.out(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
         return gathered
 
     def prunable(self) -> Iterator[Prunable]:
         """The heads."""
-        yield Prunable("heads", self.heads, [(self.q, 1), (self.kv, 2)], [self.out], [(self, "heads")])
+        yield Prunable(
+            "heads",
+            self.heads,
+            [(self.q, 1), (self.kv, 2)],
+            [self.out],
+            [(self, "heads")],
+        )
 
 
 class DitBlock(nn.Module):
-    """Attention to the set, to the tokens of the cloud, and a feed-forward layer; time shifts, scales and gates each.
+    """Attention to the set, to the tokens of the cloud, and a feed-forward layer; time shifts,
+    scales and gates each.
 
     The gates are zero at first, so that a block starts as the identity.
     """
@@ -42,8 +55,13 @@ class DitBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.own, self.cloud = CrossAttention(width, heads), CrossAttention(width, heads)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.own, self.cloud = (
+            CrossAttention(width, heads),
+            CrossAttention(width, heads),
+        )
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.modulation = nn.Linear(width, 9 * width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
@@ -76,10 +94,14 @@ class SetTransformer(nn.Module):
     independent of the order.
     """
 
-    def __init__(self, inputs: int, outputs: int, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, width: int, layers: int, heads: int
+    ) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(inputs, width), nn.Linear(width, outputs)
-        self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.time = nn.Sequential(
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)
+        )
         self.blocks = nn.ModuleList(DitBlock(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
@@ -97,8 +119,12 @@ class SetTransformer(nn.Module):
 
 
 def waves(time: Tensor, width: int) -> Tensor:
-    """Sines and cosines of times in [0, 1], [B] to [B, width], with periods from a hundredth to a hundred."""
+    """Sines and cosines of times in [0, 1], [B] to [B, width], with periods from a hundredth to a
+    hundred.
+    """
     half = width // 2
-    frequency = torch.exp(torch.linspace(math.log(0.06), math.log(600), half, device=time.device))
+    frequency = torch.exp(
+        torch.linspace(math.log(0.06), math.log(600), half, device=time.device)
+    )
     angle = time[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], 1)

@@ -30,13 +30,17 @@ def kept_signal(schedule: Schedule, steps: int) -> Tensor:
 
 
 def straight(steps: int) -> tuple[Tensor, Tensor]:
-    """Signal and noise on the straight line between them (rectified flow, Liu et al., arXiv 2209.03003), [steps]."""
+    """Signal and noise on the straight line between them (rectified flow, Liu et al., arXiv
+    2209.03003), [steps].
+    """
     time = torch.arange(1, steps + 1, dtype=torch.float64) / steps
     return 1 - time, time
 
 
 def trailing(steps: int, of: int) -> list[int]:
-    """The steps at which a shorter sampling looks, the last first (Lin et al., arXiv 2305.08891, "trailing")."""
+    """The steps at which a shorter sampling looks, the last first (Lin et al., arXiv 2305.08891,
+    "trailing").
+    """
     return [round(of - place * of / steps) - 1 for place in range(steps)]
 
 
@@ -44,7 +48,14 @@ Denoise = Callable[[Tensor, int], Tensor]
 """Predicts the signal from a noisy sample and its step."""
 
 
-def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int, eta: float = 0.0) -> Tensor:
+def ddim(
+    denoise: Denoise,
+    noise: Tensor,
+    signal: Tensor,
+    sigma: Tensor,
+    steps: int,
+    eta: float = 0.0,
+) -> Tensor:
     """Samples in fewer steps (Song et al., arXiv 2010.02502, equations 12 and 16).
 
     Args:
@@ -67,8 +78,16 @@ def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: 
         found, kept = (x - signal[place] * clean) / sigma[place], sigma[following]
         x = signal[following] * clean
         if eta:
-            fresh = eta * kept / sigma[place] * (1 - (signal[place] / signal[following]).square()).sqrt()
-            x, kept = x + fresh * noise[following], (kept.square() - fresh.square()).clamp(min=0).sqrt()
+            fresh = (
+                eta
+                * kept
+                / sigma[place]
+                * (1 - (signal[place] / signal[following]).square()).sqrt()
+            )
+            x, kept = (
+                x + fresh * noise[following],
+                (kept.square() - fresh.square()).clamp(min=0).sqrt(),
+            )
         x = x + kept * found
     raise AssertionError("there is at least one step")
 
@@ -91,5 +110,11 @@ def ddpm(denoise: Denoise, noise: Tensor, kept: Tensor) -> Tensor:
         clean, rest = denoise(x, place), 1 - kept[place]
         mean = before[place].sqrt() * (1 - alpha[place]) / rest * clean
         mean = mean + alpha[place].sqrt() * (1 - before[place]) / rest * x
-        x = mean if place == 0 else mean + ((1 - before[place]) / rest * (1 - alpha[place])).sqrt() * noise[place - 1]
+        x = (
+            mean
+            if place == 0
+            else mean
+            + ((1 - before[place]) / rest * (1 - alpha[place])).sqrt()
+            * noise[place - 1]
+        )
     return x

@@ -12,12 +12,24 @@ TRANSLATION, JOINTS, ROTATION = slice(0, 3), slice(3, 19), slice(19, 25)
 """Of the 25 numbers of a grasp: metres, radians, and the first two columns of a rotation matrix."""
 SURFACE = 5
 """Points along every edge of a box, by whose distance the box is judged."""
-HAND = ("parent", "origin", "turn", "axis", "keypoints", "box_link", "box_turn", "box_centre", "box_half")
+HAND = (
+    "parent",
+    "origin",
+    "turn",
+    "axis",
+    "keypoints",
+    "box_link",
+    "box_turn",
+    "box_centre",
+    "box_half",
+)
 """The tables that make a hand."""
 
 
 def matrix(six: Tensor) -> Tensor:
-    """Rotation matrices [..., 3, 3] from six numbers [..., 6] (Zhou et al. 2019, arXiv 1812.07035: Gram-Schmidt)."""
+    """Rotation matrices [..., 3, 3] from six numbers [..., 6] (Zhou et al. 2019, arXiv
+    1812.07035: Gram-Schmidt).
+    """
     first = F.normalize(six[..., :3], dim=-1)
     rest = six[..., 3:]
     second = F.normalize(rest - (first * rest).sum(-1, keepdim=True) * first, dim=-1)
@@ -43,7 +55,8 @@ def straightening(cloud: Tensor) -> Tensor:
     contribute most: its angle is four times that of the cloud. One of the four
     equivalent orientations is selected.
     """
-    flat = cloud[..., :2].double()  # of points in any order, the sum is the same
+    # Of points in any order, the sum is the same.
+    flat = cloud[..., :2].double()
     x, y = (flat - flat.mean(1, keepdim=True)).unbind(-1)
     square = x * x + y * y
     real = (square * (x**4 - 6 * x * x * y * y + y**4)).mean(1)
@@ -53,7 +66,9 @@ def straightening(cloud: Tensor) -> Tensor:
 
 def turned(grasp: Tensor, rotation: Tensor) -> Tensor:
     """Grasps [..., 25] turned together with what they hold, by rotations [..., 3, 3]."""
-    columns = torch.stack([grasp[..., TRANSLATION], grasp[..., 19:22], grasp[..., 22:25]], -1)
+    columns = torch.stack(
+        [grasp[..., TRANSLATION], grasp[..., 19:22], grasp[..., 22:25]], -1
+    )
     translation, first, second = (rotation @ columns).unbind(-1)
     return torch.cat([translation, grasp[..., JOINTS], first, second], -1)
 
@@ -75,9 +90,10 @@ class Hand(nn.Module):
         """Keeps the tables.
 
         Args:
-            tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn`` [J, 3, 3], where and how
-                it is there; ``axis`` [J, 3] of its motion; ``keypoints`` [K], links; ``box_link`` [N], ``box_turn``
-                [N, 3, 3], ``box_centre`` [N, 3] and ``box_half`` [N, 3], boxes in the frames of their links, in metres.
+            tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn``
+                [J, 3, 3], where and how it is there; ``axis`` [J, 3] of its motion; ``keypoints``
+                [K], links; ``box_link`` [N], ``box_turn`` [N, 3, 3], ``box_centre`` [N, 3] and
+                ``box_half`` [N, 3], boxes in the frames of their links, in metres.
         """
         super().__init__()
         for name in HAND:
@@ -97,7 +113,10 @@ class Hand(nn.Module):
         )
         rotations, positions = [matrix(grasp[..., ROTATION])], [grasp[..., TRANSLATION]]
         for joint, parent in enumerate(self.parents):
-            positions.append(positions[parent] + (rotations[parent] @ self.origin[joint][:, None]).squeeze(-1))
+            positions.append(
+                positions[parent]
+                + (rotations[parent] @ self.origin[joint][:, None]).squeeze(-1)
+            )
             rotations.append(rotations[parent] @ local[..., joint, :, :])
         return torch.stack(rotations, -3), torch.stack(positions, -2)
 
@@ -110,7 +129,10 @@ class Hand(nn.Module):
         [..., 25], in metres.
         """
         rotation, position = self.links(grasp)
-        turn, place = rotation[..., self.box_link, :, :], position[..., self.box_link, :]
+        turn, place = (
+            rotation[..., self.box_link, :, :],
+            position[..., self.box_link, :],
+        )
         centre = (turn @ self.box_centre[:, :, None]).squeeze(-1) + place
         top = torch.cat([turn @ self.box_turn, centre[..., None]], -1)
         bottom = top.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(*top.shape[:-2], 1, 4)
@@ -120,8 +142,8 @@ class Hand(nn.Module):
         """Returns the distance of every link from a cube around the origin: [B, L] in
         metres, negative inside.
 
-        Each is that of the nearest of 98 points on the surface of each of its boxes; a link without a box is infinitely
-        far away.
+        Each is that of the nearest of 98 points on the surface of each of its boxes; a link
+        without a box is infinitely far away.
 
         Args:
             grasp: [B, 25] in the cube's frame.
@@ -131,15 +153,29 @@ class Hand(nn.Module):
         line = torch.linspace(-1, 1, SURFACE, dtype=grasp.dtype, device=grasp.device)
         cube = torch.cartesian_prod(line, line, line)
         surface = cube[(cube.abs() == 1).any(1)]
-        boxes = (surface * self.box_half[:, None]) @ self.box_turn.transpose(1, 2) + self.box_centre[:, None]
-        points = boxes @ rotation[:, self.box_link].transpose(-1, -2) + position[:, self.box_link, None]
+        boxes = (surface * self.box_half[:, None]) @ self.box_turn.transpose(
+            1, 2
+        ) + self.box_centre[:, None]
+        points = (
+            boxes @ rotation[:, self.box_link].transpose(-1, -2)
+            + position[:, self.box_link, None]
+        )
         outside = points.abs() - edge[:, None, None, None] / 2
         signed = outside.clamp(min=0).norm(dim=-1) + outside.amax(-1).clamp(max=0)
-        far = torch.full((len(grasp), len(self.parents) + 1), torch.inf, dtype=grasp.dtype, device=grasp.device)
-        return far.scatter_reduce(1, self.box_link.expand(len(grasp), -1), signed.amin(2), "amin")
+        far = torch.full(
+            (len(grasp), len(self.parents) + 1),
+            torch.inf,
+            dtype=grasp.dtype,
+            device=grasp.device,
+        )
+        return far.scatter_reduce(
+            1, self.box_link.expand(len(grasp), -1), signed.amin(2), "amin"
+        )
 
     def _cross(self) -> Tensor:
-        """The matrices [J, 3, 3] that take the cross product with the joints' axes (Rodrigues' formula)."""
+        """The matrices [J, 3, 3] that take the cross product with the joints' axes (Rodrigues'
+        formula).
+        """
         x, y, z = self.axis.unbind(1)
         zero = torch.zeros_like(x)
         return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)

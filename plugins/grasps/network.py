@@ -22,12 +22,18 @@ SCALE = 0.05
 
 
 class GraspNetwork(nn.Module):
-    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the hand."""
+    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the
+    hand.
+    """
 
-    def __init__(self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         self.encoder = ENCODERS[config.encoder](config.width, SCALE)
-        self.transformer = SetTransformer(inputs, NUMBERS, config.width, config.layers, config.heads)
+        self.transformer = SetTransformer(
+            inputs, NUMBERS, config.width, config.layers, config.heads
+        )
         self.hand = Hand({name: tables[name] for name in HAND})
         self.lower: Tensor
         self.upper: Tensor
@@ -46,7 +52,9 @@ class GraspNetwork(nn.Module):
 class DiffusionNetwork(GraspNetwork):
     """A network with tokens that represent a missing cloud."""
 
-    def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]
+    ) -> None:
         super().__init__(config, NUMBERS, tables)
         self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
 

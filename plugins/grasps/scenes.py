@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Grasps(NamedTuple):
-    """Grasps in the frames of their cubes: edge [N] in metres, grasp [N, 25]; and the tables of the hand."""
+    """Grasps in the frames of their cubes: edge [N] in metres, grasp [N, 25]; and the tables of
+    the hand.
+    """
 
     edge: Tensor
     grasp: Tensor
@@ -28,7 +30,9 @@ class Grasps(NamedTuple):
 
 
 def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
-    """The least and the largest of every number of grasps [N, 25], however they are turned: [25] each."""
+    """The least and the largest of every number of grasps [N, 25], however they are turned: [25]
+    each.
+    """
     lower, upper = grasp.amin(0), grasp.amax(0)
     for first in (0, 19, 22):
         if frame != "object":
@@ -43,7 +47,12 @@ class Scenes(Dataset[dict[str, Tensor]]):
     """Cubes with clouds and grasps, sampled from torch's generator at each access."""
 
     def __init__(
-        self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int
+        self,
+        grasps: Grasps,
+        rows: Sequence[Tensor],
+        config: CubeGraspsConfig,
+        scale: Tensor,
+        count: int,
     ) -> None:
         """Keeps what to draw from.
 
@@ -54,7 +63,13 @@ class Scenes(Dataset[dict[str, Tensor]]):
             scale: The smallest and the largest of every number, [2, 25].
             count: Number of scenes; their sizes alternate.
         """
-        self.grasps, self.rows, self.config, self.scale, self.count = grasps, rows, config, scale, count
+        self.grasps, self.rows, self.config, self.scale, self.count = (
+            grasps,
+            rows,
+            config,
+            scale,
+            count,
+        )
 
     def __len__(self) -> int:
         return self.count
@@ -69,12 +84,18 @@ class Scenes(Dataset[dict[str, Tensor]]):
         """Scenes as a batch."""
         sizes = [index % len(self.rows) for index in indices]
         own = [self.rows[size] for size in sizes]
-        chosen = torch.stack([rows[torch.randint(len(rows), (self.config.grasps,))] for rows in own])
+        chosen = torch.stack(
+            [rows[torch.randint(len(rows), (self.config.grasps,))] for rows in own]
+        )
         edge = self.grasps.edge[chosen[:, 0]]
         seen = self.seen(torch.tensor(sizes), edge)
         grasp = turned(self.grasps.grasp[chosen], seen["turn"][:, None])
         lower, upper = self.scale
-        return {"grasp": (grasp - lower) / (upper - lower) * 2 - 1, "edge": edge, **seen}
+        return {
+            "grasp": (grasp - lower) / (upper - lower) * 2 - 1,
+            "edge": edge,
+            **seen,
+        }
 
     def seen(self, size: Tensor, edge: Tensor) -> dict[str, Tensor]:
         """Clouds of cubes: ``cloud`` [B, points, 3], ``turn`` [B, 3, 3].
@@ -84,14 +105,23 @@ class Scenes(Dataset[dict[str, Tensor]]):
             edge: the same in metres.
         """
         turn = drawn_turns(len(edge), self.config.frame)
-        return {"cloud": on_cubes(edge, self.config.points) @ turn.transpose(1, 2), "turn": turn}
+        return {
+            "cloud": on_cubes(edge, self.config.points) @ turn.transpose(1, 2),
+            "turn": turn,
+        }
 
 
 class LearntScenes(Scenes):
     """Scenes for training: optionally with stored clouds, and augmented."""
 
     def __init__(
-        self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int, seed: int
+        self,
+        grasps: Grasps,
+        rows: Sequence[Tensor],
+        config: CubeGraspsConfig,
+        scale: Tensor,
+        count: int,
+        seed: int,
     ) -> None:
         """Stores the arguments like ``Scenes``; the stored clouds, [sizes * clouds, points, 3], are
         sampled from the seed.
@@ -105,7 +135,9 @@ class LearntScenes(Scenes):
             size = torch.arange(len(rows)).repeat_interleave(config.clouds)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                seen = super().seen(size, torch.stack([grasps.edge[own[0]] for own in rows])[size])
+                seen = super().seen(
+                    size, torch.stack([grasps.edge[own[0]] for own in rows])[size]
+                )
             self.kept = {**seen, "number": torch.arange(len(size))}
 
     def seen(self, size: Tensor, edge: Tensor) -> dict[str, Tensor]:
@@ -113,16 +145,22 @@ class LearntScenes(Scenes):
         if self.kept is None or self.config.clouds is None:
             seen = super().seen(size, edge)
         else:
-            number = size * self.config.clouds + torch.randint(self.config.clouds, size.shape)
+            number = size * self.config.clouds + torch.randint(
+                self.config.clouds, size.shape
+            )
             seen = {name: tensor[number] for name, tensor in self.kept.items()}
         return self.augmented(seen)
 
     def augmented(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Clouds that are turned a little further, as their grasps will be, and whose points are moved."""
+        """Clouds that are turned a little further, as their grasps will be, and whose points are
+        moved.
+        """
         augment = self.config.augment
         cloud, turn = seen["cloud"], seen["turn"]
         if augment.degrees:
-            further = drawn_rotations(len(turn), self.config.frame, math.radians(augment.degrees))
+            further = drawn_rotations(
+                len(turn), self.config.frame, math.radians(augment.degrees)
+            )
             cloud, turn = cloud @ further.transpose(1, 2), further @ turn
         if augment.jitter_mm:
             cloud = cloud + augment.jitter_mm / 1e3 * torch.randn_like(cloud)
@@ -138,7 +176,9 @@ def drawn_turns(count: int, frame: str) -> Tensor:
     if frame == "yaw":
         return yaw(torch.rand(count) * 2 * math.pi)
     quaternions = torch.randn(count, 4).numpy()
-    return torch.from_numpy(Rotation.from_quat(quaternions).as_matrix()).to(torch.get_default_dtype())
+    return torch.from_numpy(Rotation.from_quat(quaternions).as_matrix()).to(
+        torch.get_default_dtype()
+    )
 
 
 def drawn_rotations(count: int, frame: str, largest: float) -> Tensor:
@@ -149,13 +189,15 @@ def drawn_rotations(count: int, frame: str, largest: float) -> Tensor:
     if frame != "random":
         return yaw(angle)
     axis = F.normalize(torch.randn(count, 3), dim=1)
-    return torch.from_numpy(Rotation.from_rotvec((axis * angle[:, None]).numpy()).as_matrix()).to(
-        torch.get_default_dtype()
-    )
+    return torch.from_numpy(
+        Rotation.from_rotvec((axis * angle[:, None]).numpy()).as_matrix()
+    ).to(torch.get_default_dtype())
 
 
 def on_cubes(edge: Tensor, points: int) -> Tensor:
-    """Points drawn uniformly from the surfaces of cubes [B] around the origin: [B, points, 3] in metres."""
+    """Points drawn uniformly from the surfaces of cubes [B] around the origin: [B, points, 3] in
+    metres.
+    """
     places = torch.rand(len(edge), points, 3) * 2 - 1
     face = torch.randint(3, (len(edge), points, 1))
     side = (torch.randint(2, face.shape) * 2 - 1).to(places.dtype)

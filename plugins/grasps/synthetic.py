@@ -22,11 +22,18 @@ LENGTH = 0.03
 
 
 def synthetic_grasps() -> dict[str, Any]:
-    """Returns arrays of the published form: a palm above a cube, and four fingers that hang down at its sides."""
+    """Returns arrays of the published form: a palm above a cube, and four fingers that hang down
+    at its sides.
+    """
     generator = np.random.default_rng(0)
     edge = np.repeat(np.array(EDGES, np.float32), EACH)
     count, joints = len(edge), sum(map(len, CHAINS))
-    parents, children, origins, axes = list[str](), list[str](), list[list[float]](), list[list[float]]()
+    parents, children, origins, axes = (
+        list[str](),
+        list[str](),
+        list[list[float]](),
+        list[list[float]](),
+    )
     for finger, chain in enumerate(CHAINS):
         angle = finger * np.pi / 2
         for place, link in enumerate(chain):
@@ -51,8 +58,15 @@ def synthetic_grasps() -> dict[str, Any]:
         "kinematics_axis": np.array(axes),
         "link": np.array(links),
         "rotation": np.tile(np.eye(3), (len(links), 1, 1)),
-        "center": np.array([[0.0, 0.0, 0.0 if link == "palm_lower" else -LENGTH / 2] for link in links]),
+        "center": np.array(
+            [[0.0, 0.0, 0.0 if link == "palm_lower" else -LENGTH / 2] for link in links]
+        ),
         "half_size": np.array(
-            [[0.05, 0.05, 0.005] if link == "palm_lower" else [0.006, 0.006, LENGTH / 2] for link in links]
+            [
+                [0.05, 0.05, 0.005]
+                if link == "palm_lower"
+                else [0.006, 0.006, LENGTH / 2]
+                for link in links
+            ]
         ),
     }

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import Pipeline, Progress, Setting, Stage, StageConfig, Statistical, UsageError, tensors
+from runner.api import (
+    Pipeline,
+    Progress,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+    tensors,
+)
 
 from ..settings import Count
 
@@ -35,7 +44,8 @@ class DistilConfig(StageConfig):
     it is trained once.
 
     When it helps: answers that take many evaluations, and deep networks of a task that is not.
-    When it hurts: the first answer waits for a training; and a student that is too small is worse for good.
+    When it hurts: the first answer waits for a training; and a student that is too small is worse
+    for good.
     """
 
     kind: ClassVar[str] = "distil"
@@ -56,9 +66,13 @@ class DistilConfig(StageConfig):
         """A UsageError without layers to leave out."""
         whole = getattr(setting.model, "layers", None)
         if not isinstance(whole, int):
-            raise UsageError(f"layers: learner '{setting.model.kind}' has no setting of that name")
+            raise UsageError(
+                f"layers: learner '{setting.model.kind}' has no setting of that name"
+            )
         if self.layers >= whole:
-            raise UsageError(f"layers: {self.layers} should be fewer than the {whole} of the model")
+            raise UsageError(
+                f"layers: {self.layers} should be fewer than the {whole} of the model"
+            )
         return None
 
     def implementation(self) -> type[Stage]:
@@ -80,25 +94,44 @@ class Distil(Stage):
         config = self.config
         learner = settled(pipeline, config.kind)
         teacher = learner.module.eval()
-        key = digest(teacher, config.model_dump(), learner.config.model_dump(), learner.context.seed)
+        key = digest(
+            teacher,
+            config.model_dump(),
+            learner.config.model_dump(),
+            learner.context.seed,
+        )
         replaced(learner, self._student(learner))
-        trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, teacher, pipeline))
+        trained(
+            pipeline,
+            self,
+            f"{config.kind}-{key}",
+            learner.module,
+            lambda: self._train(learner, teacher, pipeline),
+        )
         learner.configure_optimizers()
         before, left = parameters(teacher), parameters(learner.module)
         asked = next(_lessons(learner, teacher, pipeline))
         off = _error(learner.module, asked).detach() / _size(asked)
         pipeline.note(
-            f"{config.layers} of {learner.config.layers} layers: {before:,} parameters are {left:,} "
+            f"{config.layers} of {learner.config.layers} layers: {before:,} parameters are "
+            f"{left:,} "
             f"({left / before:.2f}x); answers are off by {float(off) ** 0.5:.1%} of their size"
         )
 
     def _student(self, learner: GradientLearner) -> nn.Module:
         """A copy of the network with some of its layers, among them the first and the last."""
         blocks, whole = list(learner.blocks()), learner.config.layers
-        homes = [name for name, module in learner.module.named_modules() if list(module.children()) == blocks]
+        homes = [
+            name
+            for name, module in learner.module.named_modules()
+            if list(module.children()) == blocks
+        ]
         if len(blocks) != whole or not homes:
             kind = learner.config.kind
-            raise UsageError(f"distil: layers: learner '{kind}' has {whole}, and {len(blocks)} blocks (Learner.blocks)")
+            raise UsageError(
+                f"distil: layers: learner '{kind}' has {whole}, and {len(blocks)} blocks "
+                f"(Learner.blocks)"
+            )
         last, of = whole - 1, max(1, self.config.layers - 1)
         kept = {round(place * last / of) for place in range(self.config.layers)}
         student = deepcopy(learner.module)
@@ -108,12 +141,16 @@ class Distil(Stage):
                 del home[place]
         return student
 
-    def _train(self, learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> None:
+    def _train(
+        self, learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline
+    ) -> None:
         """Moves the student's answers towards the teacher's."""
         import torch
 
         student, updates = learner.module, self.config.updates
-        optimizer = torch.optim.AdamW(student.parameters(), self.config.lr, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(
+            student.parameters(), self.config.lr, weight_decay=0.0
+        )
         lessons = _lessons(learner, teacher, pipeline)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(learner.context.seed)
@@ -125,7 +162,9 @@ class Distil(Stage):
                 optimizer.step()
 
 
-def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> Iterator[Question]:
+def _lessons(
+    learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline
+) -> Iterator[Question]:
     """Yields the calls of the network by the run's loss for one batch after the other,
     with the teacher's outputs.
     """
@@ -157,4 +196,6 @@ def _size(asked: Question) -> Tensor:
     """Returns the error of outputs that are zero."""
     import torch
 
-    return torch.stack([output.square().mean() for output in tensors(asked.output)]).sum()
+    return torch.stack(
+        [output.square().mean() for output in tensors(asked.output)]
+    ).sum()

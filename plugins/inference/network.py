@@ -22,7 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from runner.api import GradientLearner, Manifest, Pipeline, UsageError, map_tensors, stored_tensors
+from runner.api import (
+    GradientLearner,
+    Manifest,
+    Pipeline,
+    UsageError,
+    map_tensors,
+    stored_tensors,
+)
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
@@ -47,9 +54,13 @@ def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
     """
     learner = pipeline.learner
     if not isinstance(learner, GradientLearner):
-        raise UsageError(f"{kind}: learner '{learner.config.kind}' is not one network, but {len(learner.roles)}")
+        raise UsageError(
+            f"{kind}: learner '{learner.config.kind}' is not one network, but {len(learner.roles)}"
+        )
     with learner.evaluating():
-        weights = {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
+        weights = {
+            name: tensor.clone() for name, tensor in learner.module.state_dict().items()
+        }
     learner.averages = None
     learner.module.load_state_dict(weights)
     return learner
@@ -81,13 +92,16 @@ def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Question:
     return next(iter(questions(pipeline, learner, kind, 1)))
 
 
-def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: int) -> Iterator[Question]:
+def questions(
+    pipeline: Pipeline, learner: GradientLearner, kind: str, count: int
+) -> Iterator[Question]:
     """Yields the same for ``count`` batches."""
     found: list[Question] = []
 
     def answer(*inputs: Any) -> NoReturn:
         with learner.slots.precision():
-            copies = map_tensors(lambda tensor: tensor.clone(), inputs)  # a source may use its memory again
+            # A source may use its memory again.
+            copies = map_tensors(lambda tensor: tensor.clone(), inputs)
             found.append(Question(copies, learner.module(*inputs)))
         raise _Enough
 
@@ -100,10 +114,13 @@ def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: in
             except _Enough:
                 yield found.pop()
             else:
-                raise UsageError(f"{kind}: learner '{learner.config.kind}' answers without its slot 'forward'")
+                raise UsageError(
+                    f"{kind}: learner '{learner.config.kind}' answers without its slot 'forward'"
+                )
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------
+# ----------------------
 
 
 def parameters(module: nn.Module) -> int:
@@ -113,26 +130,36 @@ def parameters(module: nn.Module) -> int:
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Returns whether a module of that name, or one that it is in, is meant."""
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
+    return any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        for pattern in patterns
+    )
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------
+# ----------------------
 
 
 def stored_file(
-    pipeline: Pipeline, stage: Any, name: str, make: Callable[[Path], None], use: Callable[[Path], Result]
+    pipeline: Pipeline,
+    stage: Any,
+    name: str,
+    make: Callable[[Path], None],
+    use: Callable[[Path], Result],
 ) -> Result:
     """Uses a file that a stage creates from the network: the one in the pipeline's folder if it is
     undamaged, else a new one.
 
-    A file is read only if the manifest of its run names it; a damaged one is made again, with a warning. Where nothing
-    can be written, the file is in a folder that lasts as long as the stage.
+    A file is read only if the manifest of its run names it; a damaged one is made again, with a
+    warning. Where nothing can be written, the file is in a folder that lasts as long as the
+    stage.
 
     Args:
         pipeline: Whose folder it is in, if it has one.
         stage: The stage.
         name: The name of the file, which follows from what it is made of.
-        make: Writes it, and ``<name>.data`` next to it if it has large weights, at the path that it is given.
+        make: Writes it, and ``<name>.data`` next to it if it has large weights, at the path that
+            it is given.
         use: Reads it. If that fails for a file that was there, the file is made again.
 
     Returns:
@@ -141,11 +168,16 @@ def stored_file(
     Raises:
         UsageError: the disk refuses the file.
     """
-    folder = None if pipeline.folder is None or pipeline.folder.is_symlink() else pipeline.folder
+    folder = (
+        None
+        if pipeline.folder is None or pipeline.folder.is_symlink()
+        else pipeline.folder
+    )
     if folder is not None and _is_whole(folder / name):
         try:
             return use(folder / name)
-        except Exception as error:  # whatever safetensors and ONNX Runtime raise
+        except Exception as error:
+            # Whatever safetensors and ONNX Runtime raise.
             reason = " ".join(str(error).split()) or type(error).__name__
             _log.warning("%s: %s; it is made again", folder / name, reason)
     workplace = _workplace(folder)
@@ -154,19 +186,25 @@ def stored_file(
     try:
         make(path)
         if folder is not None and workplace.parent == folder:
-            Manifest.of(folder).adopt({folder / file.name: file for file in sorted(workplace.iterdir())})
+            Manifest.of(folder).adopt(
+                {folder / file.name: file for file in sorted(workplace.iterdir())}
+            )
             workplace.rmdir()
             path = folder / name
     except (OSError, SafetensorError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UsageError(f"{stage.config.kind}: {path} cannot be written: {cause}") from error
+        raise UsageError(
+            f"{stage.config.kind}: {path} cannot be written: {cause}"
+        ) from error
     return use(path)
 
 
 def _is_whole(path: Path) -> bool:
     """Returns whether a file, and the one with its large weights, are as they were written."""
     manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
-    return manifest.is_whole(path) and (not manifest.names(weights) or manifest.is_whole(weights))
+    return manifest.is_whole(path) and (
+        not manifest.names(weights) or manifest.is_whole(weights)
+    )
 
 
 def _workplace(folder: Path | None) -> Path:
@@ -180,21 +218,42 @@ def _workplace(folder: Path | None) -> Path:
 
 def digest(module: nn.Module, *settings: Any) -> str:
     """Sixteen hexadecimal digits that follow from weights and settings."""
-    found = hashlib.sha256(json.dumps([torch.__version__, *settings], sort_keys=True, default=str).encode())
+    found = hashlib.sha256(
+        json.dumps([torch.__version__, *settings], sort_keys=True, default=str).encode()
+    )
     for name, tensor in module.state_dict().items():
         found.update(f"{name} {tuple(tensor.shape)}".encode())
         for part in stored_tensors(tensor):
-            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            found.update(
+                part.detach()
+                .cpu()
+                .contiguous()
+                .view(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
     return found.hexdigest()[:16]
 
 
-def trained(pipeline: Pipeline, stage: Any, name: str, module: nn.Module, train: Callable[[], None]) -> None:
-    """Trains a module, unless its weights are stored in the pipeline's folder; in evaluation mode in the end."""
+def trained(
+    pipeline: Pipeline,
+    stage: Any,
+    name: str,
+    module: nn.Module,
+    train: Callable[[], None],
+) -> None:
+    """Trains a module, unless its weights are stored in the pipeline's folder; in evaluation mode
+    in the end.
+    """
     module.train()
 
     def make(path: Path) -> None:
         train()
-        save_file({key: tensor.contiguous() for key, tensor in module.state_dict().items()}, path)
+        save_file(
+            {key: tensor.contiguous() for key, tensor in module.state_dict().items()},
+            path,
+        )
 
     stored_file(pipeline, stage, f"{name}.safetensors", make, partial(_load, module))
     module.eval()
@@ -207,5 +266,7 @@ def _load(module: nn.Module, path: Path) -> None:
         raise ValueError("its weights have other names than the module's")
     for name, tensor in weights.items():
         if (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype):
-            raise ValueError(f"{name!r:.80} has another shape or type than in the module")
+            raise ValueError(
+                f"{name!r:.80} has another shape or type than in the module"
+            )
     module.load_state_dict(weights)

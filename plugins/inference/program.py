@@ -28,7 +28,16 @@ use.
 """
 INLINE_BYTES = 2**30
 """Largest size of weights inside of the ONNX file; a file can have twice as many at most."""
-LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "torch.utils", "root")
+LOUD = (
+    "torch.onnx",
+    "torch.export",
+    "torch._export",
+    "onnxscript",
+    "onnx_ir",
+    "torchao",
+    "torch.utils",
+    "root",
+)
 """Loggers and modules with advice for authors of exporters."""
 
 Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
@@ -45,8 +54,12 @@ class Program:
         self.outside = 0
         """Bytes of weights that the network has, and the program does not use."""
 
-    def in_place_of(self, module: Callable[[], nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper for the slot ``forward`` of that network, which answers itself while it is trained."""
+    def in_place_of(
+        self, module: Callable[[], nn.Module]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A wrapper for the slot ``forward`` of that network, which answers itself while it is
+        trained.
+        """
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
@@ -67,13 +80,22 @@ class Program:
             isinstance(tensor, Tensor)
             and tensor.dtype == dtype
             and tensor.dim() == len(sizes)
-            and all(fixed is None or fixed == own for fixed, own in zip(sizes, tensor.shape, strict=True))
+            and all(
+                fixed is None or fixed == own
+                for fixed, own in zip(sizes, tensor.shape, strict=True)
+            )
             for tensor, (dtype, sizes) in zip(inputs, self.form, strict=True)
         )
 
     def notes(self) -> list[str]:
         """Returns the number of inputs of another form."""
-        return [f"{self.others:,} questions of another form, answered by the network itself"] if self.others else []
+        return (
+            [
+                f"{self.others:,} questions of another form, answered by the network itself"
+            ]
+            if self.others
+            else []
+        )
 
 
 @contextmanager
@@ -100,23 +122,34 @@ def exported(module: nn.Module, asked: Question, kind: str) -> ExportedProgram:
     """
     if not all(isinstance(each, Tensor) for each in asked.inputs):
         raise UsageError(f"{kind}: every input of the network should be a tensor")
-    dynamic = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs)
+    dynamic = tuple(
+        dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs
+    )
     module.eval()
-    inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)  # no inference tensors
+    # No inference tensors.
+    inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)
     try:
         with quietly(), torch.no_grad():
             return torch.export.export(module, inputs, dynamic_shapes=dynamic)
-    except Exception as error:  # whatever a network does that cannot be traced
-        raise UsageError(f"{kind}: torch.export cannot trace the network: {_first_line(error)}") from error
+    except Exception as error:
+        # Whatever a network does that cannot be traced.
+        raise UsageError(
+            f"{kind}: torch.export cannot trace the network: {_first_line(error)}"
+        ) from error
 
 
 def of_torch(program: ExportedProgram) -> Program:
     """Runs it by torch."""
     names = set(program.graph_signature.user_inputs)
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    nodes = [
+        node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names
+    ]
     values = [node.meta["val"] for node in nodes]
     form = [(each.dtype, tuple(_fixed(side) for side in each.shape)) for each in values]
-    return Program(program.module(check_guards=False), form)  # which the form has checked
+    # Which the form has checked.
+    return Program(program.module(check_guards=False), form)
 
 
 def _fixed(side: Any) -> int | None:
@@ -127,7 +160,9 @@ def _fixed(side: Any) -> int | None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a sample of the data."""
+    """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a
+    sample of the data.
+    """
     program.example_inputs = None
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
@@ -139,11 +174,18 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
     """Writes an ONNX file; raises a UsageError if ONNX has no such operation."""
     try:
         with quietly():
-            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
-    except Exception as error:  # an operation that ONNX has not
-        raise UsageError(f"{kind}: the network cannot be written as ONNX: {_first_line(error)}") from error
-    assert converted is not None  # with dynamo
-    for node in converted.model.graph.all_nodes():  # stack traces of the exporter, paths of this machine among them
+            converted = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, verbose=False
+            )
+    except Exception as error:
+        # An operation that ONNX has not.
+        raise UsageError(
+            f"{kind}: the network cannot be written as ONNX: {_first_line(error)}"
+        ) from error
+    # With dynamo.
+    assert converted is not None
+    # Stack traces of the exporter, paths of this machine among them.
+    for node in converted.model.graph.all_nodes():
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
     converted.model.metadata_props[OUTSIDE] = str(_unused(program))
@@ -159,11 +201,17 @@ def of_onnx(path: Path, asked: Question) -> Program:
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.intra_op_num_threads, options.inter_op_num_threads = (
+        torch.get_num_threads(),
+        1,
+    )
     options.log_severity_level = 3
+    # Exceptions of ONNX Runtime, which have no common base class.
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # exceptions of ONNX Runtime, which have no common base class
+        session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
         raise RuntimeError(f"{path.name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
     names = [each.name for each in inputs]
@@ -173,7 +221,10 @@ def of_onnx(path: Path, asked: Question) -> Program:
     ]
 
     def call(*given: Tensor) -> Any:
-        feed = {name: tensor.detach().numpy() for name, tensor in zip(names, given, strict=True)}
+        feed = {
+            name: tensor.detach().numpy()
+            for name, tensor in zip(names, given, strict=True)
+        }
         found = iter(session.run(None, feed))
         return map_tensors(lambda _: torch.from_numpy(next(found)), asked.output)
 
@@ -186,8 +237,14 @@ def _unused(program: ExportedProgram) -> int:
     """Bytes of weights that no operation reads: of modules that other slots call."""
     signature = program.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    idle = [weights[node.name] for node in program.graph.nodes if node.name in weights and not node.users]
-    return nbytes([program.state_dict[name] for name in idle if name in program.state_dict])
+    idle = [
+        weights[node.name]
+        for node in program.graph.nodes
+        if node.name in weights and not node.users
+    ]
+    return nbytes(
+        [program.state_dict[name] for name in idle if name in program.state_dict]
+    )
 
 
 def bytes_of(path: Path) -> int:
@@ -200,11 +257,18 @@ def difference(program: Program, asked: Question) -> float:
     """Returns the deviation of the program's output from the network's, as a share of its size (of
     all outputs, L2).
     """
-    pairs = list(zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True))
-    off = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
+    pairs = list(
+        zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True)
+    )
+    off = sum(
+        float((one.double() - other.double()).square().sum()) for one, other in pairs
+    )
     size = sum(float(other.double().square().sum()) for _, other in pairs)
     return math.sqrt(off / size) if size else 0.0
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()),
+        type(error).__name__,
+    )

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, Progress, Prunable, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import (
+    Pipeline,
+    Progress,
+    Prunable,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +66,9 @@ class PruneConfig(StageConfig):
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if both shares are zero."""
-        return None if self.heads or self.ff else "heads and ff are 0: nothing is removed"
+        return (
+            None if self.heads or self.ff else "heads and ff are 0: nothing is removed"
+        )
 
     def implementation(self) -> type[Stage]:
         """Returns the implementation."""
@@ -77,27 +88,57 @@ class Prune(Stage):
 
         config = self.config
         learner = settled(pipeline, config.kind)
-        before, key = parameters(learner.module), digest(learner.module, config.model_dump(), learner.context.seed)
+        before, key = (
+            parameters(learner.module),
+            digest(learner.module, config.model_dump(), learner.context.seed),
+        )
         cuts = self._cuts(learner)
-        scores = _changes(learner, pipeline, cuts) if config.importance == "gradients" else [*map(_weights, cuts)]
+        scores = (
+            _changes(learner, pipeline, cuts)
+            if config.importance == "gradients"
+            else [*map(_weights, cuts)]
+        )
         for (group, gone), score in zip(cuts.items(), scores, strict=True):
             _cut(group, score.topk(group.units - gone).indices.sort().values)
         learner.configure_optimizers()
         if config.updates:
-            trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, pipeline))
+            trained(
+                pipeline,
+                self,
+                f"{config.kind}-{key}",
+                learner.module,
+                lambda: self._train(learner, pipeline),
+            )
         left = parameters(learner.module)
-        said = " and ".join(_said(cuts, kind) for kind in NAMES if any(group.kind == kind for group in cuts))
-        pipeline.note(f"without {said}: {before:,} parameters are {left:,} ({left / before:.2f}x)")
+        said = " and ".join(
+            _said(cuts, kind)
+            for kind in NAMES
+            if any(group.kind == kind for group in cuts)
+        )
+        pipeline.note(
+            f"without {said}: {before:,} parameters are {left:,} ({left / before:.2f}x)"
+        )
 
     def _cuts(self, learner: GradientLearner) -> dict[Prunable, int]:
         """Returns how many units of every group are removed."""
         groups = list(learner.prunable())
         if not groups:
-            raise UsageError(f"prune: learner '{learner.config.kind}' has no removable units (Learner.prunable)")
-        gone = {group: int(getattr(self.config, group.kind) * group.units + 1e-9) for group in groups}
+            raise UsageError(
+                f"prune: learner '{learner.config.kind}' has no removable units (Learner.prunable)"
+            )
+        gone = {
+            group: int(getattr(self.config, group.kind) * group.units + 1e-9)
+            for group in groups
+        }
         if not any(gone.values()):
-            of = ", ".join(f"{kind}: {getattr(self.config, kind)}" for kind in sorted({group.kind for group in groups}))
-            raise UsageError(f"prune: {of} is less than one unit of any layer; take more, or switch the stage off")
+            of = ", ".join(
+                f"{kind}: {getattr(self.config, kind)}"
+                for kind in sorted({group.kind for group in groups})
+            )
+            raise UsageError(
+                f"prune: {of} is less than one unit of any layer; take more, or switch the "
+                f"stage off"
+            )
         return {group: count for group, count in gone.items() if count}
 
     def _train(self, learner: GradientLearner, pipeline: Pipeline) -> None:
@@ -116,7 +157,8 @@ def _said(cuts: dict[Prunable, int], kind: str) -> str:
     return f"{sum(own.values())} of {sum(group.units for group in own)} {NAMES[kind]}"
 
 
-# --- which units matter -----------------------------------------------------------------------------------------------
+# --- which units matter
+# -----------------------------------------------------------------------------------------------
 
 
 def _weights(group: Prunable) -> Tensor:
@@ -124,22 +166,36 @@ def _weights(group: Prunable) -> Tensor:
     import torch
 
     made = [
-        layer.weight.detach().abs().flatten(1).sum(1).view(times, group.units, -1).sum((0, 2))
+        layer.weight.detach()
+        .abs()
+        .flatten(1)
+        .sum(1)
+        .view(times, group.units, -1)
+        .sum((0, 2))
         for layer, times in group.made_by
         if layer.weight.dim() > 1
     ]
     read = [
-        layer.weight.detach().abs().transpose(0, 1).flatten(1).sum(1).view(group.units, -1).sum(1)
+        layer.weight.detach()
+        .abs()
+        .transpose(0, 1)
+        .flatten(1)
+        .sum(1)
+        .view(group.units, -1)
+        .sum(1)
         for layer in group.read_by
     ]
     return torch.stack([*made, *read]).sum(0)
 
 
-def _changes(learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prunable]) -> list[Tensor]:
+def _changes(
+    learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prunable]
+) -> list[Tensor]:
     """Returns the absolute change of the loss of a batch without the values of every unit, [units]
     for each group.
 
-    The derivative with respect to a factor before a unit is the sum of its weights times their gradients.
+    The derivative with respect to a factor before a unit is the sum of its weights times their
+    gradients.
     """
     import torch
 
@@ -149,16 +205,25 @@ def _changes(learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prun
     for batch, noise in islice(pipeline.batches(), BATCHES):
         with torch.enable_grad():
             loss = learner.slots.loss(batch, noise, Progress("updates", 1, updates=1))
-            flat = torch.autograd.grad(loss.sum / loss.count, [weight for each in weights for weight in each])
+            flat = torch.autograd.grad(
+                loss.sum / loss.count, [weight for each in weights for weight in each]
+            )
         gradients = iter(flat)
         for score, own in zip(scores, weights, strict=True):
             for weight in own:
-                change = (weight * next(gradients)).detach().transpose(0, 1).flatten(1).sum(1)
+                change = (
+                    (weight * next(gradients))
+                    .detach()
+                    .transpose(0, 1)
+                    .flatten(1)
+                    .sum(1)
+                )
                 score += change.view(len(score), -1).sum(1).abs()
     return scores
 
 
-# --- what goes --------------------------------------------------------------------------------------------------------
+# --- what goes ----------------------------------------------------------------------------------
+# ----------------------
 
 
 def _cut(group: Prunable, kept: Tensor) -> None:
@@ -178,11 +243,20 @@ def _shrink(layer: nn.Module, side: int, times: int, units: int, kept: Tensor) -
     import torch
 
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        if parameter.dim() <= side:  # a bias has no inputs
+        # A bias has no inputs.
+        if parameter.dim() <= side:
             continue
-        index = torch.arange(parameter.shape[side], device=kept.device).view(times, units, -1)[:, kept].flatten()
+        index = (
+            torch.arange(parameter.shape[side], device=kept.device)
+            .view(times, units, -1)[:, kept]
+            .flatten()
+        )
         smaller = parameter.detach().index_select(side, index)
-        setattr(layer, name, torch.nn.Parameter(smaller, requires_grad=parameter.requires_grad))
+        setattr(
+            layer,
+            name,
+            torch.nn.Parameter(smaller, requires_grad=parameter.requires_grad),
+        )
         for attribute in SIZES[side]:
             if hasattr(layer, attribute):
                 setattr(layer, attribute, len(index))

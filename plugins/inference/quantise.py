@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, nbytes
+from runner.api import (
+    Pipeline,
+    RunnerError,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+    nbytes,
+)
 
 from .export import EXTRA, needs_onnxruntime, refuse_beside
 
@@ -32,9 +41,9 @@ class QuantiseConfig(StageConfig):
     rounded too, with ranges from a few batches of the run's data. Modules that the learner declares
     as sensitive (for example its first and last layers), norms and biases stay in float32.
 
-    When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a processor with VNNI.
-    When it hurts: small networks, whose products are too small to be worth the rounding; ``torchao`` on a CPU without
-    a compiler is slower than float32.
+    When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a
+    processor with VNNI. When it hurts: small networks, whose products are too small to be worth
+    the rounding; ``torchao`` on a CPU without a compiler is slower than float32.
     """
 
     kind: ClassVar[str] = "quantise"
@@ -93,14 +102,20 @@ class Quantise(Stage):
         learner = settled(pipeline, self.config.kind)
         learner.module.eval()
         kept = (*learner.sensitive, *self.config.keep)
-        rounds = self._by_torchao if self.config.backend == "torchao" else self._by_onnxruntime
+        rounds = (
+            self._by_torchao
+            if self.config.backend == "torchao"
+            else self._by_onnxruntime
+        )
         rounds(pipeline, learner, kept)
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""
         return [] if self.program is None else self.program.notes()
 
-    def _by_torchao(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+    def _by_torchao(
+        self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]
+    ) -> None:
         from torch import nn
 
         from .network import matches
@@ -114,35 +129,68 @@ class Quantise(Stage):
             )
 
         module = learner.module
-        own = {name: each for name, each in module.named_modules() if not matches(name, kept)}
+        own = {
+            name: each
+            for name, each in module.named_modules()
+            if not matches(name, kept)
+        }
         # One of a single column would keep a scale for every weight, which torchao refuses.
-        chosen = {name for name, each in own.items() if isinstance(each, nn.Linear) and each.in_features > 1}
+        chosen = {
+            name
+            for name, each in own.items()
+            if isinstance(each, nn.Linear) and each.in_features > 1
+        }
         if not chosen:
-            raise UsageError("quantise: backend: torchao rounds matrices alone, and here are none that are not kept")
-        rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig
+            raise UsageError(
+                "quantise: backend: torchao rounds matrices alone, and here are none that are "
+                "not kept"
+            )
+        rounding = (
+            Int8DynamicActivationInt8WeightConfig
+            if self.config.activations
+            else Int8WeightOnlyConfig
+        )
         before = nbytes(dict(module.state_dict()))
         with quietly():
-            quantize_(module, rounding(set_inductor_config=False, version=2), lambda _, name: name in chosen)
+            quantize_(
+                module,
+                rounding(set_inductor_config=False, version=2),
+                lambda _, name: name in chosen,
+            )
         pipeline.slots.wrap("forward", self._untrained(learner))
-        others = sum(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding) for each in own.values())
-        left = f"; {others} convolutions or embeddings stay in float32" if others else ""
-        pipeline.note(f"{len(chosen)} matrices in int8: {_bytes(before, nbytes(dict(module.state_dict())))}{left}")
+        others = sum(
+            isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding)
+            for each in own.values()
+        )
+        left = (
+            f"; {others} convolutions or embeddings stay in float32" if others else ""
+        )
+        pipeline.note(
+            f"{len(chosen)} matrices in int8: "
+            f"{_bytes(before, nbytes(dict(module.state_dict())))}{left}"
+        )
 
     @staticmethod
-    def _untrained(learner: GradientLearner) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _untrained(
+        learner: GradientLearner,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A wrapper for the slot ``forward`` that refuses to train what is rounded."""
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
                 if learner.module.training:
-                    raise RunnerError("quantise: weights of eight bits cannot be trained")
+                    raise RunnerError(
+                        "quantise: weights of eight bits cannot be trained"
+                    )
                 return step(*inputs)
 
             return forward
 
         return wrapped
 
-    def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+    def _by_onnxruntime(
+        self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]
+    ) -> None:
         import torch
 
         from .network import digest, questions, stored_file
@@ -170,14 +218,19 @@ class Quantise(Stage):
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         outside = self.program.outside
         self.bytes = self.program_bytes + outside
-        pipeline.note(f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} of its size")
+        pipeline.note(
+            f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} "
+            f"of its size"
+        )
 
 
 def _bytes(before: int, after: int) -> str:
     return f"{before:,} bytes are {after:,} ({after / before:.2f}x)"
 
 
-def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Question]) -> None:
+def _round(
+    whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Question]
+) -> None:
     """Writes an ONNX file with rounded weights; a UsageError if there are none to round."""
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
@@ -192,19 +245,32 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
 
     with quietly(), TemporaryDirectory() as folder:
         shaped = f"{folder}/shaped.onnx"
-        quant_pre_process(whole, shaped, skip_optimization=True, skip_symbolic_shape=True)
+        quant_pre_process(
+            whole, shaped, skip_optimization=True, skip_symbolic_shape=True
+        )
         graph = onnx.load(shaped, load_external_data=False).graph
         weights = {each.name for each in graph.initializer if len(each.dims) > 1}
-        layers = [n for n in graph.node if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}]
+        layers = [
+            n
+            for n in graph.node
+            if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}
+        ]
         chosen = [node for node in layers if not matches(_owner(node), kept)]
         if not chosen:
             raise UsageError("quantise: keep: nothing is left to round")
         # The nodes to which a Gemm is converted.
         names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]
-        common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
+        common = {
+            "per_channel": True,
+            "nodes_to_quantize": names,
+            "reduce_range": not _has_vnni(),
+        }
         if any(node.op_type == "Conv" for node in chosen):
             reader = _reader([each.name for each in graph.input], examples)
-            types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+            types = {
+                "activation_type": QuantType.QUInt8,
+                "weight_type": QuantType.QInt8,
+            }
             quantize_static(shaped, rounded, reader, **types, **common)
         else:
             quantize_dynamic(shaped, rounded, weight_type=QuantType.QInt8, **common)
@@ -219,7 +285,9 @@ def _owner(node: Any) -> str:
             return str(name).removesuffix(".weight")
     from .program import SCOPES
 
-    scopes = next((each.value for each in node.metadata_props if each.key == SCOPES), "['', '']")
+    scopes = next(
+        (each.value for each in node.metadata_props if each.key == SCOPES), "['', '']"
+    )
     return str(literal_eval(scopes)[-2])
 
 
@@ -236,7 +304,10 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
         def get_next(self) -> dict[str, Any] | None:
             """Returns the inputs of the next batch; None after the last."""
             asked = next(self.rest, None)
-            return asked and {name: each.numpy() for name, each in zip(names, asked.inputs, strict=True)}
+            return asked and {
+                name: each.numpy()
+                for name, each in zip(names, asked.inputs, strict=True)
+            }
 
     return Examples()
 

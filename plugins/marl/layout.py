@@ -1,4 +1,6 @@
-"""Tensors of single networks and of stacks of them, and the state of the optimizers that step the one or the other."""
+"""Tensors of single networks and of stacks of them, and the state of the optimizers that step the
+one or the other.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +11,9 @@ from torch import Tensor
 from runner.api import State
 
 SHARED = "step"
-"""The entry of an optimizer's state that all networks have in common; every other tensor has a share for each."""
+"""The entry of an optimizer's state that all networks have in common; every other tensor has a
+share for each.
+"""
 
 
 def as_stacked(tensor: Tensor) -> Tensor:
@@ -31,22 +35,37 @@ def apart(vector: State, shapes: Sequence[torch.Size], agents: int) -> list[Stat
     Args:
         vector: of an optimizer whose only parameter is the vector of all layers.
         shapes: of these layers, [networks of all agents, ...] each.
-        agents: how many share the networks out evenly; a parameter of theirs is numbered network by network.
+        agents: how many share the networks out evenly; a parameter of theirs is numbered network
+            by network.
 
     Returns:
         States whose tensors share memory with ``vector``.
     """
     layers, networks = len(shapes), shapes[0][0] // agents
-    groups = [{**group, "params": [*range(networks * layers)]} for group in vector["param_groups"]]
+    groups = [
+        {**group, "params": [*range(networks * layers)]}
+        for group in vector["param_groups"]
+    ]
     whole = vector["state"].get(0, {})
-    pieces = {name: split(value, shapes) for name, value in whole.items() if _has_shares(name, value)}
+    pieces = {
+        name: split(value, shapes)
+        for name, value in whole.items()
+        if _has_shares(name, value)
+    }
 
     def share(row: int, k: int) -> State:
-        return {name: as_stacked(pieces[name][k][row]) if name in pieces else value for name, value in whole.items()}
+        return {
+            name: as_stacked(pieces[name][k][row]) if name in pieces else value
+            for name, value in whole.items()
+        }
 
     return [
         {
-            "state": {j * layers + k: share(agent * networks + j, k) for j in range(networks) for k in range(layers)}
+            "state": {
+                j * layers + k: share(agent * networks + j, k)
+                for j in range(networks)
+                for k in range(layers)
+            }
             if whole
             else {},
             "param_groups": [dict(group) for group in groups],
@@ -68,16 +87,25 @@ def together(agents: Sequence[State], shapes: Sequence[torch.Size]) -> State:
 
     def whole(name: str, first: Any) -> Any:
         values = [
-            agent["state"][j * layers + k][name] for k in range(layers) for agent in agents for j in range(networks)
+            agent["state"][j * layers + k][name]
+            for k in range(layers)
+            for agent in agents
+            for j in range(networks)
         ]
         if _has_shares(name, first):
             return torch.cat([as_stacked(value).flatten() for value in values])
         if any(value != first for value in values):
-            raise ValueError("the agents have taken different numbers of optimizer steps; stacked agents step together")
+            raise ValueError(
+                "the agents have taken different numbers of optimizer steps; stacked agents "
+                "step together"
+            )
         return first
 
     entry = agents[0]["state"][0]
-    return {"state": {0: {name: whole(name, value) for name, value in entry.items()}}, "param_groups": groups}
+    return {
+        "state": {0: {name: whole(name, value) for name, value in entry.items()}},
+        "param_groups": groups,
+    }
 
 
 def _has_shares(name: str, value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Multi-agent soft actor-critic, written as a textbook would: one agent after the other, no step merged or cached.
+"""Multi-agent soft actor-critic, written as a textbook would: one agent after the other, no step
+merged or cached.
 
 Shapes: B batch, N agents, n the agents in the slice ``agents``, o observation, a action.
 """
@@ -40,16 +41,29 @@ class ActorStep(NamedTuple):
 
 
 class Masac(Learner):
-    """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
+    """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of
+    Lowe et al. 2017.
+    """
 
-    story: tuple[str, ...] = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
+    story: tuple[str, ...] = (
+        "targets",
+        "critic_step",
+        "actor_step",
+        "temperature_step",
+        "target_step",
+    )
     compilable = ("target", "critic_gradients", "actor_gradients")
 
-    def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+    def __init__(
+        self,
+        config: MasacConfig,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> None:
         super().__init__(config, shapes, context)
         self.agents, self.observation = shapes["observation"]
         self.slices = [slice(i, i + 1) for i in range(self.agents)]
-        """How agents are worked through: one after the other, unless a stage takes them together."""
+        """Order of the agents' work: one after the other, unless a stage stacks the agents."""
         self.action = shapes["action"][1]
         self.hidden = config.hidden
         self.gamma = self._discounts(config.gamma)
@@ -61,29 +75,48 @@ class Masac(Learner):
         initial = context.generator("parameters", "cpu")
         joint = self.agents * (self.observation + self.action)
         log_temperature = math.log(config.initial_temperature)
-        self.actors = [Mlp(self.observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)]
-        self.critics = {"online": [TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)]}
+        self.actors = [
+            Mlp(self.observation, config.hidden, 2 * self.action, initial)
+            for _ in range(self.agents)
+        ]
+        self.critics = {
+            "online": [
+                TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)
+            ]
+        }
         self.model = nn.ModuleDict(
             {
                 "actors": nn.ModuleList(self.actors),
                 "critics": nn.ModuleList(self.critics["online"]),
-                "log_temperatures": nn.ParameterList(torch.tensor(log_temperature) for _ in range(self.agents)),
+                "log_temperatures": nn.ParameterList(
+                    torch.tensor(log_temperature) for _ in range(self.agents)
+                ),
             }
         ).to(self.device)
         self.critics["target"] = copy.deepcopy(self.critics["online"])
-        self.target_critics = nn.ModuleList(self.critics["target"]).requires_grad_(False)
+        self.target_critics = nn.ModuleList(self.critics["target"]).requires_grad_(
+            False
+        )
         self.log_temperatures = list(self.model["log_temperatures"].parameters())
         parameters = {
             "actor": [list(actor.parameters()) for actor in self.actors],
             "critic": [list(critic.parameters()) for critic in self.critics["online"]],
             "temperature": [[p] for p in self.log_temperatures],
         }
-        norms = {name: settings.max_grad_norm for name, settings in context.optimizers.items()}
-        self.roles = {name: AgentsRole(agents, norms[name]) for name, agents in parameters.items()}
+        norms = {
+            name: settings.max_grad_norm
+            for name, settings in context.optimizers.items()
+        }
+        self.roles = {
+            name: AgentsRole(agents, norms[name]) for name, agents in parameters.items()
+        }
 
-    # --- the story ----------------------------------------------------------------------------------------------------
+    # --- the story ------------------------------------------------------------------------------
+    # ----------------------
 
-    def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Tensor]:
+    def update(
+        self, batch: Batch, noise: Batch, progress: Progress
+    ) -> dict[str, Tensor]:
         """Performs one update of all agents; ``MasacConfig`` defines "simultaneous"."""
         if self.sequential:
             return self.sequential_update(batch, noise)
@@ -104,15 +137,21 @@ class Masac(Learner):
             critic = self.slots.critic_gradients(batch, y, agents)
             self.roles["critic"].step(self.slots, agents)
             with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
-                outputs.append((*critic, *self.slots.actor_gradients(batch, noise, agents)))
+                outputs.append(
+                    (*critic, *self.slots.actor_gradients(batch, noise, agents))
+                )
             self.roles["actor"].step(self.slots, agents)
             self._temperature_step(outputs[-1][3], agents)
             self._target_step(agents)
-        return self._output(*(torch.cat(column) for column in zip(*outputs, strict=True)))
+        return self._output(
+            *(torch.cat(column) for column in zip(*outputs, strict=True))
+        )
 
     def targets(self, batch: Batch, noise: Batch) -> Tensor:
         """Returns the targets of the critics, [N, B]."""
-        return torch.cat([self.slots.target(batch, noise, agents) for agents in self.slices])
+        return torch.cat(
+            [self.slots.target(batch, noise, agents) for agents in self.slices]
+        )
 
     def critic_step(self, batch: Batch, y: Tensor) -> CriticStep:
         """Computes one loss, one backward, one clip and one optimizer step for every agent."""
@@ -124,10 +163,14 @@ class Masac(Learner):
         return CriticStep(*map(torch.cat, zip(*steps, strict=True)))
 
     def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
-        """The gradient of every agent's actor loss on the same parameters, then all optimizer steps."""
+        """The gradient of every agent's actor loss on the same parameters, then all optimizer
+        steps.
+        """
         self.roles["actor"].zero_grad()
         with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
-            steps = [*map(partial(self.slots.actor_gradients, batch, noise), self.slices)]
+            steps = [
+                *map(partial(self.slots.actor_gradients, batch, noise), self.slices)
+            ]
         self.roles["actor"].step(self.slots)
         return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
 
@@ -140,7 +183,8 @@ class Masac(Learner):
         """Polyak averaging of the target critics."""
         self._target_step(ALL)
 
-    # --- losses and their gradients, which stay at the parameters -----------------------------------------------------
+    # --- losses and their gradients, which stay at the parameters
+    # -----------------------------------------------------
 
     def critic_gradients(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
         """The critic losses of these agents, their backward and clipping."""
@@ -160,27 +204,47 @@ class Masac(Learner):
         """The temperature losses of these agents and their backward."""
         self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
 
-    # --- pure functions of parameters, batch and noise ----------------------------------------------------------------
+    # --- pure functions of parameters, batch and noise
+    # ----------------------------------------------------------------
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Batch, agents: slice) -> Tensor:
         """Y = r + gamma (1 - terminated) (min Q'(s', a') - alpha log pi(a' | s')), [n, B]."""
         actions, log_prob = self.slots.next_actions(batch, noise)
-        observation, action = batch["next_observation"].flatten(1), actions.transpose(0, 1).flatten(1)
+        observation, action = (
+            batch["next_observation"].flatten(1),
+            actions.transpose(0, 1).flatten(1),
+        )
         q = self.slots.critic_forward("target", observation, action, agents).amin(1)
         alpha = self.slots.temperatures(agents).exp()[:, None]
         gamma = self.gamma if isinstance(self.gamma, float) else self.gamma[agents]
         discount = gamma * (1 - batch["terminated"])
-        y: Tensor = batch["reward"].transpose(0, 1)[agents] + discount * (q - alpha * log_prob[agents])
+        y: Tensor = batch["reward"].transpose(0, 1)[agents] + discount * (
+            q - alpha * log_prob[agents]
+        )
         return y
 
-    def critic_loss(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
-        """Mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the critics' mean, [n, B]."""
-        observation, action = batch["observation"].flatten(1), batch["action"].flatten(1)
-        error = self.slots.critic_forward("online", observation, action, agents) - y[:, None]
-        return (batch["weight"] * error.square()).mean(-1).sum(-1), error.detach().abs().mean(1)
+    def critic_loss(
+        self, batch: Batch, y: Tensor, agents: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the
+        critics' mean, [n, B].
+        """
+        observation, action = (
+            batch["observation"].flatten(1),
+            batch["action"].flatten(1),
+        )
+        error = (
+            self.slots.critic_forward("online", observation, action, agents)
+            - y[:, None]
+        )
+        return (batch["weight"] * error.square()).mean(-1).sum(
+            -1
+        ), error.detach().abs().mean(1)
 
-    def actor_loss(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+    def actor_loss(
+        self, batch: Batch, noise: Batch, agents: slice
+    ) -> tuple[Tensor, Tensor]:
         """Returns the mean of (alpha log pi(a | s) - min Q(s, the agent's new action, the others'
         new actions, detached)), [n].
 
@@ -199,43 +263,65 @@ class Masac(Learner):
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
         # Scattered rather than selected by a mask, whose gradient would be a sum of zeros except
         # for one agent.
-        rows = rows.slice_scatter(actions[agents], start=wanted.start, step=self.agents + 1)
+        rows = rows.slice_scatter(
+            actions[agents], start=wanted.start, step=self.agents + 1
+        )
         joint = rows.unflatten(0, (-1, self.agents)).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call]
-        q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
+        q = self.slots.critic_forward(
+            "online", batch["observation"].flatten(1), joint, agents
+        ).amin(1)
         alpha = self.slots.temperatures(agents).detach().exp()[:, None]
         return (alpha * log_prob - q).mean(-1), log_prob.detach()
 
     def temperature_loss(self, log_prob: Tensor, agents: slice) -> Tensor:
         """- alpha mean (log pi + target entropy), [n]."""
-        loss: Tensor = -self.slots.temperatures(agents).exp() * (log_prob + self.target_entropy).mean(-1)
+        loss: Tensor = -self.slots.temperatures(agents).exp() * (
+            log_prob + self.target_entropy
+        ).mean(-1)
         return loss
 
     def next_actions(self, batch: Batch, noise: Batch) -> tuple[Tensor, Tensor]:
-        """Actions of all agents at the next observation, [N, B, a], and their log-probabilities, [N, B]."""
-        return squash(self.slots.actor_forward(batch["next_observation"], ALL), noise["next"])
+        """Actions of all agents at the next observation, [N, B, a], and their log-probabilities,
+        [N, B].
+        """
+        return squash(
+            self.slots.actor_forward(batch["next_observation"], ALL), noise["next"]
+        )
 
-    def current_action(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+    def current_action(
+        self, batch: Batch, noise: Batch, agents: slice
+    ) -> tuple[Tensor, Tensor]:
         """Actions at the observation, [n, B, a], and their log-probabilities, [n, B]."""
-        return squash(self.slots.actor_forward(batch["observation"], agents), noise["current"][agents])
+        return squash(
+            self.slots.actor_forward(batch["observation"], agents),
+            noise["current"][agents],
+        )
 
     def actor_forward(self, observation: Tensor, agents: slice) -> Tensor:
         """Mean and log standard deviation of the policies: [B, N, o] to [n, B, 2 a]."""
         heads = []
-        for actor, own in zip(self.actors[agents], observation.unbind(1)[agents], strict=True):
+        for actor, own in zip(
+            self.actors[agents], observation.unbind(1)[agents], strict=True
+        ):
             heads.append(actor(own, self.slots.precision))
         return torch.stack(heads)
 
-    def critic_forward(self, which: str, observation: Tensor, action: Tensor, agents: slice) -> Tensor:
+    def critic_forward(
+        self, which: str, observation: Tensor, action: Tensor, agents: slice
+    ) -> Tensor:
         """Q values of both critics of every agent, [n, 2, B].
 
         Args:
             which: "online" or "target".
             observation: of all agents, [B, N o].
-            action: of all agents, the same for every critic, [B, N a], or one for each, [n, B, N a].
+            action: of all agents, the same for every critic, [B, N a], or one for each, [n, B, N
+                a].
             agents: whose critics.
         """
         critics = self.critics[which][agents]
-        actions = action if action.dim() == 3 else action.expand(len(critics), *action.shape)
+        actions = (
+            action if action.dim() == 3 else action.expand(len(critics), *action.shape)
+        )
         q = []
         for critic, own in zip(critics, actions, strict=True):
             inputs = torch.cat([observation, own], dim=-1)
@@ -246,7 +332,8 @@ class Masac(Learner):
         """Logarithms of the temperatures, [n]."""
         return torch.stack([*self.log_temperatures[agents]])
 
-    # --- acting -------------------------------------------------------------------------------------------------------
+    # --- acting ---------------------------------------------------------------------------------
+    # ----------------------
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
@@ -257,7 +344,13 @@ class Masac(Learner):
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator) -> Tensor:
         """Actions drawn from the policies: [B, N, o] to [B, N, a]."""
-        noise = torch.randn(self.agents, len(observation), self.action, generator=generator, device=self.device)
+        noise = torch.randn(
+            self.agents,
+            len(observation),
+            self.action,
+            generator=generator,
+            device=self.device,
+        )
         actions, _ = squash(self.slots.actor_forward(observation, ALL), noise)
         return actions.transpose(0, 1)
 
@@ -267,9 +360,13 @@ class Masac(Learner):
         return found
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """Standard normal numbers for the actions at the next ("next") and this observation ("current"), [N, B, a]."""
+        """Standard normal numbers for the actions at the next ("next") and this observation
+        ("current"), [N, B, a].
+        """
         shape = (2, self.agents, len(batch["reward"]), self.action)
-        following, current = torch.randn(shape, generator=generator, device=self.device).unbind()
+        following, current = torch.randn(
+            shape, generator=generator, device=self.device
+        ).unbind()
         return {"next": following, "current": current}
 
     def least_work(self, batch_size: int) -> tuple[int, int]:
@@ -278,7 +375,8 @@ class Masac(Learner):
         parameters = sum(parameter.numel() for _, parameter in self.named_parameters())
         return least_flop(*sizes), least_bytes(*sizes, parameters)
 
-    # --- state --------------------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
+    # ----------------------
 
     def configure_optimizers(self) -> None:
         """Creates one optimizer for every agent and role."""
@@ -286,13 +384,22 @@ class Masac(Learner):
             settings = self.context.optimizers[name]
             if settings.settings.get("weight_decay") and settings.spare:
                 raise UsageError(
-                    f"optimizer.{name}.weight_decay: masac cannot exclude parameters from it; set spare: []"
+                    f"optimizer.{name}.weight_decay: masac cannot exclude parameters from it; "
+                    f"set spare: []"
                 )
-            role.configure(partial(self.slots.make_optimizer, settings.optimizer(), **settings.settings))
+            role.configure(
+                partial(
+                    self.slots.make_optimizer, settings.optimizer(), **settings.settings
+                )
+            )
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
         """Yields the optimizers of all agents."""
-        return ((name, optimizer) for name, role in self.roles.items() for optimizer in role.optimizers)
+        return (
+            (name, optimizer)
+            for name, role in self.roles.items()
+            for optimizer in role.optimizers
+        )
 
     def periods(self) -> dict[str, int]:
         """Returns no periods, because everything is stepped in every update."""
@@ -355,12 +462,14 @@ class Masac(Learner):
             return gamma
         if len(gamma) > self.agents:
             raise UsageError(
-                f"model.gamma: {len(gamma)} discount factors exceed the {self.agents} agents of the data; remove some"
+                f"model.gamma: {len(gamma)} discount factors exceed the {self.agents} agents "
+                f"of the data; remove some"
             )
         factors = [*gamma, *gamma[-1:] * (self.agents - len(gamma))]
         return torch.tensor(factors, device=self.device)[:, None]
 
-    # --- for one slice of agents --------------------------------------------------------------------------------------
+    # --- for one slice of agents
+    # --------------------------------------------------------------------------------------
 
     def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:
         self.roles["temperature"].zero_grad(agents)
@@ -368,10 +477,18 @@ class Masac(Learner):
         self.roles["temperature"].step(self.slots, agents)
 
     def _target_step(self, agents: slice) -> None:
-        for target, online in zip(self.critics["target"][agents], self.critics["online"][agents], strict=True):
+        for target, online in zip(
+            self.critics["target"][agents], self.critics["online"][agents], strict=True
+        ):
             polyak(list(target.parameters()), list(online.parameters()), self.tau)
 
-    def _output(self, critic_loss: Tensor, td_error: Tensor, actor_loss: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
+    def _output(
+        self,
+        critic_loss: Tensor,
+        td_error: Tensor,
+        actor_loss: Tensor,
+        log_prob: Tensor,
+    ) -> dict[str, Tensor]:
         return {
             "critic_loss": critic_loss.mean(),
             "actor_loss": actor_loss.mean(),

@@ -19,12 +19,20 @@ class Mlp(nn.Module):
     some hundreds do not fit the spacing of 16-bit numbers.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int,
+        generator: torch.Generator,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for width in hidden:
             linear = nn.Linear(inputs, width)
-            nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu", generator=generator)
+            nn.init.kaiming_uniform_(
+                linear.weight, nonlinearity="relu", generator=generator
+            )
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.LayerNorm(width), nn.ReLU()]
             inputs = width
@@ -44,20 +52,25 @@ class Mlp(nn.Module):
 class TwinCritic(nn.Module):
     """Two independent Q functions of the same inputs."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.q1 = Mlp(inputs, hidden, 1, generator)
         self.q2 = Mlp(inputs, hidden, 1, generator)
 
     def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
         """[B, inputs] to [B, 2]."""
-        return torch.cat([self.q1(inputs, precision), self.q2(inputs, precision)], dim=-1)
+        return torch.cat(
+            [self.q1(inputs, precision), self.q2(inputs, precision)], dim=-1
+        )
 
 
 def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """A reparameterised sample of the tanh-squashed Gaussian and its log-probability.
 
-    Haarnoja et al. 2018 (arXiv:1812.05905), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
+    Haarnoja et al. 2018 (arXiv:1812.05905), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u -
+    softplus(-2 u)).
 
     Args:
         head: mean and log standard deviation, [..., 2 a].
@@ -70,5 +83,7 @@ def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     log_std = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
     unbounded = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    log_prob = log_prob - 2 * (math.log(2) - unbounded - functional.softplus(-2 * unbounded))
+    log_prob = log_prob - 2 * (
+        math.log(2) - unbounded - functional.softplus(-2 * unbounded)
+    )
     return unbounded.tanh(), log_prob.sum(-1)

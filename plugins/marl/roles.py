@@ -16,7 +16,11 @@ ALL = slice(None)
 class AgentsRole:
     """One list of parameters and one optimizer for every agent."""
 
-    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[nn.Parameter]],
+        max_grad_norm: float | None = None,
+    ) -> None:
         self.parameters = [list(agent) for agent in parameters]
         self.max_grad_norm = max_grad_norm
         self.optimizers: list[Optimizer] = []
@@ -40,7 +44,9 @@ class AgentsRole:
         """Clips every agent's gradient norm, if there is a bound."""
         if self.max_grad_norm is None:
             return
-        for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
+        for parameters, optimizer in zip(
+            self.parameters[agents], self.optimizers[agents], strict=True
+        ):
             slots.unscale(optimizer)
             slots.clip(parameters, self.max_grad_norm)
 
@@ -51,7 +57,9 @@ class AgentsRole:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Lets gradients through to the inputs inside the ``with``, but computes none for the parameters."""
+        """Lets gradients through to the inputs inside the ``with``, but computes none for the
+        parameters.
+        """
         leaves = list(self.leaves())
         for parameter in leaves:
             parameter.requires_grad_(False)

@@ -1,4 +1,6 @@
-"""A source that simulates: a batch of environments, a replay buffer, and evaluation on held-out seeds."""
+"""A source that simulates: a batch of environments, a replay buffer, and evaluation on held-out
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Context, Learner, Progress, RunnerError, Source, State, UsageError
+from runner.api import (
+    Batch,
+    Context,
+    Learner,
+    Progress,
+    RunnerError,
+    Source,
+    State,
+    UsageError,
+)
 
 from .replay.build import make_replay, storage_device
 from .simulator_config import SimulatorConfig
@@ -40,7 +51,9 @@ class EnvironmentStep:
     truncated: Tensor
     """[E], bool: the episode was cut off; its value continues."""
     episodes: Tensor
-    """[E, 1 + m]: 1 and m numbers that can be added up for each episode that ended in this step, else zeros."""
+    """[E, 1 + m]: 1 and m numbers that can be added up for each episode that ended in this step,
+    else zeros.
+    """
 
 
 class BatchedEnvironment(Protocol):
@@ -57,7 +70,9 @@ class BatchedEnvironment(Protocol):
         """Applies actions [E, N, a] in [-1, 1]."""
 
     def summarise(self, total: list[float]) -> dict[str, float]:
-        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``."""
+        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to
+        ``total``.
+        """
 
     def state_dict(self) -> State:
         """Returns the state with which ``load_state_dict`` continues in the middle of an
@@ -71,10 +86,11 @@ class BatchedEnvironment(Protocol):
 class SimulatorSource(Source):
     """Collects transitions from a batched environment into a replay buffer.
 
-    Batches hold ``observation`` [B, N, o], ``action`` [B, N, a], ``reward`` [B, N], ``next_observation`` [B, N, o] and
-    ``terminated`` [B] (0 or 1), and what the replay adds: ``weight`` [B] and ``index`` [B].
-    Random numbers come from the context's generators ``environment``, ``exploration`` (actions of the warm-up) and
-    ``replay``; their states are the context's, all others are in ``state_dict``.
+    Batches hold ``observation`` [B, N, o], ``action`` [B, N, a], ``reward`` [B, N],
+    ``next_observation`` [B, N, o] and ``terminated`` [B] (0 or 1), and what the replay adds:
+    ``weight`` [B] and ``index`` [B]. Random numbers come from the context's generators
+    ``environment``, ``exploration`` (actions of the warm-up) and ``replay``; their states are the
+    context's, all others are in ``state_dict``.
     """
 
     activities: ClassVar[Mapping[str, str]] = {"collect": "collecting"}
@@ -100,7 +116,9 @@ class SimulatorSource(Source):
         self._longest_episode = config.evaluation.longest
         self._exploration = context.generator("exploration")
         self._envs = config.envs
-        self._environment = self.make_environment(config, self._envs, self._device, context.generator("environment"))
+        self._environment = self.make_environment(
+            config, self._envs, self._device, context.generator("environment")
+        )
         self._observation = self._environment.reset().clone()
         agents, size = self._environment.agents, self._environment.observation_size
         self._action_shape = (agents, self._environment.action_size)
@@ -118,7 +136,9 @@ class SimulatorSource(Source):
         self._finished: Tensor | None = None
         self._latest: EnvironmentStep | None = None
         """The step of the last ``draw``, if it made one."""
-        self._reward_squares = torch.zeros(agents, dtype=torch.float64, device=self._device)
+        self._reward_squares = torch.zeros(
+            agents, dtype=torch.float64, device=self._device
+        )
         """Sums over all steps so far of every agent's squared rewards, [N]."""
 
     @abstractmethod
@@ -129,12 +149,16 @@ class SimulatorSource(Source):
 
     def bind(self, learner: Learner) -> None:
         """Receives the policy: the learner's ``act``, or ``predict`` if it does not explore."""
-        self._act = getattr(learner, "act", None) or (lambda observation, _: learner.predict(observation))
+        self._act = getattr(learner, "act", None) or (
+            lambda observation, _: learner.predict(observation)
+        )
 
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
-        """A batch from the replay buffer, after stepping the environments until one is due; None after a single step.
+        """A batch from the replay buffer, after stepping the environments until one is due; None
+        after a single step.
 
-        Every step of all environments earns ``updates_per_step`` updates for each, and none during the warm-up.
+        Every step of all environments earns ``updates_per_step`` updates for each, and none
+        during the warm-up.
         """
         self._latest = None
         if not self._due:
@@ -144,9 +168,13 @@ class SimulatorSource(Source):
         self._due -= 1
         self._open += 1
         whole = progress.length if progress.unit == "env_steps" else None
-        batch = self._replay.sample(batch_size, min(1.0, self._steps / whole) if whole else progress.fraction)
+        batch = self._replay.sample(
+            batch_size, min(1.0, self._steps / whole) if whole else progress.fraction
+        )
         if self.config.normalize_rewards:
-            batch["reward"] = batch["reward"] / self.reward_scale().to(batch["reward"].device)
+            batch["reward"] = batch["reward"] / self.reward_scale().to(
+                batch["reward"].device
+            )
         return batch
 
     def reward_scale(self) -> Tensor:
@@ -164,7 +192,12 @@ class SimulatorSource(Source):
         self._uncounted += self._envs
         if warming_up or len(self._replay) < batch_size:
             return 0
-        self._credit += self._envs * self.config.updates_per_step * self._nominal_batch_size / batch_size
+        self._credit += (
+            self._envs
+            * self.config.updates_per_step
+            * self._nominal_batch_size
+            / batch_size
+        )
         due = int(self._credit)
         self._credit -= due
         return due
@@ -199,7 +232,9 @@ class SimulatorSource(Source):
             act: Maps observations to actions; None selects uniformly random actions.
         """
         # Policies and environments may change what they are given in place, and what they return.
-        action = self._random_action() if act is None else act(self._observation.clone())
+        action = (
+            self._random_action() if act is None else act(self._observation.clone())
+        )
         step = self._environment.step(action.clone())
         self._latest = step
         self._replay.add(
@@ -215,14 +250,19 @@ class SimulatorSource(Source):
         self._reward_squares = self._reward_squares + squares
         self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
-        self._finished = finished if self._finished is None else self._finished + finished
+        self._finished = (
+            finished if self._finished is None else self._finished + finished
+        )
 
     def _random_action(self) -> Tensor:
         shape = (self._envs, *self._action_shape)
-        return torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
+        return (
+            torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
+        )
 
     def feedback(self, batch: Batch, output: Batch) -> None:
-        """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay buffer.
+        """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay
+        buffer.
 
         Raises:
             UsageError: the replay is prioritized and the learner returns no TD errors.
@@ -230,7 +270,10 @@ class SimulatorSource(Source):
         if self.config.replay.kind != "prioritized":
             return
         if "td_error" not in output:
-            raise UsageError("data.replay.kind: prioritized replay needs a learner whose update returns 'td_error'")
+            raise UsageError(
+                "data.replay.kind: prioritized replay needs a learner whose update returns "
+                "'td_error'"
+            )
         self._replay.update_priorities(batch["index"], output["td_error"])
 
     @torch.no_grad()
@@ -243,7 +286,9 @@ class SimulatorSource(Source):
         environment, observation = self.held_out()
         total: Tensor | None = None
         for step, running in self.rollout(learner, environment, observation):
-            finished = (step.episodes * running.unsqueeze(-1)).sum(0, dtype=torch.float64)
+            finished = (step.episodes * running.unsqueeze(-1)).sum(
+                0, dtype=torch.float64
+            )
             total = finished if total is None else total + finished
         assert total is not None
         return environment.summarise(total.tolist())
@@ -251,14 +296,17 @@ class SimulatorSource(Source):
     def held_out(self) -> tuple[BatchedEnvironment, Tensor]:
         """The held-out episodes at their start, and what is observed there, [E, N, o]."""
         generator = torch.Generator(self._device).manual_seed(self._evaluation_seed)
-        environment = self.make_environment(self.config, self._evaluation_episodes, self._device, generator)
+        environment = self.make_environment(
+            self.config, self._evaluation_episodes, self._device, generator
+        )
         return environment, environment.reset()
 
     @torch.no_grad()
     def rollout(
         self, learner: Learner, environment: BatchedEnvironment, observation: Tensor
     ) -> Iterator[tuple[EnvironmentStep, Tensor]]:
-        """Steps the deterministic policy until all episodes are over; with each step, which had not ended before, [E].
+        """Steps the deterministic policy until all episodes are over; with each step, which had
+        not ended before, [E].
 
         On an accelerator, some steps more.
         """
@@ -268,17 +316,23 @@ class SimulatorSource(Source):
             yield step, running
             running = running & ~(step.terminated | step.truncated)
             observation = step.observation
-            if (self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0) and not running.any():
+            if (
+                self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0
+            ) and not running.any():
                 return
             if steps == self._longest_episode:
                 left, who = int(running.sum()), type(self.config).__name__
                 raise RunnerError(
-                    f"{left} of {len(running)} episodes of the evaluation have not ended after {steps:,} steps: "
-                    f"let {who}'s environment terminate or truncate them, or set data.evaluation.longest"
+                    f"{left} of {len(running)} episodes of the evaluation have not ended after "
+                    f"{steps:,} steps: "
+                    f"let {who}'s environment terminate or truncate them, or set "
+                    f"data.evaluation.longest"
                 )
 
     def statistics(self) -> dict[str, float]:
-        """Metrics of the training episodes that ended since the last call, and ``episodes``, how many they are."""
+        """Metrics of the training episodes that ended since the last call, and ``episodes``, how
+        many they are.
+        """
         total = [0.0] if self._finished is None else self._finished.tolist()
         self._finished = None
         if total[0] == 0:
@@ -289,8 +343,10 @@ class SimulatorSource(Source):
         """Returns whether an episode was terminated or truncated in the last draw."""
         step = self._latest
         return {
-            "an episode that is terminated": step is not None and bool(step.terminated.any()),
-            "an episode that is truncated": step is not None and bool(step.truncated.any()),
+            "an episode that is terminated": step is not None
+            and bool(step.terminated.any()),
+            "an episode that is truncated": step is not None
+            and bool(step.truncated.any()),
         }
 
     def state_dict(self) -> State:
@@ -308,7 +364,9 @@ class SimulatorSource(Source):
         """Restores what ``state_dict`` returned."""
         self._environment.load_state_dict(state["environment"])
         self._observation = state["observation"].to(self._device, copy=True)
-        self._finished = None if state["finished"] is None else state["finished"].to(self._device)
+        self._finished = (
+            None if state["finished"] is None else state["finished"].to(self._device)
+        )
         self._reward_squares = state["reward_squares"].to(self._device)
         self._replay.load_state_dict(state["replay"])
         for name in _COUNTERS:

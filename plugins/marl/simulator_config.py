@@ -45,9 +45,13 @@ class SimulatorConfig(SourceConfig):
     warmup: Annotated[int, Field(ge=0)] = 1000
     """Environment steps with random actions before the first update."""
     updates_per_step: Annotated[float, Field(gt=0)] = 0.5
-    """Updates for every environment step; with another batch size than the recipe's, as many fewer as it is larger."""
+    """Updates for every environment step; with another batch size than the recipe's, as many
+    fewer as it is larger.
+    """
     normalize_rewards: bool = False
-    """Whether every agent's rewards are divided by their root mean square so far, in batches only."""
+    """Whether every agent's rewards are divided by their root mean square so far, in batches
+    only.
+    """
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How the deterministic policy is measured."""
 
@@ -60,7 +64,9 @@ class SimulatorConfig(SourceConfig):
         """No more than the replay buffer holds."""
         return self.replay.capacity
 
-    def transitions(self, batch_size: int, agents: int, observation: int, action: int) -> SourceOutline:
+    def transitions(
+        self, batch_size: int, agents: int, observation: int, action: int
+    ) -> SourceOutline:
         """Returns the outline of a batch from the replay buffer.
 
         Args:
@@ -77,11 +83,15 @@ class SimulatorConfig(SourceConfig):
             "terminated": (),
             "weight": (),
         }
-        batch = {name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()}
+        batch = {
+            name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()
+        }
         return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
-        """Yields a few environments, a single one, and the usual number, each with a small buffer."""
+        """Yields a few environments, a single one, and the usual number, each with a small
+        buffer.
+        """
         # The rows of one step then are at the end of the buffer and at its beginning.
         capacity = max(batch_size, FEW_ENVS) + 1
         capacity += capacity % FEW_ENVS == 0
@@ -113,4 +123,7 @@ class SimulatorConfig(SourceConfig):
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
         """A warm-up that leaves nothing to learn from."""
         if unit == "env_steps" and self.warmup >= length:
-            yield "warmup", f"{self.warmup:,} leaves no step to learn in: train.env_steps is {length:,}"
+            yield (
+                "warmup",
+                f"{self.warmup:,} leaves no step to learn in: train.env_steps is {length:,}",
+            )

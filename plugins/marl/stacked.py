@@ -25,7 +25,10 @@ class Stack:
     """
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
-        layers = [torch.stack([as_stacked(p.detach()) for p in same]) for same in zip(*networks, strict=True)]
+        layers = [
+            torch.stack([as_stacked(p.detach()) for p in same])
+            for same in zip(*networks, strict=True)
+        ]
         self.shapes = [layer.shape for layer in layers]
         self.flat = torch.cat([layer.flatten() for layer in layers])
         self.views = split(self.flat, self.shapes)
@@ -35,12 +38,18 @@ class Stack:
 
 
 class StackedRole(AgentsRole):
-    """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one vector.
+    """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one
+    vector.
 
     Its external state is that of ``AgentsRole``: a training can continue stacked or unstacked.
     """
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float | None) -> None:
+    def __init__(
+        self,
+        networks: Sequence[Sequence[nn.Parameter]],
+        agents: int,
+        max_grad_norm: float | None,
+    ) -> None:
         """Stacks the networks.
 
         Args:
@@ -55,7 +64,9 @@ class StackedRole(AgentsRole):
         self.vector = nn.Parameter(self.stack.flat)
         self.vector.grad = torch.zeros_like(self.stack.flat)
         self.shares = split(self.stack.flat, self.stack.shapes)
-        for share, gradient in zip(self.shares, split(self.vector.grad, self.stack.shapes), strict=True):
+        for share, gradient in zip(
+            self.shares, split(self.vector.grad, self.stack.shapes), strict=True
+        ):
             share.grad = gradient
         self.max_grad_norm = max_grad_norm
 
@@ -91,14 +102,22 @@ class StackedRole(AgentsRole):
 
     def expose_gradients(self) -> None:
         """Assigns every network's share of the gradient to its parameters."""
-        for layer, share, same in zip(self.layers, self.shares, zip(*self.networks, strict=True), strict=True):
+        for layer, share, same in zip(
+            self.layers, self.shares, zip(*self.networks, strict=True), strict=True
+        ):
             gradient = None if layer.grad is None else share.grad
             for i, parameter in enumerate(same):
                 parameter.grad = None if gradient is None else as_stacked(gradient[i])
 
     def state_dict(self) -> State:
-        """The state of one optimizer for every agent; its tensors are views of the one optimizer's."""
-        return {"optimizers": apart(self.optimizers[0].state_dict(), self.stack.shapes, self.agents)}
+        """The state of one optimizer for every agent; its tensors are views of the one
+        optimizer's.
+        """
+        return {
+            "optimizers": apart(
+                self.optimizers[0].state_dict(), self.stack.shapes, self.agents
+            )
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizer's state.
@@ -117,8 +136,14 @@ class ClipAgents:
 
     @torch.no_grad()
     def __call__(self, layers: Sequence[Tensor], max_norm: float) -> None:
-        """Scales every agent's gradient to a total norm of at most ``max_norm``, as ``clip_grad_norm_`` does."""
-        rows = [layer.grad.view(self.agents, -1) for layer in layers if layer.grad is not None]
+        """Scales every agent's gradient to a total norm of at most ``max_norm``, as
+        ``clip_grad_norm_`` does.
+        """
+        rows = [
+            layer.grad.view(self.agents, -1)
+            for layer in layers
+            if layer.grad is not None
+        ]
         norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
         for row in rows:
@@ -150,6 +175,9 @@ class StackedMlp:
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
                 hidden = torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
         hidden = hidden.to(self.head_weight.dtype)
-        if self.head_weight.shape[-1] == 1:  # a matmul with one column is slower than what it computes
-            return (hidden * self.head_weight.transpose(1, 2)).sum(-1, keepdim=True) + self.head_bias[:, None]
+        # A matmul with one column is slower than what it computes.
+        if self.head_weight.shape[-1] == 1:
+            return (hidden * self.head_weight.transpose(1, 2)).sum(
+                -1, keepdim=True
+            ) + self.head_bias[:, None]
         return torch.baddbmm(self.head_bias[:, None], hidden, self.head_weight)

@@ -7,10 +7,14 @@ ADAM_BYTES = 28
 """A parameter is read and written with two moments, and its gradient read."""
 POLYAK_BYTES = 12
 ACTIVATIONS = 13
-"""Times an activation of the hidden layers is written or read at least, over all networks of an agent."""
+"""Times an activation of the hidden layers is written or read at least, over all networks of an
+agent.
+"""
 
 
-def least_flop(agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int) -> int:
+def least_flop(
+    agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int
+) -> int:
     """The least matrix FLOP of one simultaneous update.
 
     A forward through P weights costs 2 P per sample, as do the gradient of the weights and that of
@@ -20,12 +24,23 @@ def least_flop(agents: int, observation: int, action: int, hidden: Sequence[int]
     """
     actor, critic = _weights(agents, observation, action, hidden)
     joint, first = agents * (observation + action), hidden[0]
-    each = 24 * critic - 8 * joint * first + 4 * action * first + 8 * actor - 2 * observation * first
+    each = (
+        24 * critic
+        - 8 * joint * first
+        + 4 * action * first
+        + 8 * actor
+        - 2 * observation * first
+    )
     return agents * batch_size * each
 
 
 def least_bytes(
-    agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int, parameters: int
+    agents: int,
+    observation: int,
+    action: int,
+    hidden: Sequence[int],
+    batch_size: int,
+    parameters: int,
 ) -> int:
     """The bytes that one update at least reads or writes.
 
@@ -39,10 +54,16 @@ def least_bytes(
     """
     actor, _ = _weights(agents, observation, action, hidden)
     activations = 4 * batch_size * agents * ACTIVATIONS * sum(hidden)
-    return ADAM_BYTES * parameters + POLYAK_BYTES * (parameters - agents * actor) + activations
+    return (
+        ADAM_BYTES * parameters
+        + POLYAK_BYTES * (parameters - agents * actor)
+        + activations
+    )
 
 
-def _weights(agents: int, observation: int, action: int, hidden: Sequence[int]) -> tuple[int, int]:
+def _weights(
+    agents: int, observation: int, action: int, hidden: Sequence[int]
+) -> tuple[int, int]:
     """Weights of one actor and of one critic, biases left out."""
     between = sum(a * b for a, b in itertools.pairwise(hidden))
     actor = observation * hidden[0] + between + hidden[-1] * 2 * action

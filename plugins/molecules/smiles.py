@@ -13,7 +13,14 @@ SINGLE, DOUBLE, TRIPLE, AROMATIC = 1, 2, 3, 4
 """Kinds of bonds."""
 _ROUNDS = 16
 """Rounds of label propagation; more rounds distinguish few further molecules."""
-_ORDERS = {"-": SINGLE, "/": SINGLE, "\\": SINGLE, "=": DOUBLE, "#": TRIPLE, ":": AROMATIC}
+_ORDERS = {
+    "-": SINGLE,
+    "/": SINGLE,
+    "\\": SINGLE,
+    "=": DOUBLE,
+    "#": TRIPLE,
+    ":": AROMATIC,
+}
 _TOKEN = re.compile(
     r"\[(?P<bracket>[^\]]*)\]|(?P<atom>Cl|Br|[BCNOPSFIbcnops])|(?P<bond>[-=#:/\\])|%(?P<far>\d\d)|(?P<ring>\d)|(?P<other>[().])"
 )
@@ -45,9 +52,14 @@ class Molecule(NamedTuple):
         return found
 
     def rings(self) -> set[int]:
-        """The atoms that are in a ring: those of a bond without which its ends are connected still."""
+        """The atoms that are in a ring: those of a bond without which its ends are connected
+        still.
+        """
         graph = nx.Graph(list(self.bonds))
-        bridges = {(min(pair), max(pair)) for pair in cast("Iterator[tuple[int, int]]", nx.bridges(graph))}
+        bridges = {
+            (min(pair), max(pair))
+            for pair in cast("Iterator[tuple[int, int]]", nx.bridges(graph))
+        }
         return {atom for bond in self.bonds if bond not in bridges for atom in bond}
 
 
@@ -68,14 +80,18 @@ def read(text: str) -> Molecule:
         both = atoms[one].aromatic and atoms[other].aromatic
         pair = (min(one, other), max(one, other))
         if one == other or pair in bonds:
-            raise ValueError(f"a second bond between atoms {pair[0] + 1} and {pair[1] + 1}")
+            raise ValueError(
+                f"a second bond between atoms {pair[0] + 1} and {pair[1] + 1}"
+            )
         bonds[pair] = order or (AROMATIC if both else SINGLE)
 
     place = 0
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
-            raise ValueError(f"'{text[place]}' at character {place + 1} does not belong in a SMILES")
+            raise ValueError(
+                f"'{text[place]}' at character {place + 1} does not belong in a SMILES"
+            )
         kind, found = str(token.lastgroup), token[str(token.lastgroup)]
         try:
             if kind in ("atom", "bracket"):
@@ -100,11 +116,19 @@ def read(text: str) -> Molecule:
             else:
                 rings[found], order = (last, order), None
         except (ValueError, IndexError) as error:
-            problem = "a ')' without its '('" if isinstance(error, IndexError) else str(error)
+            problem = (
+                "a ')' without its '('" if isinstance(error, IndexError) else str(error)
+            )
             raise ValueError(f"{problem}, at character {place + 1}") from error
         place = token.end()
     if rings or branches or not atoms:
-        raise ValueError("a ring is not closed" if rings else "a ')' is missing" if branches else "no atom")
+        raise ValueError(
+            "a ring is not closed"
+            if rings
+            else "a ')' is missing"
+            if branches
+            else "no atom"
+        )
     return _without_hydrogens(Molecule(atoms, dict(sorted(bonds.items()))))
 
 
@@ -116,7 +140,9 @@ def _atom(text: str, bracket: bool) -> Atom:
         raise ValueError(f"'[{text}]' is not an atom")
     signs = found["charge"] or ""
     number = signs.strip("+-")
-    charge = (int(number) if number else len(signs)) * (-1 if signs.startswith("-") else 1)
+    charge = (int(number) if number else len(signs)) * (
+        -1 if signs.startswith("-") else 1
+    )
     return Atom(found["atom"].capitalize(), found["atom"].islower(), charge)
 
 
@@ -133,7 +159,9 @@ def _without_hydrogens(molecule: Molecule) -> Molecule:
     ]
     number = {old: new for new, old in enumerate(kept)}
     pairs = {
-        (number[one], number[other]): order for (one, other), order in bonds.items() if {one, other} <= number.keys()
+        (number[one], number[other]): order
+        for (one, other), order in bonds.items()
+        if {one, other} <= number.keys()
     }
     return Molecule([atoms[place] for place in kept], pairs)
 
@@ -142,7 +170,8 @@ def skeleton(molecule: Molecule) -> str:
     """Returns a digest of elements and bonds that does not depend on the order of the text;
     different molecules may share it.
 
-    Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there are atoms at most.
+    Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there
+    are atoms at most.
     """
     neighbours = molecule.neighbours()
     labels = [atom.element for atom in molecule.atoms]

@@ -121,7 +121,8 @@ class Lane:
         """Starts to copy a batch; the lane's previous batch must no longer be needed."""
         import torch
 
-        self.copied.synchronize()  # the pinned side may still be on its way out
+        # The pinned side may still be on its way out.
+        self.copied.synchronize()
         if [tensor.shape for tensor in tensors(self.pinned)] != [tensor.shape for tensor in tensors(batch)]:
             self.pinned = map_tensors(lambda tensor: torch.empty_like(tensor, device="cpu").pin_memory(), batch)
             self.resident = map_tensors(lambda tensor: torch.empty_like(tensor, device=self.device), batch)

@@ -134,7 +134,8 @@ class CudaGraph(Stage):
                 if path in before:
                     tensor.copy_(before[path])
                 else:
-                    tensor.zero_()  # Adam's moments and step count, which the first warm-up update made
+                    # Adam's moments and step count, which the first warm-up update made.
+                    tensor.zero_()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.output = step(self.batch, self.noise, progress)

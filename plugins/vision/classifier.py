@@ -26,15 +26,23 @@ POOLED = 4
 class ResidualBlock(nn.Module):
     """Two convolutions that are added to a shortcut; their initial output is zero."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, convolve: Convolve = convolution) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, convolve: Convolve = convolution
+    ) -> None:
         super().__init__()
-        self.conv1 = Convolution(inputs, outputs, 3, stride, padding=1, bias=False, convolve=convolve)
+        self.conv1 = Convolution(
+            inputs, outputs, 3, stride, padding=1, bias=False, convolve=convolve
+        )
         self.norm1 = nn.GroupNorm(GROUPS, outputs)
-        self.conv2 = Convolution(outputs, outputs, 3, padding=1, bias=False, convolve=convolve)
+        self.conv2 = Convolution(
+            outputs, outputs, 3, padding=1, bias=False, convolve=convolve
+        )
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
         same = inputs == outputs and stride == 1
         self.shortcut = (
-            nn.Identity() if same else Convolution(inputs, outputs, 1, stride, bias=False, convolve=convolve)
+            nn.Identity()
+            if same
+            else Convolution(inputs, outputs, 1, stride, bias=False, convolve=convolve)
         )
         nn.init.zeros_(self.norm2.weight)
 
@@ -46,18 +54,30 @@ class ResidualBlock(nn.Module):
     def prunable(self) -> Iterator[Prunable]:
         """Channels between the convolutions, in the groups that are normalised together."""
         norm = self.norm1
-        yield Prunable("ff", norm.num_groups, [(self.conv1, 1), (norm, 1)], [self.conv2], [(norm, "num_groups")])
+        yield Prunable(
+            "ff",
+            norm.num_groups,
+            [(self.conv1, 1), (norm, 1)],
+            [self.conv2],
+            [(norm, "num_groups")],
+        )
 
 
 class ResidualNet(nn.Module):
     """A residual network from images [B, C, H, W] to logits [B, classes]."""
 
     def __init__(
-        self, shape: tuple[int, ...], widths: list[int], classes: int, convolve: Convolve = convolution
+        self,
+        shape: tuple[int, ...],
+        widths: list[int],
+        classes: int,
+        convolve: Convolve = convolution,
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        stem = Convolution(channels, widths[0], 3, padding=1, bias=False, convolve=convolve)
+        stem = Convolution(
+            channels, widths[0], 3, padding=1, bias=False, convolve=convolve
+        )
         self.stem = nn.Sequential(stem, nn.GroupNorm(GROUPS, widths[0]), nn.ReLU())
         pairs = [(widths[0], widths[0], 1), *((a, b, 2) for a, b in pairwise(widths))]
         self.blocks = nn.ModuleList()
@@ -68,7 +88,9 @@ class ResidualNet(nn.Module):
             height, width = (height + 1) // 2, (width + 1) // 2
         kernel = (max(1, height // POOLED), max(1, width // POOLED))
         self.pool = nn.AvgPool2d(kernel)
-        self.head = nn.Linear(widths[-1] * (height // kernel[0]) * (width // kernel[1]), classes)
+        self.head = nn.Linear(
+            widths[-1] * (height // kernel[0]) * (width // kernel[1]), classes
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         """The logits."""

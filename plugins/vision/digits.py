@@ -32,7 +32,9 @@ class Digits(DatasetSource):
         try:
             image, label = read_digits()
         except ModuleNotFoundError as error:
-            raise UsageError(f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}") from error
+            raise UsageError(
+                f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}"
+            ) from error
         held_out = config.held_out
         if config.scale > 1:
             image = F.interpolate(image, scale_factor=config.scale, mode="bilinear")
@@ -51,7 +53,10 @@ class Digits(DatasetSource):
             numbers = (label == digit).nonzero().flatten()
             samples[str(digit)] = len(numbers), list(images[numbers[:COLUMNS]])
         size = f"{images.shape[2]} x {images.shape[3]} pixels"
-        title = f"digits: {len(images):,} training images of {size}, {len(self.held_out):,} held out"
+        title = (
+            f"digits: {len(images):,} training images of {size}, {len(self.held_out):,} "
+            f"held out"
+        )
         draw_sample_grid(samples, title, canvas)
 
 
@@ -59,7 +64,8 @@ class Digits(DatasetSource):
 def read_digits() -> tuple[Tensor, Tensor]:
     """Returns images [N, 1, 8, 8] in [0, 1] and labels [N].
 
-    They are read once in a process: a verification builds a hundred pipelines. Nothing may change them in place.
+    They are read once in a process: a verification builds a hundred pipelines. Nothing may change
+    them in place.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
@@ -67,4 +73,6 @@ def read_digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return torch.from_numpy(digits.images).float()[:, None] / 16, torch.from_numpy(digits.target).long()
+    return torch.from_numpy(digits.images).float()[:, None] / 16, torch.from_numpy(
+        digits.target
+    ).long()

@@ -22,11 +22,14 @@ GAP_DIVISOR = 8
 """Width of an image divided by the width of the gap to the next one."""
 
 
-def draw_sample_grid(samples: Mapping[str, tuple[int, Sequence[Tensor]]], title: str, canvas: Any) -> None:
+def draw_sample_grid(
+    samples: Mapping[str, tuple[int, Sequence[Tensor]]], title: str, canvas: Any
+) -> None:
     """Draws a row of images for each class, with its name and the number of its images.
 
     Args:
-        samples: By the name of a class, the number of its training images, and some images [C, H, W] from 0 to 1.
+        samples: By the name of a class, the number of its training images, and some images [C, H,
+            W] from 0 to 1.
         title: What the data are.
         canvas: An empty matplotlib figure.
     """

@@ -66,15 +66,31 @@ class Answering:
         """Returns the measurements as a JSON object."""
         timings = {
             str(size): {
-                "ms": each.changed_ms, "baseline_ms": each.baseline_ms,
-                "ratio": None if each.caught else asdict(each.ratio), "a_a": asdict(each.a_a), "effect": each.effect,
-                "first_s": each.changed_warm_up.first_s, "caught": each.caught,
+                "ms": each.changed_ms,
+                "baseline_ms": each.baseline_ms,
+                "ratio": None if each.caught else asdict(each.ratio),
+                "a_a": asdict(each.a_a),
+                "effect": each.effect,
+                "first_s": each.changed_warm_up.first_s,
+                "caught": each.caught,
             }
             for size, each in self.timings.items()
-        }  # fmt: skip
-        verdict = None if self.verdict is None else {"verdict": self.verdict.outcome, "summary": self.verdict.summary}
+        }
+        verdict = (
+            None
+            if self.verdict is None
+            else {"verdict": self.verdict.outcome, "summary": self.verdict.summary}
+        )
         own = {
-            name: getattr(self, name) for name in ("name", "stages", "bytes", "bytes_in_memory", "throughput", "value")
+            name: getattr(self, name)
+            for name in (
+                "name",
+                "stages",
+                "bytes",
+                "bytes_in_memory",
+                "throughput",
+                "value",
+            )
         }
         return own | {"timings": timings, "verdict": verdict}
 
@@ -106,26 +122,52 @@ class InferenceResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 if the gate failed a set of stages or the clock caught one, 4 if the machine is too noisy, else 0."""
-        caught = any(timing.caught for row in self.rows for timing in row.timings.values())
-        if caught or worst(row.verdict.outcome for row in self.rows if row.verdict) is Outcome.FAIL:
+        """3 if the gate failed a set of stages or the clock caught one, 4 if the machine is too
+        noisy, else 0.
+        """
+        caught = any(
+            timing.caught for row in self.rows for timing in row.timings.values()
+        )
+        if (
+            caught
+            or worst(row.verdict.outcome for row in self.rows if row.verdict)
+            is Outcome.FAIL
+        ):
             return ExitCode.GATE_FAILED
-        noisy = all(timing.effect is not Effect.UNCLEAR for timing in self.baseline.timings.values())
+        noisy = all(
+            timing.effect is not Effect.UNCLEAR
+            for timing in self.baseline.timings.values()
+        )
         return ExitCode.INCONCLUSIVE if noisy else ExitCode.DONE
 
     def data(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
         own = {
-            name: getattr(self, name) for name in ("recipe", "run", "stages", "metric", "inactive", "load", "seconds")
+            name: getattr(self, name)
+            for name in (
+                "recipe",
+                "run",
+                "stages",
+                "metric",
+                "inactive",
+                "load",
+                "seconds",
+            )
         }
-        return own | {"machine": dict(self.machine), "variants": [row.data() for row in self.rows]}
+        return own | {
+            "machine": dict(self.machine),
+            "variants": [row.data() for row in self.rows],
+        }
 
 
-def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[[str], None]) -> InferenceResult:
+def ablate_inference(
+    found: Trained, folder: Path, budget: float, say: Callable[[str], None]
+) -> InferenceResult:
     """Times every stage alone, and all of them, alternating with the model
     without stages; then calls the gate.
 
-    All of it happens in this process, so that effects of a few percent may be luck: where memory lies.
+    All of it happens in this process, so that effects of a few percent may be luck: where memory
+    lies.
 
     Args:
         found: The run's weights, with the recipe whose stages are measured.
@@ -135,11 +177,14 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
 
     Raises:
         StorageError: the folder cannot be written.
-        UsageError: the recipe has no such section, the budget is too small, or no stage does anything here.
+        UsageError: the recipe has no such section, the budget is too small, or no stage does
+            anything here.
     """
     started, load = time.perf_counter(), os.getloadavg()[0]
     if not is_writable(folder):
-        raise StorageError(f"{folder} cannot be written; name another folder with --out")
+        raise StorageError(
+            f"{folder} cannot be written; name another folder with --out"
+        )
     recipe = answering(found)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
     gate = InferenceGate(found, say)
@@ -147,38 +192,72 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     if seconds < FEWEST_SECONDS:
         least = FEWEST_SECONDS * len(SIZES) * len(possible.variants) / SHARE
         raise UsageError(
-            f"a budget of {budget:.0f} s is too small for {len(possible.variants)} variants: {least:.0f} s"
+            f"a budget of {budget:.0f} s is too small for {len(possible.variants)} variants: "
+            f"{least:.0f} s"
         )
     measured = list(_measured(found, gate, possible, seconds, say))
-    fewest = min(map(len, gate.values.values()), default=0)  # which the gate has evaluated of all of them
-    means = {stages: statistics.fmean(values[:fewest]) for stages, values in gate.values.items()}
+    # Which the gate has evaluated of all of them.
+    fewest = min(map(len, gate.values.values()), default=0)
+    means = {
+        stages: statistics.fmean(values[:fewest])
+        for stages, values in gate.values.items()
+    }
     rows = tuple(replace(row, value=means.get(row.stages)) for row in measured)
-    idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
+    idle = {
+        kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()
+    }
     metric = recipe.objective.name if recipe.objective else None
-    section, inactive = found.recipe.values()["inference"], {**possible.inactive, **idle}
+    section, inactive = (
+        found.recipe.values()["inference"],
+        {**possible.inactive, **idle},
+    )
     took = time.perf_counter() - started
     result = InferenceResult(
-        recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder,
+        recipe.name,
+        found.name,
+        section,
+        metric,
+        rows,
+        inactive,
+        hardware(),
+        load,
+        took,
+        folder,
         recipe.data.is_synthetic(),
-    )  # fmt: skip
+    )
     make_folder(folder)
-    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1, default=str) + "\n")
+    write_durably(
+        folder / RESULT,
+        json.dumps(redact_values(result.data()), indent=1, default=str) + "\n",
+    )
     return result
 
 
 def _measured(
-    found: Trained, gate: InferenceGate, possible: VariantSet, seconds: float, say: Callable[[str], None]
+    found: Trained,
+    gate: InferenceGate,
+    possible: VariantSet,
+    seconds: float,
+    say: Callable[[str], None],
 ) -> Iterator[Answering]:
     pipeline = build(found, ()).pipeline
     drawn = pipeline.batches()
-    possible_sizes = [size for size in SIZES if _resized(pipeline.source, next(drawn)[0], size) is not None]
+    possible_sizes = [
+        size
+        for size in SIZES
+        if _resized(pipeline.source, next(drawn)[0], size) is not None
+    ]
 
     def ask(size: int | None) -> Any:
         """Returns a new input, of ``size`` samples if that is given."""
         batch = next(drawn)[0]
-        return pipeline.learner.inputs(batch if size is None else _resized(pipeline.source, batch, size))
+        return pipeline.learner.inputs(
+            batch if size is None else _resized(pipeline.source, batch, size)
+        )
 
-    asks = {size: partial(ask, size) for size in possible_sizes} or {pipeline.batch_size: partial(ask, None)}
+    asks = {size: partial(ask, size) for size in possible_sizes} or {
+        pipeline.batch_size: partial(ask, None)
+    }
     for variant in possible.variants:
         only = variant.stages[0] if len(variant.stages) == 1 else variant.name
         name = AGAIN if variant.name == BASELINE else only
@@ -186,15 +265,29 @@ def _measured(
         for size, new_question in asks.items():
             say(f"{name}: batches of {size}")
             fresh = FreshBatches(new_question, may_repeat=True)
-            contract = weakest(answering(found), variant.stages) if variant.stages else Exact()
+            contract = (
+                weakest(answering(found), variant.stages) if variant.stages else Exact()
+            )
             timings[size] = clock(
-                gate.subject(()), gate.subject(variant.stages), fresh, seconds=seconds, contract=contract
+                gate.subject(()),
+                gate.subject(variant.stages),
+                fresh,
+                seconds=seconds,
+                contract=contract,
             )
         verdict = gate(variant.stages) if variant.stages else None
         if verdict is not None:
             say(f"{name}: {verdict.outcome}, {verdict.summary}")
         model = build(found, variant.stages)
-        yield Answering(name, variant.stages, timings, model.bytes, model.bytes_in_memory, None, verdict)
+        yield Answering(
+            name,
+            variant.stages,
+            timings,
+            model.bytes,
+            model.bytes_in_memory,
+            None,
+            verdict,
+        )
 
 
 def _resized(source: Source, batch: Batch, size: int) -> Batch | None:

@@ -42,18 +42,24 @@ SIZES = (1, 3, 16)
 BATCHES = 3
 """Number of inputs, which are evaluated one after the other in the same memory."""
 LOOKS = (8, 16, 24)
-"""After how many evaluations, with other data each, to look whether it is clear; where a seed draws the data."""
+"""After how many evaluations, with other data each, to look whether it is clear; where a seed
+draws the data.
+"""
 FEWEST_PARTS, PARTS = 8, 64
 """Of held-out data, whose metrics are compared in pairs, otherwise."""
 
 
 def verify_inference(
-    found: Trained, kinds: Sequence[str], say: Callable[[str], None], phase: Phase = nullcontext
+    found: Trained,
+    kinds: Sequence[str],
+    say: Callable[[str], None],
+    phase: Phase = nullcontext,
 ) -> Verification:
     """Compares every stage of the section alone, and all of them, with the run's model without any.
 
-    Exact and Close: what the model answers, in batches of several sizes and with other content in the same memory.
-    Statistical: the objective, without and with the stage on the same held-out data.
+    Exact and Close: what the model answers, in batches of several sizes and with other content in
+    the same memory. Statistical: the objective, without and with the stage on the same held-out
+    data.
 
     Raises:
         UsageError: the recipe has no such section, or none of these stages.
@@ -71,7 +77,9 @@ def answering(found: Trained) -> Recipe:
     """
     recipe = found.recipe
     if not recipe.inference:
-        raise UsageError(f"recipe '{recipe.name}' has no section 'inference' with a stage that is on")
+        raise UsageError(
+            f"recipe '{recipe.name}' has no section 'inference' with a stage that is on"
+        )
     return replace(recipe, stages=recipe.inference)
 
 
@@ -119,7 +127,11 @@ class InferenceGate:
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Returns the stages without effect, with the reason."""
-        return {each.kind: str(each.reason) for each in self._reports.get(stages, ()) if not each.active}
+        return {
+            each.kind: str(each.reason)
+            for each in self._reports.get(stages, ())
+            if not each.active
+        }
 
     def subject(self, stages: tuple[str, ...]) -> Build:
         """Makes models with these stages, whose step answers."""
@@ -130,7 +142,9 @@ class InferenceGate:
             # Inputs outside of a batch keep their type.
             if torch.get_default_dtype() == torch.float64:
                 for module in model.learner.modules().values():
-                    module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
+                    module.register_forward_pre_hook(
+                        lambda _, given: map_tensors(_widened, given)
+                    )
 
             def answer(inputs: Any) -> dict[str, Any]:
                 return {"predict": model.answer(model.pipeline.transfer(inputs))}
@@ -143,14 +157,19 @@ class InferenceGate:
     def _asked(self) -> list[Update]:
         asked = list(questions(build(self.found, ()).pipeline))
         first = asked[0]
-        others = [Update(each, place=first) for each in asked[1:BATCHES] if _same_form(each, first)]
+        others = [
+            Update(each, place=first)
+            for each in asked[1:BATCHES]
+            if _same_form(each, first)
+        ]
         return [Update(first), *others, *map(Update, asked[BATCHES:])]
 
     def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
         """Returns the verdict of a comparison in float64; None if there is none."""
         try:
             found = close(baseline, changed, self._asked)
-        except UsageError:  # of a stage that cannot be attached in float64
+        except UsageError:
+            # Of a stage that cannot be attached in float64.
             return None
         return None if found.outcome is Outcome.INCONCLUSIVE else found
 
@@ -162,50 +181,94 @@ class InferenceGate:
         largest, count = 0.0, 0
         for update in self._asked:
             inputs = own.pipeline.transfer(update.batch)
-            pairs = zip(tensors(own.answer(inputs)), tensors(theirs.answer(inputs)), strict=True)
+            pairs = zip(
+                tensors(own.answer(inputs)), tensors(theirs.answer(inputs)), strict=True
+            )
             for one, other in pairs:
                 size = float(one.abs().max()) or 1.0
-                largest, count = max(largest, float((one - other).abs().max()) / size), count + 1
+                largest, count = (
+                    max(largest, float((one - other).abs().max()) / size),
+                    count + 1,
+                )
         outcome = Outcome.PASS if largest <= TOLERANCE else Outcome.FAIL
         sizes = ", ".join(map(str, SIZES))
-        summary = f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} of their size at most"
-        return Verdict(outcome, "Close", f"{summary}; {TOLERANCE:.0e} is allowed", {"largest": largest})
+        summary = (
+            f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} of "
+            f"their size at most"
+        )
+        return Verdict(
+            outcome,
+            "Close",
+            f"{summary}; {TOLERANCE:.0e} is allowed",
+            {"largest": largest},
+        )
 
     def _as_good(self, stages: tuple[str, ...]) -> Verdict:
         """Returns whether the objective is no worse with the stages than its margin allows."""
         objective = self.found.recipe.objective
         if objective is None:
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
+            return Verdict(
+                Outcome.INCONCLUSIVE,
+                "Statistical",
+                "the recipe has no objective to judge by",
+            )
         if not all(map(math.isfinite, self.evaluations(()))):
-            summary = f"eval/{objective.name} is not measured, or no finite number: declare the objective"
+            summary = (
+                f"eval/{objective.name} is not measured, or no finite number: declare "
+                f"the objective"
+            )
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        looks = (len(self.evaluations(())),) if self.found.recipe.data.evaluation_seed is None else LOOKS
+        looks = (
+            (len(self.evaluations(())),)
+            if self.found.recipe.data.evaluation_seed is None
+            else LOOKS
+        )
         if looks == (1,):
-            return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
+            return self._once(
+                objective, *self.evaluations(()), *self.evaluations(stages)
+            )
         relative = objective.unit is None
-        test = NonInferiority(margin=objective.margin, most=looks[-1], relative=relative, looks=looks)
+        test = NonInferiority(
+            margin=objective.margin, most=looks[-1], relative=relative, looks=looks
+        )
         for first, look in pairwise((0, *looks)):
-            compared = [self.evaluations(each, look)[first:look] for each in ((), stages)]
-            begun = self.evaluations(None, look)[first:look] if relative else [0.0] * (look - first)
+            compared = [
+                self.evaluations(each, look)[first:look] for each in ((), stages)
+            ]
+            begun = (
+                self.evaluations(None, look)[first:look]
+                if relative
+                else [0.0] * (look - first)
+            )
             for own, theirs, before in zip(*compared, begun, strict=True):
-                test.add(objective.sign * (own - before), objective.sign * (theirs - before))
+                test.add(
+                    objective.sign * (own - before), objective.sign * (theirs - before)
+                )
             if test.decision() is not None:
                 break
         summary = f"{objective.name}, on {len(test)} parts of the held-out data: {test.summary()}"
-        return Verdict(test.conclude(), "Statistical", summary, {"metric": objective.name, **test.evidence()})
+        return Verdict(
+            test.conclude(),
+            "Statistical",
+            summary,
+            {"metric": objective.name, **test.evidence()},
+        )
 
     def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
         learnt = 1.0 if objective.unit else abs(own - self.evaluations(None)[0])
         lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
         how = "loses" if lost > 0 else "gains"
         summary = (
-            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all held-out data: {how} "
+            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all held-out data: "
+            f"{how} "
             f"{abs(lost):.2g}, where {allowed:.2g} may be lost; one pair is too few for a verdict"
         )
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
-    def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
+    def evaluations(
+        self, stages: tuple[str, ...] | None, count: int = 1
+    ) -> list[float]:
         """Returns the objective with these stages, or before training, on data that all sets share.
 
         Args:
@@ -214,27 +277,39 @@ class InferenceGate:
                 data; otherwise there is one for every part of the held-out data, or for all of it.
         """
         data = self.found.recipe.data
-        found = self.values.setdefault(("before the training",) if stages is None else stages, [])
+        found = self.values.setdefault(
+            ("before the training",) if stages is None else stages, []
+        )
         if data.evaluation_seed is None:
             found += [] if found else self._of_parts(stages)
             return found
         first = int(_at(data, data.evaluation_seed)) + 1
         for number in range(len(found), count):
             self.say(f"evaluation {number + 1} of {count}")
-            other = replace(self.found.recipe, data=_with(data, data.evaluation_seed, first + number))
-            found.append(evaluated(self._pipeline(stages, other)).get(self._objective.name, math.nan))
+            other = replace(
+                self.found.recipe,
+                data=_with(data, data.evaluation_seed, first + number),
+            )
+            found.append(
+                evaluated(self._pipeline(stages, other)).get(
+                    self._objective.name, math.nan
+                )
+            )
         return found
 
     def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
         pipeline = self._pipeline(stages, self.found.recipe)
         parts = _parts(pipeline)
-        means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        means = (
+            [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        )
         return means or [evaluated(pipeline).get(self._objective.name, math.nan)]
 
     @property
     def _objective(self) -> Objective:
         objective = self.found.recipe.objective
-        assert objective is not None  # only called with an objective
+        # Only called with an objective.
+        assert objective is not None
         return objective
 
     def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
@@ -249,10 +324,17 @@ def _parts(pipeline: Assembly) -> list[Batch] | None:
     held_out = getattr(pipeline.source, "held_out_batches", None)
     if held_out is None:
         return None
-    batches: list[Batch] = [pipeline.transfer(each) for each, _ in zip(held_out(), range(PARTS), strict=False)]
+    batches: list[Batch] = [
+        pipeline.transfer(each)
+        for each, _ in zip(held_out(), range(PARTS), strict=False)
+    ]
     pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(each) // pieces) for each in batches]
-    parts = [part for each, size in zip(batches, sizes, strict=True) for part in pipeline.source.split(each, size)]
+    parts = [
+        part
+        for each, size in zip(batches, sizes, strict=True)
+        for part in pipeline.source.split(each, size)
+    ]
     return parts[:PARTS] if len(parts) >= FEWEST_PARTS else None
 
 
@@ -270,7 +352,9 @@ def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[fl
 
 
 def _same_form(one: Any, other: Any) -> bool:
-    return [each.shape for each in tensors(one)] == [each.shape for each in tensors(other)]
+    return [each.shape for each in tensors(one)] == [
+        each.shape for each in tensors(other)
+    ]
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -285,4 +369,6 @@ def _at(config: Any, path: str) -> Any:
 
 def _with(config: Any, path: str, value: Any) -> Any:
     name, _, rest = path.partition(".")
-    return config.model_copy(update={name: _with(getattr(config, name), rest, value) if rest else value})
+    return config.model_copy(
+        update={name: _with(getattr(config, name), rest, value) if rest else value}
+    )

@@ -1,4 +1,6 @@
-"""A trained model as it answers: the weights of a run, and the stages that make it faster or smaller."""
+"""A trained model as it answers: the weights of a run, and the stages that make it faster or
+smaller.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ class InferenceModel:
         """Returns the bytes of the required files: parameters and buffers, or as
         reported by the last stage.
         """
-        told = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
+        told = [
+            stage.bytes
+            for stage in self.pipeline.stages.values()
+            if stage.bytes is not None
+        ]
         return told[-1] if told else self._weights
 
     @property
@@ -50,12 +56,16 @@ class InferenceModel:
         """Returns the bytes of parameters, buffers and programs: the network stays in memory for
         inputs that no program accepts.
         """
-        programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
+        programs: int = sum(
+            stage.program_bytes for stage in self.pipeline.stages.values()
+        )
         return self._weights + programs
 
     @property
     def _weights(self) -> int:
-        return nbytes([dict(role.module.state_dict()) for role in self.learner.roles.values()])
+        return nbytes(
+            [dict(role.module.state_dict()) for role in self.learner.roles.values()]
+        )
 
 
 def build(found: Trained, stages: Collection[str] | None = None) -> InferenceModel:
@@ -67,8 +77,13 @@ def build(found: Trained, stages: Collection[str] | None = None) -> InferenceMod
     """
     pipeline = found.pipeline()
     pipeline.folder = found.folder / WORK
-    with suppress(OSError):  # stages then keep nothing
+    # Stages then keep nothing.
+    with suppress(OSError):
         make_folder(pipeline.folder)
-    chosen = {kind: stage for kind, stage in found.recipe.inference.items() if stages is None or kind in stages}
+    chosen = {
+        kind: stage
+        for kind, stage in found.recipe.inference.items()
+        if stages is None or kind in stages
+    }
     pipeline.attach_to_learnt(chosen)
     return InferenceModel(found.name, pipeline)

@@ -13,8 +13,10 @@ from typing import Any
 from runner.compare.ratio import Ratio, of_processes
 from runner.verify.variants import BASELINES
 
-Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
-Times = Callable[[Entry], Mapping[str, float]]  # seconds by variant, in the line of a round
+# One line: whose it is (``case``, ``variant``) and what was measured.
+Entry = dict[str, Any]
+# Seconds by variant, in the line of a round.
+Times = Callable[[Entry], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,20 @@ class CaseLog:
     @property
     def failed(self) -> dict[str, str]:
         """Variants that have failed and were not started again since, with the reason."""
-        last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
-        return {name: str(reason) for name, reason in last.items() if reason is not None}
+        last = {
+            each["variant"]: each.get("failed")
+            for each in self.entries
+            if each.keys() & {"failed", "prepared"}
+        }
+        return {
+            name: str(reason) for name, reason in last.items() if reason is not None
+        }
 
     def ratios(
-        self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")
+        self,
+        name: str,
+        others: Sequence[str] = BASELINES,
+        of: Times = itemgetter("update"),
     ) -> dict[int, float]:
         """Returns baseline time / variant time by process: the median of the logarithm of that
         ratio over rounds, averaged over the baselines.
@@ -52,18 +63,30 @@ class CaseLog:
         median favours the variant.
         """
         found = {}
-        for process, rounds in groupby(self._with({name, *others}, of), itemgetter("process")):
+        for process, rounds in groupby(
+            self._with({name, *others}, of), itemgetter("process")
+        ):
             times = list(map(of, rounds))
-            medians = (median(math.log(own[other] / own[name]) for own in times) for other in others)
+            medians = (
+                median(math.log(own[other] / own[name]) for own in times)
+                for other in others
+            )
             found[process] = math.exp(fmean(medians))
         return found
 
-    def ratio(self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")) -> Ratio | None:
+    def ratio(
+        self,
+        name: str,
+        others: Sequence[str] = BASELINES,
+        of: Times = itemgetter("update"),
+    ) -> Ratio | None:
         """Returns the ratio over all processes; None for a single process, whose
         luck cannot be estimated.
         """
         found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
-        return of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
+        return (
+            of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
+        )
 
     def _with(self, names: set[str], of: Times) -> list[Entry]:
         return [each for each in self.rounds if names <= of(each).keys()]

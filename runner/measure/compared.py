@@ -1,8 +1,9 @@
-"""Compares what a measured variant trains with the baseline's training, in the processes that were timed.
+"""Compares what a measured variant trains with the baseline's training, in the processes that
+were timed.
 
-The baseline records batches. A variant makes windows of a few updates with them, from the state that its
-timed updates have led to, and sends that state and what the updates did. The baseline loads the state and
-makes the same updates.
+The baseline records batches. A variant makes windows of a few updates with them, from the state
+that its timed updates have led to, and sends that state and what the updates did. The baseline
+loads the state and makes the same updates.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def record(step: Step, few: bool) -> bytes:
 
 
 def make(step: Step, recorded: bytes) -> bytes:
-    """Makes windows with recorded batches; returns each with its batches and the state before it."""
+    """Makes windows with recorded batches; yields each with its batches and the prior state."""
     made = []
     for batches in _unpacked(recorded):
         state = on_host(step.learner.state_dict())
@@ -63,7 +64,8 @@ def make(step: Step, recorded: bytes) -> bytes:
 
 
 def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
-    """Makes the same updates as a variant from the same states, and returns what is wrong with the variant's.
+    """Makes the same updates as a variant from the same states, and returns what is wrong with
+    the variant's.
 
     Args:
         step: The baseline's.
@@ -72,12 +74,17 @@ def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
             updates is compared.
     """
     comparison = Comparison(Statistical() if statistical else Close())
+    # Whatever a plugin raises; the measurement is none the worse.
     try:
         _compare(step, made, comparison)
-    except Exception as error:  # whatever a plugin raises; the measurement is none the worse
+    except Exception as error:
         reason = f"the baseline cannot make the same updates: {type(error).__name__}: {error}"
         return {"updates": 0, "caught": "", "reason": reason}
-    return {"updates": comparison.updates, "caught": comparison.fault() or "", "reason": ""}
+    return {
+        "updates": comparison.updates,
+        "caught": comparison.fault() or "",
+        "reason": "",
+    }
 
 
 def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
@@ -102,7 +109,10 @@ def load_learner(step: Step, state: State) -> None:
 
 
 def _window(step: Step, batches: list[RecordedBatch], other: int = 0) -> Window:
-    return observe(partial(_parts, step), [partial(_update, step, recorded, other) for recorded in batches])
+    return observe(
+        partial(_parts, step),
+        [partial(_update, step, recorded, other) for recorded in batches],
+    )
 
 
 def _update(step: Step, recorded: RecordedBatch, other: int) -> Mapping[str, Any]:

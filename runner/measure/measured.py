@@ -1,4 +1,6 @@
-"""The child process in which one variant lives while it is measured; between commands it computes nothing."""
+"""The child process in which one variant lives while it is measured; between commands it computes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ from runner.train.roofline import count_work
 from runner.train.step import Drawn, Step
 from runner.train.tuning import fresh_tuning
 
-BLOCK_SECONDS = 0.25  # approximate duration of a block of updates
+# Approximate duration of a block of updates.
+BLOCK_SECONDS = 0.25
 TRAIN_SECONDS = 0.5
-CONTEXT_BYTES = 2**29  # approximate GPU memory of every process in addition to torch's
-DRAW_SECONDS = 1.0  # drawing the batches of a block takes about no longer
-BLOCK_BYTES = 2**30  # and they take about no more memory
-FEWEST_BATCHES = 8  # of a block, however long it takes to draw them, if it has as many updates
-FEW = 4  # updates in a block if they are slow
+# Approximate GPU memory of every process in addition to torch's.
+CONTEXT_BYTES = 2**29
+# Drawing the batches of a block takes about no longer.
+DRAW_SECONDS = 1.0
+# And they take about no more memory.
+BLOCK_BYTES = 2**30
+# Of a block, however long it takes to draw them, if it has as many updates.
+FEWEST_BATCHES = 8
+# Updates in a block if they are slow.
+FEW = 4
 
 
 class Measured:
@@ -47,10 +55,13 @@ class Measured:
         self.step = Step(pipeline)
         for name in ("draw", "next_batch", *pipeline.source.activities):
             self.activities.time(pipeline.slots, name)
-        self.count = 1  # updates in a block
+        # Updates in a block.
+        self.count = 1
 
     def prepare(self) -> dict[str, Any]:
-        """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
+        """Counts, compiles and warms up; the first update, the warm-up and the steady state are
+        three figures.
+        """
         drawn: list[Drawn] = []
 
         def draw() -> None:
@@ -58,12 +69,24 @@ class Measured:
 
         warmth = warm_up(lambda: self.advance(drawn[0]), self.stopwatch, prepare=draw)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
-        trained = self.train()  # the first time is slower here too
-        notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
-        return {**dataclasses.asdict(warmth), "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count,
-                "block_s": self.count * warmth.steady_s, "train_s": trained["seconds"],
-                "notes": notes, "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
-                "device": str(self.pipeline.device)}  # fmt: skip
+        # The first time is slower here too.
+        trained = self.train()
+        notes = {
+            report.kind: report.notes
+            for report in self.pipeline.reports.values()
+            if report.notes
+        }
+        return {
+            **dataclasses.asdict(warmth),
+            "overhead_s": self.building_s + warmth.overhead_s,
+            "updates": self.count,
+            "block_s": self.count * warmth.steady_s,
+            "train_s": trained["seconds"],
+            "notes": notes,
+            "batch_size": self.pipeline.batch_size,
+            "threads": torch.get_num_threads(),
+            "device": str(self.pipeline.device),
+        }
 
     def cost(self) -> dict[str, Any]:
         """Returns the FLOP of one update as torch counts them, and the other input of the limit."""
@@ -117,7 +140,9 @@ class Measured:
         return compared.judge(self.step, made, statistical=False)
 
     def judge_number(self, made: bytes) -> dict[str, Any]:
-        """Compares only the number of updates, for a variant that promises neither bits nor algebra."""
+        """Compares only the number of updates, for a variant that promises neither bits nor
+        algebra.
+        """
         return compared.judge(self.step, made, statistical=True)
 
     def train(self) -> dict[str, Any]:
@@ -132,25 +157,51 @@ class Measured:
         begun, updates = progress.position, progress.updates
         self.activities.read()
         started = time.perf_counter()
-        while time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates:
+        while (
+            time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates
+        ):
             position = progress.position
             while progress.position == position:
                 self.step()
         elapsed, seconds = self.activities.read()
         apart = {name: seconds[name] for name in self.pipeline.source.activities}
-        draw, batch, done = seconds["draw"], seconds["next_batch"], progress.position - begun
-        spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
-        return {"seconds": elapsed, "done": done, "share": done / progress.whole,
-                "updates": progress.updates - updates, "spent": spent}  # fmt: skip
+        draw, batch, done = (
+            seconds["draw"],
+            seconds["next_batch"],
+            progress.position - begun,
+        )
+        spent = {
+            **apart,
+            "draw": draw - sum(apart.values()),
+            "transfer": batch - draw,
+            "update": elapsed - batch,
+        }
+        return {
+            "seconds": elapsed,
+            "done": done,
+            "share": done / progress.whole,
+            "updates": progress.updates - updates,
+            "spent": spent,
+        }
 
     def memory(self) -> dict[str, Any]:
-        """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""
+        """Most bytes that this process, and on a GPU torch, ever held; and what is free where
+        memory is scarcest.
+        """
         device, host = self.pipeline.device, peak_host_memory()
         own, free, on_device = host, available_memory(), None
         if device.type == "cuda":
             on_device = torch.cuda.max_memory_allocated(device)
-            own, free = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES, torch.cuda.mem_get_info(device)[0]
-        return {"host_bytes": host, "device_bytes": on_device, "own_bytes": own, "free_bytes": free}
+            own, free = (
+                torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES,
+                torch.cuda.mem_get_info(device)[0],
+            )
+        return {
+            "host_bytes": host,
+            "device_bytes": on_device,
+            "own_bytes": own,
+            "free_bytes": free,
+        }
 
     def draws(self, most: int) -> list[Drawn]:
         """Fresh batches and noise, as many as there are time and memory for.
@@ -162,7 +213,11 @@ class Measured:
         started = time.perf_counter()
         while len(found) < most:
             is_enough = len(found) >= FEWEST_BATCHES or held > BLOCK_BYTES
-            if found and is_enough and (time.perf_counter() - started > DRAW_SECONDS or held > BLOCK_BYTES):
+            if (
+                found
+                and is_enough
+                and (time.perf_counter() - started > DRAW_SECONDS or held > BLOCK_BYTES)
+            ):
                 break
             drawn = self.step.next()
             found.append(map_tensors(lambda tensor: tensor.clone(), drawn))
@@ -188,5 +243,7 @@ def main(parent: Parent) -> None:
     if parent.options["wait"] == "passive":
         measured.sleep()
     for command in parent.commands():
-        name, arguments = (command, ()) if isinstance(command, str) else (command[0], command[1:])
+        name, arguments = (
+            (command, ()) if isinstance(command, str) else (command[0], command[1:])
+        )
         parent.tell(**getattr(measured, name)(*arguments))

@@ -34,13 +34,16 @@ class MeasurementLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            reason = "another process measures in this folder; wait for it, or name another"
+            reason = (
+                "another process measures in this folder; wait for it, or name another"
+            )
             raise UsageError(f"{folder}: {reason}") from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         data = (folder / ROUNDS).read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))  # without a line that a crash has torn
+        # Without a line that a crash has torn.
+        self._file.truncate(len(whole))
         self.entries: list[Entry] = []
         for line in whole.splitlines():
             with suppress(ValueError):
@@ -62,7 +65,9 @@ class MeasurementLog:
         return CaseLog([entry for entry in self.entries if entry.get("case") == case])
 
     def add(self, **entry: Any) -> None:
-        """Adds a line, which is durable when this returns; an OSError if the disk does not take it."""
+        """Adds a line, which is durable when this returns; an OSError if the disk does not take
+        it.
+        """
         spent = round(time.monotonic() - self._started, 3)
         whole = {"session": self._session, "spent": spent, **redact_values(entry)}
         self._file.write((json.dumps(whole) + "\n").encode())
@@ -77,6 +82,8 @@ class MeasurementLog:
 def identity_of(folder: Path) -> dict[str, Any] | None:
     """Returns the identity of the ablation in a folder; None if there is none."""
     with suppress(OSError, ValueError):
-        if isinstance(found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict):
+        if isinstance(
+            found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict
+        ):
             return found
     return None

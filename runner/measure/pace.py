@@ -7,19 +7,26 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PROCESSES = 5  # one after the other, that every variant is measured in at least
-HEADROOM = 1.2  # of a budget that is suggested, over what was needed this time
-FEWEST_PROCESSES = 3  # where there is not the time for more: intervals are wider then
+# One after the other, that every variant is measured in at least.
+PROCESSES = 5
+# Of a budget that is suggested, over what was needed this time.
+HEADROOM = 1.2
+# Where there is not the time for more: intervals are wider then.
+FEWEST_PROCESSES = 3
 
 
 @dataclass(frozen=True)
 class Pace:
     """Durations of the measurement of one variant."""
 
-    start_s: float  # of one process that compiles nothing
-    round_s: float  # of one round, including its share of trainings
-    rounds: int  # of one process
-    processes: int = PROCESSES  # of one variant
+    # Of one process that compiles nothing.
+    start_s: float
+    # Of one round, including its share of trainings.
+    round_s: float
+    # Of one process.
+    rounds: int
+    # Of one variant.
+    processes: int = PROCESSES
 
     @property
     def rounds_s(self) -> float:
@@ -33,11 +40,21 @@ class Pace:
         As many take turns as there is memory for, each time with two baselines.
         """
         measured = variants + 2 * math.ceil(variants / side_by_side)
-        return measured * (self.processes * self.start_s + self.rounds_s) - 2 * self.start_s
+        return (
+            measured * (self.processes * self.start_s + self.rounds_s)
+            - 2 * self.start_s
+        )
 
     def fitting(self, seconds: float, most: int, side_by_side: int) -> int:
         """Returns the number of variants that fit into the given seconds."""
-        return max((count for count in range(1, most + 1) if self.needed(count, side_by_side) <= seconds), default=0)
+        return max(
+            (
+                count
+                for count in range(1, most + 1)
+                if self.needed(count, side_by_side) <= seconds
+            ),
+            default=0,
+        )
 
     def rest(self, again_s: float, measured: int) -> float:
         """Returns the seconds from the start of the first processes, if

@@ -21,7 +21,9 @@ from runner.verify.variants import ALL
 
 
 @contextmanager
-def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) -> Iterator[Callable[[Result], None]]:
+def recorded(
+    experiment: Experiment, log: MeasurementLog, workspace: Workspace
+) -> Iterator[Callable[[Result], None]]:
     """Keeps the record of an ablation by time; what it yields takes the result."""
 
     def rounds() -> int:
@@ -32,7 +34,10 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
 
         def take(result: Result) -> None:
             ratios = {
-                " ".join(filter(None, (case.name, variant.name))): (variant.name, variant.ratio.value)
+                " ".join(filter(None, (case.name, variant.name))): (
+                    variant.name,
+                    variant.ratio.value,
+                )
                 for case in result.cases
                 for variant in case.variants
                 if not variant.caught
@@ -41,7 +46,9 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
                 status="KILLED" if result.interrupted else "FINISHED",
                 run_id=result.run_id or None,
                 metrics={name: ratio for name, (_, ratio) in ratios.items()},
-                headline=tuple(name for name, (variant, _) in ratios.items() if variant == ALL),
+                headline=tuple(
+                    name for name, (variant, _) in ratios.items() if variant == ALL
+                ),
             )
             if not result.interrupted:
                 # It needs no more rounds than these.
@@ -95,5 +102,7 @@ def heartbeat_of(
         overrides=params_of(recipe.overrides),
         synthetic=recipe.data.is_synthetic(),
     )
-    with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": count()}) as ended:
+    with heartbeat(
+        folder, record, lambda: {"seconds": log.seconds, "step": count()}
+    ) as ended:
         yield ended

@@ -34,7 +34,9 @@ class SharedWait:
 
     def __init__(self, system: SystemConfig, command: Callable[[str], None]) -> None:
         cores = usable_cores()
-        known = Surroundings(cores, torch.get_num_threads(), contention=SINCE_START.read())
+        known = Surroundings(
+            cores, torch.get_num_threads(), contention=SINCE_START.read()
+        )
         self._command = command
         self._use = choose(system.threads, system.wait, os.environ, known)
         self._sleeps = self._use.wait == "passive"

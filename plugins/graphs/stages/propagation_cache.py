@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class PropagationCacheConfig(StageConfig):
-    """Averages the features over neighbours before the training instead of after the first layer of every update.
+    """Averages the features over neighbours before the training instead of after the first layer
+    of every update.
 
-    A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input would change X, so
-    the stage refuses it.
+    A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input
+    would change X, so the stage refuses it.
 
     When it helps: entire graphs without dropout of the input, by little; it saves an average over
     as many numbers as the first layer puts out.
@@ -53,20 +54,27 @@ class PropagationCache(Stage):
 
         model = cast("GcnConfig", pipeline.learner.config)
         if model.dropout if model.input_dropout is None else model.input_dropout:
-            raise UsageError("propagation_cache: dropout changes the features: set model.input_dropout to 0")
+            raise UsageError(
+                "propagation_cache: dropout changes the features: set model.input_dropout to 0"
+            )
         source = cast("CitationGraph", pipeline.source)
         known: list[tuple[list[Tensor], list[int], Tensor]] = []
         for rows in (source.train, source.held_out):
             tensors = [rows.tensors[name] for name in ("x", "edge", "weight")]
             # Holding the tensors keeps their identity unique; their version changes
             # with every write.
-            known.append((tensors, [each._version for each in tensors], propagate(*tensors)))
+            known.append(
+                (tensors, [each._version for each in tensors], propagate(*tensors))
+            )
         whole: Aggregate = pipeline.slots.aggregate
 
         def features(graph: Batch) -> Tensor:
             asked = [graph[name] for name in ("x", "edge", "weight")]
             for tensors, versions, average in known:
-                if all(map(is_, asked, tensors)) and [each._version for each in asked] == versions:
+                if (
+                    all(map(is_, asked, tensors))
+                    and [each._version for each in asked] == versions
+                ):
                     return average
             return propagate(*asked)
 

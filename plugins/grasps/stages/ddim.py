@@ -45,9 +45,13 @@ class DdimConfig(StageConfig):
             raise UsageError(f"learner '{model.kind}' takes no noise out")
         levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
         if self.steps > levels:
-            raise UsageError(f"steps: {self.steps}, but the model has {levels} levels of noise")
+            raise UsageError(
+                f"steps: {self.steps}, but the model has {levels} levels of noise"
+            )
         if self.eta and getattr(model, "process", None) == "flow":
-            raise UsageError("eta: no noise is added on a straight line (model.process is flow)")
+            raise UsageError(
+                "eta: no noise is added on a straight line (model.process is flow)"
+            )
         settled = getattr(model, "sampling_steps", None), getattr(model, "eta", None)
         same = sampler == "ddim" and settled == (self.steps, self.eta)
         return f"model.sampler is ddim, with {self.steps} steps" if same else None
@@ -63,4 +67,8 @@ class Ddim(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Sets only the learner's attributes."""
         learner = cast("GraspDiffusion", pipeline.learner)
-        learner.sampler, learner.sampling_steps, learner.eta = "ddim", self.config.steps, self.config.eta
+        learner.sampler, learner.sampling_steps, learner.eta = (
+            "ddim",
+            self.config.steps,
+            self.config.eta,
+        )

@@ -29,7 +29,11 @@ class MergedGuidanceConfig(StageConfig):
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if there is no guidance, so that one evaluation is sufficient."""
-        return None if getattr(setting.model, "guidance", 0) else "model.guidance is 0: one evaluation is sufficient"
+        return (
+            None
+            if getattr(setting.model, "guidance", 0)
+            else "model.guidance is 0: one evaluation is sufficient"
+        )
 
     def implementation(self) -> type[Stage]:
         """The batch."""
@@ -45,8 +49,12 @@ class MergedGuidance(Stage):
 
         learner = cast("GraspDiffusion", pipeline.learner)
 
-        def both(x: Tensor, tokens: Tensor, blank: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-            one, other = learner.clean(x.repeat(2, 1, 1), cat([tokens, blank]), level.repeat(2)).chunk(2)
+        def both(
+            x: Tensor, tokens: Tensor, blank: Tensor, level: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            one, other = learner.clean(
+                x.repeat(2, 1, 1), cat([tokens, blank]), level.repeat(2)
+            ).chunk(2)
             return one, other
 
         pipeline.slots.replace("both", both)

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
 
 Answer = tuple[
-    dict[str, NDArray[Any]], dict[str, float], Mapping[str, bool], Mapping[str, bool], Mapping[str, dict[str, Any]]
+    dict[str, NDArray[Any]],
+    dict[str, float],
+    Mapping[str, bool],
+    Mapping[str, bool],
+    Mapping[str, dict[str, Any]],
 ]
 
 
@@ -24,7 +28,9 @@ class Steppable(Protocol):
 
     agents: list[str]
 
-    def reset(self, seed: int | None = None) -> tuple[dict[str, NDArray[Any]], Mapping[str, dict[str, Any]]]:
+    def reset(
+        self, seed: int | None = None
+    ) -> tuple[dict[str, NDArray[Any]], Mapping[str, dict[str, Any]]]:
         """Starts an episode: observations and infos by agent."""
 
     def step(self, actions: Mapping[str, NDArray[Any]]) -> Answer:
@@ -32,7 +38,9 @@ class Steppable(Protocol):
 
 
 def steppable(environment: ParallelEnv[str, Any, Any]) -> Steppable:
-    """The environment, without PettingZoo's conversion where it was converted from one of agents that take turns."""
+    """The environment, without PettingZoo's conversion where it was converted from one of agents
+    that take turns.
+    """
     from pettingzoo.utils import wrappers
     from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 
@@ -40,7 +48,11 @@ def steppable(environment: ParallelEnv[str, Any, Any]) -> Steppable:
         together: Steppable = environment
         return together
     # These only check order and bounds of the actions, which a simulation guarantees.
-    watching = (wrappers.OrderEnforcingWrapper, wrappers.ClipOutOfBoundsWrapper, wrappers.AssertOutOfBoundsWrapper)
+    watching = (
+        wrappers.OrderEnforcingWrapper,
+        wrappers.ClipOutOfBoundsWrapper,
+        wrappers.AssertOutOfBoundsWrapper,
+    )
     turns = environment.aec_env
     while type(turns) in watching:
         turns = turns.env
@@ -58,7 +70,9 @@ class Cycle:
         self._turns = turns
         self.agents: list[str] = []
 
-    def reset(self, seed: int | None = None) -> tuple[dict[str, NDArray[Any]], Mapping[str, dict[str, Any]]]:
+    def reset(
+        self, seed: int | None = None
+    ) -> tuple[dict[str, NDArray[Any]], Mapping[str, dict[str, Any]]]:
         """Starts an episode: observations and infos by agent."""
         turns = self._turns
         turns.reset(seed=seed)
@@ -69,7 +83,8 @@ class Cycle:
         """Gives every agent its turn.
 
         Returns:
-            Observations, rewards (the sums over the turns), terminations, truncations and infos by agent.
+            Observations, rewards (the sums over the turns), terminations, truncations and infos
+            by agent.
 
         Raises:
             RunnerError: the turns are not in the order of ``agents``.
@@ -78,13 +93,19 @@ class Cycle:
         rewards = dict.fromkeys(self.agents, 0.0)
         for agent in self.agents:
             if turns.agent_selection != agent:
-                raise RunnerError(f"{turns}: {agent} was to act, but it is {turns.agent_selection}'s turn")
+                raise RunnerError(
+                    f"{turns}: {agent} was to act, but it is {turns.agent_selection}'s turn"
+                )
             turns.step(actions[agent])
             for other in turns.agents:
                 rewards[other] += turns.rewards[other]
         ended = dict(turns.terminations), dict(turns.truncations), dict(turns.infos)
         observed = {agent: turns.observe(agent) for agent in turns.agents}
-        while turns.agents and (turns.terminations[turns.agent_selection] or turns.truncations[turns.agent_selection]):
-            turns.step(None)  # an agent that has ended takes its leave
+        while turns.agents and (
+            turns.terminations[turns.agent_selection]
+            or turns.truncations[turns.agent_selection]
+        ):
+            # An agent that has ended takes its leave.
+            turns.step(None)
         self.agents = turns.agents[:]
         return observed, rewards, *ended

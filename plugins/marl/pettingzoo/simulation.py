@@ -46,7 +46,9 @@ class Simulation:
         self.observation = self._layout.observations(observed)
 
     def restore(self, seed: int, actions: Floats) -> None:
-        """Comes back to where ``actions`` [T, N, a] lead from the start of the episode of that seed."""
+        """Comes back to where ``actions`` [T, N, a] lead from the start of the episode of that
+        seed.
+        """
         self.reset(seed)
         for action in actions:
             self.step(action)
@@ -64,15 +66,24 @@ class Simulation:
         """
         layout, environment = self._layout, self._environment
         live = list(environment.agents)
-        observed, rewards, terminations, truncations, _ = environment.step(layout.actions(action, live))
+        observed, rewards, terminations, truncations, _ = environment.step(
+            layout.actions(action, live)
+        )
         ended = [agent for agent in live if terminations[agent] or truncations[agent]]
         over = len(ended) == len(live)
-        cut_off = [agent for agent in live if truncations[agent] and not terminations[agent]]
+        cut_off = [
+            agent for agent in live if truncations[agent] and not terminations[agent]
+        ]
         truncated = over and bool(cut_off)
         terminated = over and not truncated
         gone = set() if terminated else set(ended) - set(cut_off if over else [])
-        self.observation = layout.observations({k: v for k, v in observed.items() if k not in gone})
-        reward = np.array([rewards[agent] if agent in live else 0.0 for agent in layout.agents], np.float32)
+        self.observation = layout.observations(
+            {k: v for k, v in observed.items() if k not in gone}
+        )
+        reward = np.array(
+            [rewards[agent] if agent in live else 0.0 for agent in layout.agents],
+            np.float32,
+        )
         self.actions.append(action)
         self.returned += float(reward.mean())
         return StepOutcome(self.observation, reward, terminated, truncated)

@@ -4,19 +4,22 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-# Rounding in float64 of a fraction times a total moves it by less than this share, so that no fraction reaches the end.
+# Rounding in float64 of a fraction times a total moves it by less than this share, so that no
+# fraction reaches the end.
 BELOW_ONE = 1 - 2.0**-50
 
 
 class BlockSums:
     """Integer masses of many slots, and their sums over blocks of neighbours.
 
-    A draw looks for its block among the cumulative sums of all blocks, then for its slot among the cumulative masses of
-    that block. For n slots that is n / 64 + 64 additions a draw at most, in a fixed and small number of tensor
-    operations, where a binary tree takes log2(n) rounds of them.
+    A draw looks for its block among the cumulative sums of all blocks, then for its slot among
+    the cumulative masses of that block. For n slots that is n / 64 + 64 additions a draw at most,
+    in a fixed and small number of tensor operations, where a binary tree takes log2(n) rounds of
+    them.
 
-    Masses are integers because sums of integers are exact in any order: nothing drifts however often masses change, a
-    draw can never end in a slot without mass, and a GPU finds the same slots every time.
+    Masses are integers because sums of integers are exact in any order: nothing drifts however
+    often masses change, a draw can never end in a slot without mass, and a GPU finds the same
+    slots every time.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -29,19 +32,23 @@ class BlockSums:
         self._ends = self._cumulative[1:]
 
     def set(self, index: Tensor, masses: Tensor) -> None:
-        """Replaces the masses of the slots at ``index``; of several for one slot the largest stays, on every device."""
+        """Replaces the masses of the slots at ``index``; of several for one slot the largest
+        stays, on every device.
+        """
         self.masses.scatter_reduce_(0, index, masses, "amax", include_self=False)
         block = index // BLOCK
         self._sums.index_copy_(0, block, self._rows.index_select(0, block).sum(1))
 
     def find(self, fractions: Tensor) -> Tensor:
-        """The slots at these fractions of the total mass: the first whose cumulative mass is greater.
+        """The slots at these fractions of the total mass: the first whose cumulative mass is
+        greater.
 
         Args:
             fractions: In [0, 1], [B], float64; 1 represents the largest fraction below it.
 
         Returns:
-            Slots, [B]; a slot of mass m of a total of M holds m / M of all fractions, one of mass 0 none.
+            Slots, [B]; a slot of mass m of a total of M holds m / M of all fractions, one of mass
+            0 none.
         """
         torch.cumsum(self._sums, 0, out=self._ends)
         target = (fractions * BELOW_ONE).mul_(self._ends[-1]).long()

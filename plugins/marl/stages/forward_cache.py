@@ -21,7 +21,9 @@ class ForwardCacheConfig(StageConfig):
 
     kind: ClassVar[str] = "forward_cache"
     phase: ClassVar[int] = 1
-    wraps: ClassVar[frozenset[str]] = frozenset({"update", "next_actions", "current_action"})
+    wraps: ClassVar[frozenset[str]] = frozenset(
+        {"update", "next_actions", "current_action"}
+    )
 
     def contract(self, setting: Setting) -> Exact:
         """Returns ``Exact``: the same bits."""
@@ -31,7 +33,8 @@ class ForwardCacheConfig(StageConfig):
         """Returns None, because it always has an effect.
 
         Raises:
-            UsageError: forwards would be reused between compiled functions that each free what they made.
+            UsageError: forwards would be reused between compiled functions that each free what
+                they made.
         """
         if "compile" in setting.stages and "stacked_agents" not in setting.stages:
             raise UsageError(
@@ -67,13 +70,18 @@ class ForwardCache(Stage):
         import torch
 
         def current_action(batch: Batch, noise: Batch, agents: slice) -> Any:
-            if agents.start is None:  # one call for all agents: nothing can be reused
+            # One call for all agents: nothing can be reused.
+            if agents.start is None:
                 return step(batch, noise, agents)
             if agents.start not in self.current:
                 with torch.enable_grad():
                     self.current[agents.start] = step(batch, noise, agents)
             action, log_prob = self.current[agents.start]
-            return (action, log_prob) if torch.is_grad_enabled() else (action.detach(), log_prob.detach())
+            return (
+                (action, log_prob)
+                if torch.is_grad_enabled()
+                else (action.detach(), log_prob.detach())
+            )
 
         return current_action
 

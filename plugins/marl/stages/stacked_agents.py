@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class StackedAgentsConfig(StageConfig):
-    """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
+    """Stacks the parameters of all agents, so that every layer of every network is one batched
+    matmul.
 
     Actors, critics, target critics and temperatures are each in one flat vector: one optimizer
     step, one Polyak average, one gradient to zero. Agents still share no parameter, and gradients
@@ -49,7 +50,9 @@ class StackedAgents(Stage):
         self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
-            self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
+            self.roles[name] = StackedRole(
+                networks, self.agents, learner.roles[name].max_grad_norm
+            )
         learner.roles.update(self.roles)
         learner.slices = [slice(None)]
         self.targets_stack = Stack(learner.target_networks())
@@ -66,8 +69,12 @@ class StackedAgents(Stage):
         """Mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
         return self.actors(observation.transpose(0, 1), self.slots.precision)
 
-    def critic_forward(self, which: str, observation: "Tensor", action: "Tensor", agents: slice) -> "Tensor":
-        """Q values of all critics, [N, 2, B], of one joint action for all, [B, N a], or one for each, [N, B, N a]."""
+    def critic_forward(
+        self, which: str, observation: "Tensor", action: "Tensor", agents: slice
+    ) -> "Tensor":
+        """Q values of all critics, [N, 2, B], of one joint action for all, [B, N a], or one for
+        each, [N, B, N a].
+        """
         import torch
 
         networks = 2 * self.agents
@@ -76,7 +83,9 @@ class StackedAgents(Stage):
         else:
             action = action.repeat_interleave(2, dim=0)
             inputs = torch.cat([observation.expand(networks, -1, -1), action], dim=-1)
-        return self.critics[which](inputs, self.slots.precision).view(self.agents, 2, -1)
+        return self.critics[which](inputs, self.slots.precision).view(
+            self.agents, 2, -1
+        )
 
     def targets(self, batch: Batch, noise: Batch) -> "Tensor":
         """Returns the targets of the critics, [N, B]."""

@@ -37,7 +37,13 @@ class FailedStarts:
 
     def replace(self, start: Tensor) -> Tensor:
         """Returns new starts [E, A, 4], some of them replaced by stored ones."""
-        uniform = torch.rand(2, len(start), generator=self._generator, dtype=torch.float32, device=start.device)
+        uniform = torch.rand(
+            2,
+            len(start),
+            generator=self._generator,
+            dtype=torch.float32,
+            device=start.device,
+        )
         size = self._count.clamp(max=CAPACITY)
         row = (uniform[0] * size).long().clamp(max=CAPACITY - 1)
         repeats = (uniform[1] < self._share) & (size > 0)

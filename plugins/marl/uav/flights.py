@@ -46,9 +46,15 @@ class Flight:
 
     @property
     def formation(self) -> float:
-        """Share of (step, follower) pairs with the follower within the formation radius of the leader."""
+        """Share of (step, follower) pairs with the follower within the formation radius of the
+        leader.
+        """
         apart = self.path[1:, 1:] - self.path[1:, :1]
-        return float((torch.hypot(apart[..., 0], apart[..., 1]) < FORMATION_RADIUS).float().mean())
+        return float(
+            (torch.hypot(apart[..., 0], apart[..., 1]) < FORMATION_RADIUS)
+            .float()
+            .mean()
+        )
 
 
 def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
@@ -64,11 +70,16 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("drawing flights needs matplotlib: pip install 'proven-runner[plots]'") from error
+        raise UsageError(
+            "drawing flights needs matplotlib: pip install 'proven-runner[plots]'"
+        ) from error
     columns = min(COLUMNS, len(flights))
     rows = math.ceil(len(flights) / columns)
     with rc_context({"font.size": 8}):
-        figure = Figure(figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5), layout="constrained")
+        figure = Figure(
+            figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5),
+            layout="constrained",
+        )
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         panels = [_Panel(*pair) for pair in zip(axes, flights, strict=False)]
@@ -76,14 +87,21 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             unused.set_axis_off()
         figure.suptitle(title, fontsize=9)
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * columns), frameon=False)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(len(labels), 2 * columns),
+            frameon=False,
+        )
         last = max(len(flight.path) for flight in flights) - 1
         if path.suffix == ".png":
             _show(panels, last)
             figure.savefig(path, dpi=DPI[".png"])
             return
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would compute the layout for every frame
+        # It would compute the layout for every frame.
+        figure.set_layout_engine("none")
         shown = [*range(0, last, math.ceil(last / FRAMES)), *[last] * FRAMES_AT_THE_END]
         writer = PillowWriter(fps=FRAMES_PER_SECOND)
         with writer.saving(figure, str(path), DPI[".gif"]):
@@ -105,31 +123,74 @@ class _Panel:
 
         self.path = flight.path.tolist()
         obstacle_x, obstacle_y, goal_x, goal_y = flight.scene.tolist()
-        seen = {"fill": False, "edgecolor": OBSTACLE, "linestyle": ":", "label": "obstacle in sight"}
+        seen = {
+            "fill": False,
+            "edgecolor": OBSTACLE,
+            "linestyle": ":",
+            "label": "obstacle in sight",
+        }
         axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen))
-        axes.add_patch(Circle((obstacle_x, obstacle_y), COLLISION_RADIUS, color=OBSTACLE, label="obstacle"))
-        axes.add_patch(Circle((goal_x, goal_y), GOAL_RADIUS, color=GOAL, alpha=0.4, linewidth=0, label="goal"))
-        formation = {"fill": False, "edgecolor": LEADER, "linewidth": 0.6, "linestyle": "--", "label": "formation"}
+        axes.add_patch(
+            Circle(
+                (obstacle_x, obstacle_y),
+                COLLISION_RADIUS,
+                color=OBSTACLE,
+                label="obstacle",
+            )
+        )
+        axes.add_patch(
+            Circle(
+                (goal_x, goal_y),
+                GOAL_RADIUS,
+                color=GOAL,
+                alpha=0.4,
+                linewidth=0,
+                label="goal",
+            )
+        )
+        formation = {
+            "fill": False,
+            "edgecolor": LEADER,
+            "linewidth": 0.6,
+            "linestyle": "--",
+            "label": "formation",
+        }
         self.formation = Circle((0, 0), FORMATION_RADIUS, **formation)
         axes.add_patch(self.formation)
         followers = range(1, flight.path.shape[1])
         styles: list[dict[str, Any]] = [
-            {"color": LEADER, "linewidth": 1.6, "markersize": 5, "zorder": 3, "label": "leader"}
+            {
+                "color": LEADER,
+                "linewidth": 1.6,
+                "markersize": 5,
+                "zorder": 3,
+                "label": "leader",
+            }
         ]
         styles += [
-            {"color": FOLLOWER, "linewidth": 0.8, "markersize": 4, "label": "followers" if agent == 1 else "_"}
+            {
+                "color": FOLLOWER,
+                "linewidth": 0.8,
+                "markersize": 4,
+                "label": "followers" if agent == 1 else "_",
+            }
             for agent in followers
         ]
         self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
         axes.set(xlim=X, ylim=Y, aspect="equal", xticks=TICKS_X, yticks=TICKS_Y)
         axes.tick_params(labelsize=6)
         steps = len(self.path) - 1
-        axes.set_title(f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}", fontsize=7)
+        axes.set_title(
+            f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}",
+            fontsize=7,
+        )
 
     def show(self, step: int) -> None:
         """Shows the ways up to a step, or to the end if that comes before."""
         flown = self.path[: step + 1]
         for agent, line in enumerate(self.lines):
-            line.set_data([each[agent][0] for each in flown], [each[agent][1] for each in flown])
+            line.set_data(
+                [each[agent][0] for each in flown], [each[agent][1] for each in flown]
+            )
             line.set_markevery([len(flown) - 1])
         self.formation.set_center(tuple(flown[-1][0]))

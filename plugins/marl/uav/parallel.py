@@ -24,17 +24,30 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
     The last infos of an episode hold its metrics under the names that evaluation uses.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "uav_path_planning_v0", "render_modes": [], "is_parallelizable": True}
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "uav_path_planning_v0",
+        "render_modes": [],
+        "is_parallelizable": True,
+    }
     render_mode = None
 
     def __init__(self, config: UavConfig) -> None:
-        self.possible_agents = ["leader", *(f"follower_{index}" for index in range(config.followers))]
+        self.possible_agents = [
+            "leader",
+            *(f"follower_{index}" for index in range(config.followers)),
+        ]
         self.agents: list[str] = []
-        self._observation_spaces = {agent: Box(0.0, FASTEST, (7,), np.float32) for agent in self.possible_agents}
-        self._action_spaces = {agent: Box(-1.0, 1.0, (2,), np.float32) for agent in self.possible_agents}
+        self._observation_spaces = {
+            agent: Box(0.0, FASTEST, (7,), np.float32) for agent in self.possible_agents
+        }
+        self._action_spaces = {
+            agent: Box(-1.0, 1.0, (2,), np.float32) for agent in self.possible_agents
+        }
         self._generator = torch.Generator()
         self._generator.seed()
-        self._environment = UavEnvironment(config, 1, torch.device("cpu"), self._generator)
+        self._environment = UavEnvironment(
+            config, 1, torch.device("cpu"), self._generator
+        )
 
     def observation_space(self, agent: str) -> Space[Floats]:
         """The box of that agent's observations [7]."""
@@ -53,19 +66,33 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         if seed is not None:
             self._generator.manual_seed(seed)
         self.agents = self.possible_agents[:]
-        return self._by_agent(self._environment.reset()), {agent: {} for agent in self.agents}
+        return self._by_agent(self._environment.reset()), {
+            agent: {} for agent in self.agents
+        }
 
     def step(
         self, actions: dict[str, Floats]
-    ) -> tuple[dict[str, Floats], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+    ) -> tuple[
+        dict[str, Floats],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
         """Applies the actions of all agents; see PettingZoo's ``ParallelEnv.step``."""
         agents = self.agents
         if not agents:
             return {}, {}, {}, {}, {}
-        action = torch.from_numpy(np.stack([actions[agent] for agent in agents])).unsqueeze(0)
+        action = torch.from_numpy(
+            np.stack([actions[agent] for agent in agents])
+        ).unsqueeze(0)
         step = self._environment.step(action)
         terminated, truncated = bool(step.terminated), bool(step.truncated)
-        metrics = self._environment.summarise(step.episodes[0].tolist()) if terminated or truncated else {}
+        metrics = (
+            self._environment.summarise(step.episodes[0].tolist())
+            if terminated or truncated
+            else {}
+        )
         if terminated or truncated:
             self.agents = []
         return (

@@ -44,7 +44,12 @@ def coefficients(config: RewardConfig) -> Coefficients:
     """The preset's coefficients with those that the recipe gives put in their place."""
     preset = PRESETS[config.preset]
     given = {field.name: getattr(config, field.name) for field in fields(Coefficients)}
-    return Coefficients(**{name: getattr(preset, name) if value is None else value for name, value in given.items()})
+    return Coefficients(
+        **{
+            name: getattr(preset, name) if value is None else value
+            for name, value in given.items()
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class Geometry:
 
 
 def measure(bodies: Tensor, scene: Tensor) -> Geometry:
-    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x, y)."""
+    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x,
+    y).
+    """
     x, y = bodies[..., 0], bodies[..., 1]
     obstacle_x, obstacle_y, goal_x, goal_y = scene.unsqueeze(1).unbind(-1)
     leader = bodies[:, :1] - bodies[:, 1:]
@@ -87,22 +94,32 @@ def measure(bodies: Tensor, scene: Tensor) -> Geometry:
 def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
     """Rewards [E, N]: the sum of all terms that apply.
 
-    The formation term of a follower is spared while it is in formation and the leader is nearer the goal than it, so
-    a follower that overtakes its leader pays; the leader pays for every follower that is out of formation.
+    The formation term of a follower is spared while it is in formation and the leader is nearer
+    the goal than it, so a follower that overtakes its leader pays; the leader pays for every
+    follower that is out of formation.
     """
     c = coefficients
     near_obstacle = geometry.obstacle_distance < OBSTACLE_RADIUS
     x, y = geometry.x, geometry.y
-    near_border = (x <= INNER_X[0]) | (x >= INNER_X[1]) | (y <= INNER_Y[0]) | (y >= INNER_Y[1])
+    near_border = (
+        (x <= INNER_X[0]) | (x >= INNER_X[1]) | (y <= INNER_Y[0]) | (y >= INNER_Y[1])
+    )
     everyone = c.step + c.obstacle * near_obstacle + c.border * near_border
 
     apart = c.formation * geometry.leader_distance
-    matched = c.speed_match * (geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE))
+    matched = c.speed_match * (
+        geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE)
+    )
     behind = geometry.goal_distance[:, :1] < geometry.goal_distance[:, 1:]
     follower = matched + apart * ~(geometry.in_formation & behind)
 
-    goal_distance, obstacle_distance = geometry.goal_distance[:, 0], geometry.obstacle_distance[:, 0]
-    leader = torch.where(goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance)
+    goal_distance, obstacle_distance = (
+        geometry.goal_distance[:, 0],
+        geometry.obstacle_distance[:, 0],
+    )
+    leader = torch.where(
+        goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance
+    )
     leader = leader + c.collision * (obstacle_distance < COLLISION_RADIUS)
     leader = leader + (matched + apart * ~geometry.in_formation).sum(1)
     return everyone + torch.cat([leader.unsqueeze(1), follower], 1)

@@ -24,28 +24,45 @@ class UavSource(SimulatorSource):
         super().__init__(config, context)
         assert isinstance(self._environment, UavEnvironment)
         if config.training_limit is not None:
-            self._environment.episode_limit = min(config.training_limit, config.episode_limit)
+            self._environment.episode_limit = min(
+                config.training_limit, config.episode_limit
+            )
         if config.repeat_failures:
             self._environment.repeat_failures(config.repeat_failures)
 
     def make_environment(
-        self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator
+        self,
+        config: UavConfig,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
     ) -> UavEnvironment:
         """Builds ``envs`` simulations as one batch of tensors."""
         return UavEnvironment(config, envs, device, generator)
 
     def events(self) -> Mapping[str, bool]:
         """Returns whether an episode ended in the last draw, by its outcome."""
-        ended = torch.zeros(3) if self._latest is None else self._latest.episodes[:, 1:4].sum(0)
+        ended = (
+            torch.zeros(3)
+            if self._latest is None
+            else self._latest.episodes[:, 1:4].sum(0)
+        )
         names = ("success", "collision", "timeout")
-        return {f"an episode that ends by {name}": bool(count) for name, count in zip(names, ended, strict=True)}
+        return {
+            f"an episode that ends by {name}": bool(count)
+            for name, count in zip(names, ended, strict=True)
+        }
 
     @torch.no_grad()
     def render(self, learner: Learner, path: Path) -> None:
         """Draws the first episodes of an evaluation."""
         environment, observation = self.held_out()
         scenes = environment.state_dict()["scene"][:DRAWN].cpu()
-        positions, moving, ended = [observation[:DRAWN, :, :2]], [], torch.zeros(len(scenes), 3)
+        positions, moving, ended = (
+            [observation[:DRAWN, :, :2]],
+            [],
+            torch.zeros(len(scenes), 3),
+        )
         for step, running in self.rollout(learner, environment, observation):
             drawn = running[:DRAWN].cpu()
             if not drawn.any():
@@ -56,7 +73,11 @@ class UavSource(SimulatorSource):
         where = torch.stack(positions).cpu() / torch.tensor(SCALE[:2])
         lengths = torch.stack(moving).sum(0).tolist()
         flights = [
-            Flight(where[: length + 1, index], scenes[index], OUTCOMES[int(ended[index].argmax())])
+            Flight(
+                where[: length + 1, index],
+                scenes[index],
+                OUTCOMES[int(ended[index].argmax())],
+            )
             for index, length in enumerate(lengths)
         ]
         title = f"the first {len(flights)} of {len(observation)} held-out episodes"

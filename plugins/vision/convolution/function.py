@@ -23,13 +23,18 @@ Choose = Callable[[ConvKey], Backend]
 
 
 def convolve(
-    x: Tensor, w: Tensor, geometry: ConvGeometry, choose: Choose, bias: Tensor | None = None,
+    x: Tensor,
+    w: Tensor,
+    geometry: ConvGeometry,
+    choose: Choose,
+    bias: Tensor | None = None,
     workspace: Workspace = new_workspace,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Computes a convolution with the chosen backends.
 
-    Backends of the backward pass are chosen in the forward pass, and only if a gradient is needed. If all of them are
-    ``native``, torch's function is called, with its bits and its second derivative.
+    Backends of the backward pass are chosen in the forward pass, and only if a gradient is
+    needed. If all of them are ``native``, torch's function is called, with its bits and its
+    second derivative.
 
     Args:
         x: The input [N, C, H, W].
@@ -44,7 +49,9 @@ def convolve(
     """
     x, w, bias = _autocast(x, w, bias)
     if x.dtype != w.dtype:
-        raise UsageError(f"convolution: the input is {x.dtype}, the weight {w.dtype}: convert one of them")
+        raise UsageError(
+            f"convolution: the input is {x.dtype}, the weight {w.dtype}: convert one of them"
+        )
     problem = _problem(geometry, x.shape, w.shape)
     if problem is not None:
         raise UsageError(f"convolution: {problem}")
@@ -72,7 +79,9 @@ def _chosen(choose: Choose, key: ConvKey) -> Backend:
 
 # Equal arguments have equal answers, which take longer than a small convolution.
 @lru_cache(maxsize=4096)
-def _problem(geometry: ConvGeometry, x_size: torch.Size, w_size: torch.Size) -> str | None:
+def _problem(
+    geometry: ConvGeometry, x_size: torch.Size, w_size: torch.Size
+) -> str | None:
     return geometry.problem(x_size, w_size)
 
 
@@ -81,8 +90,12 @@ def _refusal(backend: Backend, key: ConvKey) -> str | None:
     return backend.refusal(key)
 
 
-def _autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns the tensors in the type in which torch would convolve them under ``torch.autocast``."""
+def _autocast(
+    x: Tensor, w: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns the tensors in the type in which torch would convolve them under
+    ``torch.autocast``.
+    """
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x, w, bias
@@ -95,9 +108,13 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, geometry: ConvGeometry, backends: tuple[Backend, Backend, Backend],
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        backends: tuple[Backend, Backend, Backend],
         workspace: Workspace,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         # Inputs alone are saved: a workspace is overwritten by the next convolution.
         ctx.save_for_backward(x if w.requires_grad else None, w)
         ctx.size = x.shape
@@ -112,7 +129,8 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled():
             names = " and ".join(sorted({data.name, weight.name}))
             raise RunnerError(
-                f"a gradient of a gradient needs the backend 'native' in all directions, not {names} (create_graph)"
+                f"a gradient of a gradient needs the backend 'native' in all directions, not "
+                f"{names} (create_graph)"
             )
         x, w = ctx.saved_tensors
         geometry: ConvGeometry = ctx.geometry
@@ -122,7 +140,11 @@ class _Convolution(torch.autograd.Function):
             return *gradients, None, None, None
         x_gradient = w_gradient = None
         if needs_data:
-            x_gradient = data.backward_data(gradient, w, geometry, ctx.size, ctx.workspace)
+            x_gradient = data.backward_data(
+                gradient, w, geometry, ctx.size, ctx.workspace
+            )
         if needs_weight:
-            w_gradient = weight.backward_weight(gradient, x, geometry, w.shape, ctx.workspace)
+            w_gradient = weight.backward_weight(
+                gradient, x, geometry, w.shape, ctx.workspace
+            )
         return x_gradient, w_gradient, None, None, None

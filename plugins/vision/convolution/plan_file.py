@@ -114,11 +114,17 @@ class FilePlans(RecentPlans):
         try:
             with self._lock:
                 self._merge()
-                values = {"version": VERSION, "machine": self.machine, "plans": self.items()}
+                values = {
+                    "version": VERSION,
+                    "machine": self.machine,
+                    "plans": self.items(),
+                }
                 with replacing(self.path) as partial:
                     partial.write_text(sealed(values), encoding="utf-8")
         except (OSError, Timeout) as error:
-            self._warn(f"cannot be written: {getattr(error, 'strerror', None) or error}")
+            self._warn(
+                f"cannot be written: {getattr(error, 'strerror', None) or error}"
+            )
 
     def _merge(self) -> None:
         """Adds the plans of the file; those that this process has used are more recent."""
@@ -141,7 +147,9 @@ class FilePlans(RecentPlans):
         if not is_intact:
             problem = "its checksum is wrong"
         elif values.get("version") != VERSION:
-            problem = f"it has version {values.get('version')!r:.20}, and this is {VERSION}"
+            problem = (
+                f"it has version {values.get('version')!r:.20}, and this is {VERSION}"
+            )
         elif values.get("machine") != json.loads(json.dumps(self.machine)):
             problem = "it was written on another machine"
         elif not isinstance(plans, dict):

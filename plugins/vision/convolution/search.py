@@ -27,7 +27,16 @@ from .backend import Backend
 from .key import ConvKey, Direction
 from .plan import ConvPlan, Needs
 from .registry import BACKENDS, NATIVE
-from .trial import Sample, Sampler, Work, backward_work, compute, direction_work, rounding_error, step_work
+from .trial import (
+    Sample,
+    Sampler,
+    Work,
+    backward_work,
+    compute,
+    direction_work,
+    rounding_error,
+    step_work,
+)
 from .workspace import Workspace, new_workspace
 
 WARM_UPS = 3
@@ -49,7 +58,8 @@ class SearchLimits:
 
     Attributes:
         workspace: Bytes of intermediate results.
-        error_ratio: Rounding error, as a multiple of that of ``native``. The contract ``Close`` allows 2.
+        error_ratio: Rounding error, as a multiple of that of ``native``. The contract ``Close``
+            allows 2.
         deterministic: Whether backends are left out that may return other bits the next time.
         seconds: Time of one search.
     """
@@ -98,10 +108,16 @@ class Search:
     """
 
     def __init__(
-        self, key: ConvKey, needs: Needs, device: torch.device, limits: SearchLimits,
-        backends: Mapping[str, Backend] = BACKENDS, workspace: Workspace = new_workspace,
-        timer: Timer | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        key: ConvKey,
+        needs: Needs,
+        device: torch.device,
+        limits: SearchLimits,
+        backends: Mapping[str, Backend] = BACKENDS,
+        workspace: Workspace = new_workspace,
+        timer: Timer | None = None,
+        seed: int = 0,
+    ) -> None:
         self.key = key
         self.needs = needs
         self.limits = limits
@@ -128,14 +144,20 @@ class Search:
                     reason = f"{'/'.join(best)}: {gain}, {'clear' if is_clear else 'not clear'}"
             except OutOfTimeError:
                 plan = ConvPlan()
-                reason = f"the search was not finished after {self.limits.seconds:.3g} s"
+                reason = (
+                    f"the search was not finished after {self.limits.seconds:.3g} s"
+                )
         seconds = time.monotonic() - self.started
         return SearchResult(plan, reason, gain, self.rejected, seconds)
 
     def candidates(self, direction: Direction) -> list[Backend]:
         """Returns the backends that may be timed; ``native`` is the first."""
         key = self.key.towards(direction)
-        legal = [backend for backend in self.backends.values() if self._is_legal(backend, key)]
+        legal = [
+            backend
+            for backend in self.backends.values()
+            if self._is_legal(backend, key)
+        ]
         if not legal:
             return [NATIVE]
         sample = self.sampler.draw()
@@ -149,9 +171,15 @@ class Search:
             error = rounding_error(result, reference)
             largest = min(limit, backend.tolerance(key))
             if error > largest:
-                self._reject(backend, direction, f"error {error:.1e} exceeds {largest:.1e}")
-            elif self.limits.deterministic and not self._repeats(backend, direction, sample):
-                self._reject(backend, direction, "it returns other bits the second time")
+                self._reject(
+                    backend, direction, f"error {error:.1e} exceeds {largest:.1e}"
+                )
+            elif self.limits.deterministic and not self._repeats(
+                backend, direction, sample
+            ):
+                self._reject(
+                    backend, direction, "it returns other bits the second time"
+                )
             else:
                 accurate.append(backend)
         return [NATIVE, *accurate]
@@ -171,7 +199,10 @@ class Search:
 
     def _repeats(self, backend: Backend, direction: Direction, sample: Sample) -> bool:
         """Returns whether a backend returns the same bits twice."""
-        results = [compute(backend, self.key, direction, sample, self.workspace).clone() for _ in range(2)]
+        results = [
+            compute(backend, self.key, direction, sample, self.workspace).clone()
+            for _ in range(2)
+        ]
         return torch.equal(*results)
 
     def _reject(self, backend: Backend, direction: Direction, reason: str) -> None:
@@ -184,18 +215,29 @@ class Search:
         legal: dict[Direction, list[Backend]] = {}
         for direction in self.needs.directions:
             legal[direction] = self.candidates(direction)
-            works = [direction_work(backend, key, direction, self.workspace) for backend in legal[direction]]
+            works = [
+                direction_work(backend, key, direction, self.workspace)
+                for backend in legal[direction]
+            ]
             seconds[direction] = self._screen(works)
         joint: dict[str, float] = {}
         if all(self.needs):
-            both = [backend for backend in legal["backward_data"] if backend in legal["backward_weight"]]
-            joint = self._screen([backward_work(backend, key, self.workspace) for backend in both])
+            both = [
+                backend
+                for backend in legal["backward_data"]
+                if backend in legal["backward_weight"]
+            ]
+            joint = self._screen(
+                [backward_work(backend, key, self.workspace) for backend in both]
+            )
         return fastest_plan(seconds, joint)
 
     def _screen(self, works: Sequence[Work]) -> dict[str, float]:
         """Returns the median seconds of every work that is not hopeless."""
         counts = self._warm_up(works)
-        blocks: dict[str, list[float]] = {work.name: [] for work in works if work.name in counts}
+        blocks: dict[str, list[float]] = {
+            work.name: [] for work in works if work.name in counts
+        }
         timed = [work for work in works if work.name in counts]
         for _ in range(SCREENING_ROUNDS):
             sample = self.sampler.draw()
@@ -212,12 +254,16 @@ class Search:
             seconds[work.name] = self._block(work, sample, 1)
         least = min(seconds.values())
         # The baseline stays even where it is slow.
-        timed = {works[0].name} | {name for name, spent in seconds.items() if spent <= HOPELESS * least}
+        timed = {works[0].name} | {
+            name for name, spent in seconds.items() if spent <= HOPELESS * least
+        }
         return {name: block_length(seconds[name]) for name in seconds if name in timed}
 
     def _confirm(self, plan: ConvPlan) -> tuple[Ratio, bool]:
         """Times a training step with the plan against ``native``, with A/A, on new inputs."""
-        call = partial(step_work, key=self.key, needs=self.needs, backends=self.backends)
+        call = partial(
+            step_work, key=self.key, needs=self.needs, backends=self.backends
+        )
         baseline = call(ConvPlan(), workspace=self.workspace)
         works = {
             "baseline": baseline,
@@ -261,7 +307,7 @@ def block_length(seconds: float) -> int:
 
 def fastest_plan(
     seconds: Mapping[Direction, Mapping[str, float]], joint: Mapping[str, float]
-) -> ConvPlan:  # fmt: skip
+) -> ConvPlan:
     """Returns the plan with the least time; of equal ones ``native``, which comes first.
 
     Args:
@@ -286,7 +332,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 def gain_of(
     baseline: Sequence[float], control: Sequence[float], candidate: Sequence[float]
-) -> tuple[Ratio, bool]:  # fmt: skip
+) -> tuple[Ratio, bool]:
     """Returns how many times as fast a candidate is, and whether that is clear.
 
     Args:
@@ -303,5 +349,9 @@ def gain_of(
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Computes inside the ``with`` as plain torch does, whatever the caller is inside of."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
         yield

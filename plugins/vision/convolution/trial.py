@@ -77,8 +77,12 @@ class Work:
 
 
 def compute(
-    backend: Backend, key: ConvKey, direction: Direction, sample: Sample, workspace: Workspace
-) -> Tensor:  # fmt: skip
+    backend: Backend,
+    key: ConvKey,
+    direction: Direction,
+    sample: Sample,
+    workspace: Workspace,
+) -> Tensor:
     """Returns the result of one direction."""
     x, w, gradient = sample
     if direction == "forward":
@@ -98,23 +102,31 @@ def rounding_error(result: Tensor, reference: Tensor) -> float:
 
 def direction_work(
     backend: Backend, key: ConvKey, direction: Direction, workspace: Workspace
-) -> Work:  # fmt: skip
+) -> Work:
     """Returns the work of one direction."""
-    return Work(backend.name, lambda sample: compute(backend, key, direction, sample, workspace))
+    return Work(
+        backend.name, lambda sample: compute(backend, key, direction, sample, workspace)
+    )
 
 
 def backward_work(backend: Backend, key: ConvKey, workspace: Workspace) -> Work:
     """Returns the work of both gradients, which a backend may compute together."""
 
     def call(sample: Sample) -> object:
-        return backend.backward(sample.gradient, sample.x, sample.w, key.geometry, workspace)
+        return backend.backward(
+            sample.gradient, sample.x, sample.w, key.geometry, workspace
+        )
 
     return Work(backend.name, call)
 
 
 def step_work(
-    plan: ConvPlan, key: ConvKey, needs: Needs, backends: Mapping[str, Backend], workspace: Workspace
-) -> Work:  # fmt: skip
+    plan: ConvPlan,
+    key: ConvKey,
+    needs: Needs,
+    backends: Mapping[str, Backend],
+    workspace: Workspace,
+) -> Work:
     """Returns the work of a training step, as a network calls it."""
 
     def choose(part: ConvKey) -> Backend:

@@ -67,7 +67,10 @@ class PlanCache(Stage):
         if not choices.is_fresh:
             folder = self.config.folder
             cache = platformdirs.user_cache_dir("runner", appauthor=False)
-            kept = FilePlans(Path(cache, "convolutions") if folder is None else Path(folder), choices.machine)
+            kept = FilePlans(
+                Path(cache, "convolutions") if folder is None else Path(folder),
+                choices.machine,
+            )
             self.plans = kept
             self.path = kept.path
         pipeline.slots.replace("conv_plans", lambda: self.plans)
