@@ -22,8 +22,10 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kind: Kind = "softmax") -> None:
         """Heads share the width among them; it should be a multiple of their number."""
         super().__init__()
-        self.heads, self.kind = heads, kind
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
+        self.kind = kind
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns what every node collects from the real nodes.
@@ -82,7 +84,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (
             each if each.dtype == torch.float64 else each.float() for each in (q, k, v)
         )
-        q, k = F.elu(q) + 1, (F.elu(k) + 1) * mask[:, None, :, None]
+        q = F.elu(q) + 1
+        k = (F.elu(k) + 1) * mask[:, None, :, None]
         denominator = q @ k.sum(2).unsqueeze(-1)
         return (
             q

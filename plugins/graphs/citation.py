@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 NEAREST = 10
 """Neighbours of a digit in the synthetic graph."""
-TRAINED, VALIDATED, TESTED = 20, 500, 1000
+TRAINED = 20
+VALIDATED = 500
+TESTED = 1000
 """Of its nodes: for each class to train on, then in all."""
 
 
@@ -113,10 +115,8 @@ def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    features, labels = (
-        torch.from_numpy(digits.data).float(),
-        torch.from_numpy(digits.target).long(),
-    )
+    features = torch.from_numpy(digits.data).float()
+    labels = torch.from_numpy(digits.target).long()
     nearest = (
         torch.cdist(features, features)
         .fill_diagonal_(torch.inf)
@@ -220,17 +220,16 @@ class CitationGraph(DatasetSource):
         """
         graph = read(config)
         edge, weight = smoothing(graph)
-        self._digest, self.sizes = (
-            graph.digest,
-            {"classes": int(graph.labels.max()) + 1},
-        )
+        self._digest = graph.digest
+        self.sizes = {"classes": int(graph.labels.max()) + 1}
         shared = {
             "x": graph.features,
             "edge": edge,
             "weight": weight,
             "label": graph.labels,
         }
-        parts, order = config.parts, config.partition
+        parts = config.parts
+        order = config.partition
         if parts > 1:
             shared |= borders(graph, partition(graph, parts, order))
 

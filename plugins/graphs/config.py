@@ -132,7 +132,8 @@ class CitationGraphConfig(CitationConfig):
         size = self.size()
         if size is None:
             return None
-        nodes, edges = size.nodes, 2 * size.edges + size.nodes
+        nodes = size.nodes
+        edges = 2 * size.edges + size.nodes
         batch = {
             "x": TensorOutline((1, nodes, size.features)),
             "edge": TensorOutline((1, edges, 2), "int64"),

@@ -99,7 +99,9 @@ class Contexts(Dataset[dict[str, Tensor]]):
     """The context of a node, computed at each access."""
 
     def __init__(self, edges: Tensor, total: int, config: NodeContextsConfig) -> None:
-        self.edges, self.total, self.config = edges, total, config
+        self.edges = edges
+        self.total = total
+        self.config = config
 
     def __len__(self) -> int:
         return self.total
@@ -110,7 +112,8 @@ class Contexts(Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
         """Numbers of nodes [K] with their weights [K]."""
-        nodes, settings = torch.tensor(indices), self.config
+        nodes = torch.tensor(indices)
+        settings = self.config
         rank = personalised_pagerank(
             self.edges, nodes, self.total, settings.restart, settings.steps
         )
@@ -132,7 +135,8 @@ class NodeContexts(DatasetSource):
         """Returns the same contexts twice: only labels are held out."""
         graph = read(config)
         testing = config.held_out == "test"
-        self._graph, self._digest = graph, graph.digest
+        self._graph = graph
+        self._digest = graph.digest
         self._validated = (
             read(config.model_copy(update={"held_out": "validation"})).held_out
             if testing

@@ -39,12 +39,14 @@ class GcnNetwork(nn.Module):
         aggregate: Aggregate,
     ) -> None:
         super().__init__()
-        self.features, self.aggregate = features, aggregate
+        self.features = features
+        self.aggregate = aggregate
         widths = [inputs, *[config.width] * (config.layers - 1), classes]
         layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
-        self.weights, self.widths = nn.ModuleList(layers), widths[1:]
+        self.weights = nn.ModuleList(layers)
+        self.widths = widths[1:]
         self.biases = nn.ParameterList(
             nn.Parameter(torch.zeros(width)) for width in self.widths
         )

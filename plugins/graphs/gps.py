@@ -91,8 +91,10 @@ class GpsLayer(nn.Module):
 
     def __init__(self, config: GpsConfig) -> None:
         super().__init__()
-        width, self.dropout = config.width, config.dropout
-        self.local, self.attention = Gine(width), Attention(width, config.heads)
+        width = config.width
+        self.dropout = config.dropout
+        self.local = Gine(width)
+        self.attention = Attention(width, config.heads)
         self.fusion = Fusion(config.fusion, width)
         self.feed = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
@@ -121,7 +123,8 @@ class GpsNetwork(nn.Module):
     def __init__(self, inputs: int, config: GpsConfig) -> None:
         super().__init__()
         width = config.width
-        self.enter, self.kinds = nn.Linear(inputs, width), nn.Embedding(BONDS, width)
+        self.enter = nn.Linear(inputs, width)
+        self.kinds = nn.Embedding(BONDS, width)
         self.blocks = nn.ModuleList(GpsLayer(config) for _ in range(config.layers))
         self.head = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
@@ -129,8 +132,12 @@ class GpsNetwork(nn.Module):
 
     def forward(self, graph: Batch) -> Tensor:
         """The numbers: of the mean over a graph's nodes."""
-        edge, bond, mask = graph["edge"], graph["bond"], graph["mask"]
-        x, kind, real = self.enter(graph["x"]), self.kinds(bond), bond > 0
+        edge = graph["edge"]
+        bond = graph["bond"]
+        mask = graph["mask"]
+        x = self.enter(graph["x"])
+        kind = self.kinds(bond)
+        real = bond > 0
         for block in self.blocks:
             x = block(x, edge, real, kind, mask)
         pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)

@@ -36,7 +36,8 @@ def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
     Returns:
         [B, N, D].
     """
-    size, width = len(messages), messages.shape[-1]
+    size = len(messages)
+    width = messages.shape[-1]
     total = messages.new_zeros(size * nodes, width)
     return total.index_add(0, _flat(index, nodes), messages.flatten(0, 1)).view(
         size, nodes, width

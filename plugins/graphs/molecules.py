@@ -69,7 +69,8 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
     then for 1 to 16 steps the probability that a random walk is at its start (Dwivedi
     et al. 2022, arXiv 2110.07875).
     """
-    atoms, rings = molecule.atoms, molecule.rings()
+    atoms = molecule.atoms
+    rings = molecule.rings()
     known = {element: place for place, element in enumerate(ELEMENTS)}
     element = torch.tensor([known.get(atom.element, len(ELEMENTS)) for atom in atoms])
     degree = torch.bincount(edge[:, 0], minlength=len(atoms))
@@ -79,10 +80,8 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
     adjacency = np.zeros((len(atoms), len(atoms)), np.float32)
     adjacency[edge[:, 0], edge[:, 1]] = 1
     step = adjacency / np.maximum(adjacency.sum(1, keepdims=True), 1)
-    returns, walked = (
-        np.empty((len(atoms), WALKS), np.float32),
-        np.eye(len(atoms), dtype=np.float32),
-    )
+    returns = np.empty((len(atoms), WALKS), np.float32)
+    walked = np.eye(len(atoms), dtype=np.float32)
     for length in range(WALKS):
         walked = walked @ step
         returns[:, length] = walked.diagonal()
@@ -134,7 +133,8 @@ class MoleculeGraphs(DatasetSource):
         """Molecules that are padded to one size, in which all that an edge or a mask names has
         room.
         """
-        atoms, bonds = _last(batch["mask"]), _last(batch["bond"] > 0)
+        atoms = _last(batch["mask"])
+        bonds = _last(batch["bond"] > 0)
         named = batch["edge"].amax((1, 2)) + 1
         counts = zip(torch.maximum(atoms, named).tolist(), bonds.tolist(), strict=True)
         sizes = torch.tensor([padded_nodes(nodes, edges) for nodes, edges in counts])

@@ -33,9 +33,11 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, kind: Kind) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, kind)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[B, N, width] to the same; mask of real nodes [B, N]."""
@@ -49,19 +51,19 @@ class ContextTransformer(nn.Module):
 
     def __init__(self, components: int, config: PgtConfig) -> None:
         super().__init__()
-        width, block = config.width, (config.width, config.heads, config.attention)
+        width = config.width
+        block = (config.width, config.heads, config.attention)
         self.masked = config.masked
         self.embedding, self.rank, self.decoder_rank = (
             nn.Linear(inputs, width) for inputs in (components, 1, 1)
         )
-        self.own, self.mask_token = (
-            nn.Parameter(STD * torch.randn(width)),
-            nn.Parameter(STD * torch.randn(width)),
-        )
+        self.own = nn.Parameter(STD * torch.randn(width))
+        self.mask_token = nn.Parameter(STD * torch.randn(width))
         self.encoder = nn.ModuleList(
             AttentionBlock(*block) for _ in range(config.layers)
         )
-        self.norm, self.bridge = nn.LayerNorm(width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.bridge = nn.Linear(width, width)
         self.decoder = nn.ModuleList(
             AttentionBlock(*block) for _ in range(config.decoder_layers)
         )
@@ -84,10 +86,8 @@ class ContextTransformer(nn.Module):
             2, N], and means by the walk, [B, width].
         """
         if chance is None:
-            kept, real = (
-                torch.arange(x.shape[1], device=x.device).expand(len(x), -1),
-                mask,
-            )
+            kept = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+            real = mask
         else:
             kept, real = shown(chance, mask, self.masked)
         share = weight.gather(1, kept) * real
@@ -190,7 +190,8 @@ class Pgt(GradientLearner):
         restored, hidden, mean = self.slots.forward(
             *both, noise["chance"].transpose(0, 1).flatten(0, 1)
         )
-        rows, config = len(batch["x"]), self.config
+        rows = len(batch["x"])
+        config = self.config
         missed = (
             1 - F.cosine_similarity(restored, batch["x"], dim=-1)
         ).square() * hidden

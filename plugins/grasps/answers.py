@@ -62,10 +62,8 @@ def _response(request: GraspRequest, grasps: Tensor, hand: Hand) -> GraspRespons
 def _measured(grasps: Tensor, edge: float, hand: Hand) -> list[dict[str, Any]]:
     """Returns the measures of grasps [G, 25] of a cube along the axes."""
     distance = 1e3 * hand.distances(grasps, grasps.new_full((len(grasps),), edge))
-    depth, links = (
-        (-distance.amin(1)).clamp(min=0).tolist(),
-        (distance <= CLOSE_MM).sum(1).tolist(),
-    )
+    depth = (-distance.amin(1)).clamp(min=0).tolist()
+    links = (distance <= CLOSE_MM).sum(1).tolist()
     found = []
     for deep, near in zip(depth, links, strict=True):
         passed = [

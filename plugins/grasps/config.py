@@ -51,7 +51,8 @@ GRASP_NUMBERS = 25
 """Numbers that describe a grasp."""
 PARENTS = (0, 1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11, 0, 13, 14, 15)
 """Links that the joints of the LEAP hand are on: four fingers with four joints each."""
-HAND_KEYPOINTS, HAND_BOXES = 7, 67
+HAND_KEYPOINTS = 7
+HAND_BOXES = 67
 
 
 class GraspLearnerConfig(GradientLearnerConfig):

@@ -37,7 +37,8 @@ KEYPOINTS = (
     "dip",
 )
 """Links whose origins are the keypoints of a hand."""
-DEPTH_MM, LINKS = {"valid": 5.0, "strict": 2.0}, {"valid": 2, "strict": 3}
+DEPTH_MM = {"valid": 5.0, "strict": 2.0}
+LINKS = {"valid": 2, "strict": 3}
 """How deep a grasp may go into the cube, and how many links it needs close to it."""
 CLOSE_MM = 5.0
 COVERED_MM = 20.0
@@ -131,7 +132,8 @@ class CubeGrasps(DatasetSource):
             if len(sizes) > 1
             else sizes.new_tensor(-1.0)
         )
-        train, held_out = list[Tensor](), list[Tensor]()
+        train = list[Tensor]()
+        held_out = list[Tensor]()
         for size in sizes[sizes != unseen]:
             rows = (grasps.edge == size).nonzero()[:, 0]
             rows = rows[
@@ -218,13 +220,15 @@ class CubeGrasps(DatasetSource):
             edge: of the cubes, [B] in metres.
         """
         close = self._close(grasp, edge)
-        places, others = self.hand.keypoints_of(grasp), self.hand.keypoints_of(known)
+        places = self.hand.keypoints_of(grasp)
+        others = self.hand.keypoints_of(known)
         distance = 1e3 * (places[:, :, None] - others[:, None]).norm(dim=-1).mean(-1)
         matched = [
             float(each[linear_sum_assignment(each)].mean())
             for each in distance.cpu().numpy()
         ]
-        diversity, covered = list[float](), list[float]()
+        diversity = list[float]()
+        covered = list[float]()
         for size in torch.unique(edge):
             own = places[edge == size].flatten(0, 1)
             between = 1e3 * (own[:, None] - own[None]).norm(dim=-1).mean(-1)
@@ -255,7 +259,9 @@ class CubeGrasps(DatasetSource):
         lower, upper = (
             self.tables[name].to(self.device) for name in ("lower", "upper")
         )
-        grasp, known, edge = list[Tensor](), list[Tensor](), list[Tensor]()
+        grasp = list[Tensor]()
+        known = list[Tensor]()
+        edge = list[Tensor]()
         starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
         with learner.evaluating():
             for start in starts:
@@ -289,10 +295,8 @@ class CubeGrasps(DatasetSource):
         """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
         strict: [B * G] each.
         """
-        flat, edges = (
-            grasp.flatten(0, 1),
-            edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten(),
-        )
+        flat = grasp.flatten(0, 1)
+        edges = edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
         parts = [
             self.hand.distances(*part)
             for part in zip(
@@ -300,7 +304,8 @@ class CubeGrasps(DatasetSource):
             )
         ]
         distance = 1e3 * torch.cat(parts)
-        depth, links = (-distance.amin(1)).clamp(min=0), (distance <= CLOSE_MM).sum(1)
+        depth = (-distance.amin(1)).clamp(min=0)
+        links = (distance <= CLOSE_MM).sum(1)
         within = {
             name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name])
             for name in DEPTH_MM

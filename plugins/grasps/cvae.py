@@ -79,10 +79,8 @@ class GraspCvae(GraspLearner):
         """Returns the reconstruction error, and the divergence from a normal
         distribution with increasing weight.
         """
-        grasp, tokens = (
-            self.straightened(batch),
-            self.slots.encode(batch["cloud"], batch.get("number")),
-        )
+        grasp = self.straightened(batch)
+        tokens = self.slots.encode(batch["cloud"], batch.get("number"))
         answer, mean, log_variance = self.slots.forward(noise["chance"], tokens, grasp)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(
             -1

@@ -19,11 +19,9 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.kv, self.out = (
-            nn.Linear(width, width),
-            nn.Linear(width, 2 * width),
-            nn.Linear(width, width),
-        )
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """[B, G, width] and [B, M, width] to [B, G, width]."""
@@ -55,10 +53,8 @@ class DitBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.own, self.cloud = (
-            CrossAttention(width, heads),
-            CrossAttention(width, heads),
-        )
+        self.own = CrossAttention(width, heads)
+        self.cloud = CrossAttention(width, heads)
         self.feed = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -69,7 +65,9 @@ class DitBlock(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
         """[B, G, width] to the same, with tokens [B, M, width] and time [B, width]."""
         changes = self.modulation(F.silu(time))[:, None].chunk(9, -1)
-        shifts, scales, gates = changes[:3], changes[3:6], changes[6:]
+        shifts = changes[:3]
+        scales = changes[3:6]
+        gates = changes[6:]
 
         def entered(place: int) -> Tensor:
             modulated: Tensor = self.norm(x) * (1 + scales[place]) + shifts[place]
@@ -98,7 +96,8 @@ class SetTransformer(nn.Module):
         self, inputs: int, outputs: int, width: int, layers: int, heads: int
     ) -> None:
         super().__init__()
-        self.enter, self.leave = nn.Linear(inputs, width), nn.Linear(width, outputs)
+        self.enter = nn.Linear(inputs, width)
+        self.leave = nn.Linear(width, outputs)
         self.time = nn.Sequential(
             nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)
         )

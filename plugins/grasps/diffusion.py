@@ -70,12 +70,14 @@ def ddim(
     Returns:
         Samples like one of ``noise``.
     """
-    x, places = noise[-1], trailing(steps, len(signal))
+    x = noise[-1]
+    places = trailing(steps, len(signal))
     for place, following in zip(places, [*places[1:], None], strict=True):
         clean = denoise(x, place)
         if following is None:
             return clean
-        found, kept = (x - signal[place] * clean) / sigma[place], sigma[following]
+        found = (x - signal[place] * clean) / sigma[place]
+        kept = sigma[following]
         x = signal[following] * clean
         if eta:
             fresh = (
@@ -84,10 +86,8 @@ def ddim(
                 / sigma[place]
                 * (1 - (signal[place] / signal[following]).square()).sqrt()
             )
-            x, kept = (
-                x + fresh * noise[following],
-                (kept.square() - fresh.square()).clamp(min=0).sqrt(),
-            )
+            x = x + fresh * noise[following]
+            kept = (kept.square() - fresh.square()).clamp(min=0).sqrt()
         x = x + kept * found
     raise AssertionError("there is at least one step")
 
@@ -107,7 +107,8 @@ def ddpm(denoise: Denoise, noise: Tensor, kept: Tensor) -> Tensor:
     before = torch.cat([kept.new_ones(1), kept[:-1]])
     alpha = kept / before
     for place in reversed(range(len(kept))):
-        clean, rest = denoise(x, place), 1 - kept[place]
+        clean = denoise(x, place)
+        rest = 1 - kept[place]
         mean = before[place].sqrt() * (1 - alpha[place]) / rest * clean
         mean = mean + alpha[place].sqrt() * (1 - before[place]) / rest * x
         x = (

@@ -65,10 +65,8 @@ class PointNetLite(nn.Module):
         """Tokens [B, M, width] of clouds [B, P, 3], with the numbers of centres [B, M] and
         neighbours [B, M, N].
         """
-        points, middle = (
-            picked(cloud, neighbour) / self.scale,
-            picked(cloud, centre) / self.scale,
-        )
+        points = picked(cloud, neighbour) / self.scale
+        middle = picked(cloud, centre) / self.scale
         features = torch.cat([points, 4 * (points - middle[:, :, None])], -1)
         tokens: Tensor = self.layers(features).amax(2) + self.place(middle)
         return tokens

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-TRANSLATION, JOINTS, ROTATION = slice(0, 3), slice(3, 19), slice(19, 25)
+TRANSLATION = slice(0, 3)
+JOINTS = slice(3, 19)
+ROTATION = slice(19, 25)
 """Of the 25 numbers of a grasp: metres, radians, and the first two columns of a rotation matrix."""
 SURFACE = 5
 """Points along every edge of a box, by whose distance the box is judged."""
@@ -43,7 +45,9 @@ def six_numbers(rotation: Tensor) -> Tensor:
 
 def yaw(angle: Tensor) -> Tensor:
     """Rotations about z, [...] in radians to [..., 3, 3]."""
-    sine, cosine, zero = angle.sin(), angle.cos(), torch.zeros_like(angle)
+    sine = angle.sin()
+    cosine = angle.cos()
+    zero = torch.zeros_like(angle)
     rows = [cosine, -sine, zero, sine, cosine, zero, zero, zero, zero + 1]
     return torch.stack(rows, -1).view(*angle.shape, 3, 3)
 
@@ -111,7 +115,8 @@ class Hand(nn.Module):
             + angle.sin() * cross
             + (1 - angle.cos()) * cross @ cross
         )
-        rotations, positions = [matrix(grasp[..., ROTATION])], [grasp[..., TRANSLATION]]
+        rotations = [matrix(grasp[..., ROTATION])]
+        positions = [grasp[..., TRANSLATION]]
         for joint, parent in enumerate(self.parents):
             positions.append(
                 positions[parent]
@@ -129,10 +134,8 @@ class Hand(nn.Module):
         [..., 25], in metres.
         """
         rotation, position = self.links(grasp)
-        turn, place = (
-            rotation[..., self.box_link, :, :],
-            position[..., self.box_link, :],
-        )
+        turn = rotation[..., self.box_link, :, :]
+        place = position[..., self.box_link, :]
         centre = (turn @ self.box_centre[:, :, None]).squeeze(-1) + place
         top = torch.cat([turn @ self.box_turn, centre[..., None]], -1)
         bottom = top.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(*top.shape[:-2], 1, 4)

@@ -169,11 +169,9 @@ class GraspDiffusion(GraspLearner):
         context: Context,
     ) -> None:
         super().__init__(config, shapes, context)
-        self.sampler, self.sampling_steps, self.eta = (
-            config.sampler,
-            config.sampling_steps,
-            config.eta,
-        )
+        self.sampler = config.sampler
+        self.sampling_steps = config.sampling_steps
+        self.eta = config.eta
         self.guidance = config.guidance
         kept = kept_signal(config.schedule, config.steps)
         signal, sigma = (
@@ -205,7 +203,8 @@ class GraspDiffusion(GraspLearner):
         """Returns noise levels [B], whose second half mirrors the first; noise of the shape of the
         grasps; and rows without a cloud.
         """
-        rows, device = len(batch["grasp"]), generator.device
+        rows = len(batch["grasp"])
+        device = generator.device
         first = torch.randint(
             self.config.steps, ((rows + 1) // 2,), generator=generator, device=device
         )
@@ -220,7 +219,8 @@ class GraspDiffusion(GraspLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the squared errors of the predicted clean grasps, the mean over each set."""
-        grasp, level = self.straightened(batch), noise["level"]
+        grasp = self.straightened(batch)
+        level = noise["level"]
         noisy = (
             self.signal[level, None, None] * grasp
             + self.sigma[level, None, None] * noise["noise"]
@@ -251,7 +251,8 @@ class GraspDiffusion(GraspLearner):
 
     def refused(self, request: GraspRequest) -> str | None:
         """No more steps than levels of noise."""
-        asked, levels = cast("DiffusionRequest", request).steps or 1, self.config.steps
+        asked = cast("DiffusionRequest", request).steps or 1
+        levels = self.config.steps
         return (
             f"steps: {asked}, but this model has {levels} levels of noise"
             if asked > levels
@@ -260,7 +261,8 @@ class GraspDiffusion(GraspLearner):
 
     def requested(self, requests: Sequence[DiffusionRequest]) -> Any:
         """Returns clouds and noise; and the steps if they are requested."""
-        steps, grasps = requests[0].steps, requests[0].grasps
+        steps = requests[0].steps
+        grasps = requests[0].grasps
         fresh = self.eta > 0 or (self.sampler == "ddpm" and steps is None)
         levels = self.config.steps if fresh else 1
         noise = drawn(requests, levels, grasps, NUMBERS)
@@ -277,7 +279,8 @@ class GraspDiffusion(GraspLearner):
 
         ``steps`` in the inputs overrides the number of DDIM steps of the settings.
         """
-        cloud, noise = inputs["cloud"], inputs["noise"].transpose(0, 1)
+        cloud = inputs["cloud"]
+        noise = inputs["noise"].transpose(0, 1)
         with self.evaluating():
             tokens = self.slots.condition(cloud)
 

@@ -33,13 +33,16 @@ def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
     """The least and the largest of every number of grasps [N, 25], however they are turned: [25]
     each.
     """
-    lower, upper = grasp.amin(0), grasp.amax(0)
+    lower = grasp.amin(0)
+    upper = grasp.amax(0)
     for first in (0, 19, 22):
         if frame != "object":
             upto = first + (3 if frame == "random" else 2)
             reach = grasp[:, first:upto].norm(dim=1).max()
-            lower[first:upto], upper[first:upto] = -reach, reach
-    middle, half = (lower + upper) / 2, ((upper - lower) / 2).clamp(min=1e-3)
+            lower[first:upto] = -reach
+            upper[first:upto] = reach
+    middle = (lower + upper) / 2
+    half = ((upper - lower) / 2).clamp(min=1e-3)
     return middle - half, middle + half
 
 
@@ -63,13 +66,11 @@ class Scenes(Dataset[dict[str, Tensor]]):
             scale: The smallest and the largest of every number, [2, 25].
             count: Number of scenes; their sizes alternate.
         """
-        self.grasps, self.rows, self.config, self.scale, self.count = (
-            grasps,
-            rows,
-            config,
-            scale,
-            count,
-        )
+        self.grasps = grasps
+        self.rows = rows
+        self.config = config
+        self.scale = scale
+        self.count = count
 
     def __len__(self) -> int:
         return self.count
@@ -156,12 +157,14 @@ class LearntScenes(Scenes):
         moved.
         """
         augment = self.config.augment
-        cloud, turn = seen["cloud"], seen["turn"]
+        cloud = seen["cloud"]
+        turn = seen["turn"]
         if augment.degrees:
             further = drawn_rotations(
                 len(turn), self.config.frame, math.radians(augment.degrees)
             )
-            cloud, turn = cloud @ further.transpose(1, 2), further @ turn
+            cloud = cloud @ further.transpose(1, 2)
+            turn = further @ turn
         if augment.jitter_mm:
             cloud = cloud + augment.jitter_mm / 1e3 * torch.randn_like(cloud)
         return {**seen, "cloud": cloud, "turn": turn}

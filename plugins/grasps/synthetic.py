@@ -27,13 +27,12 @@ def synthetic_grasps() -> dict[str, Any]:
     """
     generator = np.random.default_rng(0)
     edge = np.repeat(np.array(EDGES, np.float32), EACH)
-    count, joints = len(edge), sum(map(len, CHAINS))
-    parents, children, origins, axes = (
-        list[str](),
-        list[str](),
-        list[list[float]](),
-        list[list[float]](),
-    )
+    count = len(edge)
+    joints = sum(map(len, CHAINS))
+    parents = list[str]()
+    children = list[str]()
+    origins = list[list[float]]()
+    axes = list[list[float]]()
     for finger, chain in enumerate(CHAINS):
         angle = finger * np.pi / 2
         for place, link in enumerate(chain):

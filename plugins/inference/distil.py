@@ -109,7 +109,8 @@ class Distil(Stage):
             lambda: self._train(learner, teacher, pipeline),
         )
         learner.configure_optimizers()
-        before, left = parameters(teacher), parameters(learner.module)
+        before = parameters(teacher)
+        left = parameters(learner.module)
         asked = next(_lessons(learner, teacher, pipeline))
         off = _error(learner.module, asked).detach() / _size(asked)
         pipeline.note(
@@ -120,7 +121,8 @@ class Distil(Stage):
 
     def _student(self, learner: GradientLearner) -> nn.Module:
         """A copy of the network with some of its layers, among them the first and the last."""
-        blocks, whole = list(learner.blocks()), learner.config.layers
+        blocks = list(learner.blocks())
+        whole = learner.config.layers
         homes = [
             name
             for name, module in learner.module.named_modules()
@@ -132,7 +134,8 @@ class Distil(Stage):
                 f"distil: layers: learner '{kind}' has {whole}, and {len(blocks)} blocks "
                 f"(Learner.blocks)"
             )
-        last, of = whole - 1, max(1, self.config.layers - 1)
+        last = whole - 1
+        of = max(1, self.config.layers - 1)
         kept = {round(place * last / of) for place in range(self.config.layers)}
         student = deepcopy(learner.module)
         home: Any = student.get_submodule(homes[0])
@@ -147,7 +150,8 @@ class Distil(Stage):
         """Moves the student's answers towards the teacher's."""
         import torch
 
-        student, updates = learner.module, self.config.updates
+        student = learner.module
+        updates = self.config.updates
         optimizer = torch.optim.AdamW(
             student.parameters(), self.config.lr, weight_decay=0.0
         )

@@ -201,7 +201,8 @@ def stored_file(
 
 def _is_whole(path: Path) -> bool:
     """Returns whether a file, and the one with its large weights, are as they were written."""
-    manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
+    manifest = Manifest.of(path.parent)
+    weights = path.with_name(f"{path.name}.data")
     return manifest.is_whole(path) and (
         not manifest.names(weights) or manifest.is_whole(weights)
     )
@@ -261,7 +262,8 @@ def trained(
 
 def _load(module: nn.Module, path: Path) -> None:
     """Loads weights, or none of them if they are not those of the module."""
-    weights, expected = load_file(path), module.state_dict()
+    weights = load_file(path)
+    expected = module.state_dict()
     if weights.keys() != expected.keys():
         raise ValueError("its weights have other names than the module's")
     for name, tensor in weights.items():

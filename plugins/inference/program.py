@@ -48,7 +48,8 @@ class Program:
     """Answers in the place of a network, as long as the questions are of its form."""
 
     def __init__(self, call: Callable[..., Any], form: Form) -> None:
-        self.call, self.form = call, form
+        self.call = call
+        self.form = form
         self.others = 0
         """Questions of another form."""
         self.outside = 0
@@ -201,10 +202,8 @@ def of_onnx(path: Path, asked: Question) -> Program:
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = (
-        torch.get_num_threads(),
-        1,
-    )
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Exceptions of ONNX Runtime, which have no common base class.
     try:

@@ -88,10 +88,8 @@ class Prune(Stage):
 
         config = self.config
         learner = settled(pipeline, config.kind)
-        before, key = (
-            parameters(learner.module),
-            digest(learner.module, config.model_dump(), learner.context.seed),
-        )
+        before = parameters(learner.module)
+        key = digest(learner.module, config.model_dump(), learner.context.seed)
         cuts = self._cuts(learner)
         scores = (
             _changes(learner, pipeline, cuts)

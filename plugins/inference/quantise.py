@@ -196,7 +196,8 @@ class Quantise(Stage):
         from .network import digest, questions, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
-        kind, settings = self.config.kind, learner.config.model_dump()
+        kind = self.config.kind
+        settings = learner.config.model_dump()
         with torch.no_grad():
             examples = list(questions(pipeline, learner, kind, CALIBRATION))
         module = learner.module

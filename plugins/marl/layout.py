@@ -41,7 +41,8 @@ def apart(vector: State, shapes: Sequence[torch.Size], agents: int) -> list[Stat
     Returns:
         States whose tensors share memory with ``vector``.
     """
-    layers, networks = len(shapes), shapes[0][0] // agents
+    layers = len(shapes)
+    networks = shapes[0][0] // agents
     groups = [
         {**group, "params": [*range(networks * layers)]}
         for group in vector["param_groups"]
@@ -80,7 +81,8 @@ def together(agents: Sequence[State], shapes: Sequence[torch.Size]) -> State:
     Raises:
         ValueError: the agents have taken different numbers of steps, which one optimizer cannot.
     """
-    layers, networks = len(shapes), shapes[0][0] // len(agents)
+    layers = len(shapes)
+    networks = shapes[0][0] // len(agents)
     groups = [{**group, "params": [0]} for group in agents[0]["param_groups"]]
     if not agents[0]["state"]:
         return {"state": {}, "param_groups": groups}

@@ -67,7 +67,8 @@ class Masac(Learner):
         self.action = shapes["action"][1]
         self.hidden = config.hidden
         self.gamma = self._discounts(config.gamma)
-        self.tau, self.target_entropy = config.tau, config.target_entropy
+        self.tau = config.tau
+        self.target_entropy = config.target_entropy
         self.sequential = config.update_order == "sequential"
         if self.sequential:
             self.story = ("target", "critic_loss", "actor_loss")
@@ -211,10 +212,8 @@ class Masac(Learner):
     def target(self, batch: Batch, noise: Batch, agents: slice) -> Tensor:
         """Y = r + gamma (1 - terminated) (min Q'(s', a') - alpha log pi(a' | s')), [n, B]."""
         actions, log_prob = self.slots.next_actions(batch, noise)
-        observation, action = (
-            batch["next_observation"].flatten(1),
-            actions.transpose(0, 1).flatten(1),
-        )
+        observation = batch["next_observation"].flatten(1)
+        action = actions.transpose(0, 1).flatten(1)
         q = self.slots.critic_forward("target", observation, action, agents).amin(1)
         alpha = self.slots.temperatures(agents).exp()[:, None]
         gamma = self.gamma if isinstance(self.gamma, float) else self.gamma[agents]
@@ -230,10 +229,8 @@ class Masac(Learner):
         """Mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the
         critics' mean, [n, B].
         """
-        observation, action = (
-            batch["observation"].flatten(1),
-            batch["action"].flatten(1),
-        )
+        observation = batch["observation"].flatten(1)
+        action = batch["action"].flatten(1)
         error = (
             self.slots.critic_forward("online", observation, action, agents)
             - y[:, None]
@@ -252,14 +249,16 @@ class Masac(Learner):
             Loss, [n], and log-probability, [n, B], detached.
         """
         wanted = range(self.agents)[agents]
-        everyone, own_log_probs = [], []
+        everyone = []
+        own_log_probs = []
         for i, one in enumerate(self.slices):
             own = wanted.start <= i < wanted.stop
             with torch.set_grad_enabled(own):
                 action, log_prob = self.slots.current_action(batch, noise, one)
             everyone.append(action)
             own_log_probs += [log_prob] if own else []
-        actions, log_prob = torch.cat(everyone), torch.cat(own_log_probs)
+        actions = torch.cat(everyone)
+        log_prob = torch.cat(own_log_probs)
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
         # Scattered rather than selected by a mask, whose gradient would be a sum of zeros except
         # for one agent.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
 Precision = Callable[[], AbstractContextManager[None]]
 
 

@@ -120,7 +120,8 @@ class SimulatorSource(Source):
             config, self._envs, self._device, context.generator("environment")
         )
         self._observation = self._environment.reset().clone()
-        agents, size = self._environment.agents, self._environment.observation_size
+        agents = self._environment.agents
+        size = self._environment.observation_size
         self._action_shape = (agents, self._environment.action_size)
         stored = {
             "observation": (agents, size),
@@ -221,7 +222,8 @@ class SimulatorSource(Source):
             self._open -= 1
             counts["samples"] = self.size(batch)
         if not self._due and not self._open:
-            counts["env_steps"], self._uncounted = self._uncounted, 0
+            counts["env_steps"] = self._uncounted
+            self._uncounted = 0
         return counts
 
     @torch.no_grad()
@@ -321,7 +323,8 @@ class SimulatorSource(Source):
             ) and not running.any():
                 return
             if steps == self._longest_episode:
-                left, who = int(running.sum()), type(self.config).__name__
+                left = int(running.sum())
+                who = type(self.config).__name__
                 raise RunnerError(
                     f"{left} of {len(running)} episodes of the evaluation have not ended after "
                     f"{steps:,} steps: "

@@ -23,7 +23,8 @@ def least_flop(
     gradients for the agent's action alone, and two forwards and one backward of the actor.
     """
     actor, critic = _weights(agents, observation, action, hidden)
-    joint, first = agents * (observation + action), hidden[0]
+    joint = agents * (observation + action)
+    first = hidden[0]
     each = (
         24 * critic
         - 8 * joint * first

@@ -9,7 +9,10 @@ from typing import NamedTuple, cast
 
 import networkx as nx
 
-SINGLE, DOUBLE, TRIPLE, AROMATIC = 1, 2, 3, 4
+SINGLE = 1
+DOUBLE = 2
+TRIPLE = 3
+AROMATIC = 4
 """Kinds of bonds."""
 _ROUNDS = 16
 """Rounds of label propagation; more rounds distinguish few further molecules."""
@@ -92,13 +95,15 @@ def read(text: str) -> Molecule:
             raise ValueError(
                 f"'{text[place]}' at character {place + 1} does not belong in a SMILES"
             )
-        kind, found = str(token.lastgroup), token[str(token.lastgroup)]
+        kind = str(token.lastgroup)
+        found = token[str(token.lastgroup)]
         try:
             if kind in ("atom", "bracket"):
                 atoms.append(_atom(found, kind == "bracket"))
                 if last is not None:
                     bond(last, len(atoms) - 1, order)
-                last, order = len(atoms) - 1, None
+                last = len(atoms) - 1
+                order = None
             elif kind == "bond":
                 order = _ORDERS[found]
             elif found == "(":
@@ -106,7 +111,8 @@ def read(text: str) -> Molecule:
             elif found == ")":
                 last = branches.pop()
             elif found == ".":
-                last, order = None, None
+                last = None
+                order = None
             elif last is None:
                 raise ValueError("a ring starts without an atom")
             elif found in rings:
@@ -114,7 +120,8 @@ def read(text: str) -> Molecule:
                 bond(other, last, order or before)
                 order = None
             else:
-                rings[found], order = (last, order), None
+                rings[found] = (last, order)
+                order = None
         except (ValueError, IndexError) as error:
             problem = (
                 "a ')' without its '('" if isinstance(error, IndexError) else str(error)

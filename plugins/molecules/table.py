@@ -170,7 +170,8 @@ class Table:
             path = Path("synthetic molecules")
             self.digest = "synthetic"
             molecules = synthetic_molecules()
-            self.smiles, self.targets = list(molecules), list(molecules.values())
+            self.smiles = list(molecules)
+            self.targets = list(molecules.values())
         else:
             path = config.require(config.file)
             smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
@@ -182,12 +183,11 @@ class Table:
         test, validation, train = _parts(
             self.smiles, seed if config.split is None else config.split, path
         )
-        self.train, self.held_out = (
-            train,
-            test if config.held_out == "test" else validation,
-        )
+        self.train = train
+        self.held_out = test if config.held_out == "test" else validation
         known = [self.targets[row] for row in self.train]
-        self.mean, self.std = statistics.fmean(known), statistics.pstdev(known) or 1.0
+        self.mean = statistics.fmean(known)
+        self.std = statistics.pstdev(known) or 1.0
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics of standardised targets, with the root of
@@ -214,7 +214,8 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
             raise UsageError(
                 f"data.{key}: {path} has no column '{column}', but {found}"
             )
-    texts, numbers = [str(row[smiles] or "").strip() for row in rows], list[float]()
+    texts = [str(row[smiles] or "").strip() for row in rows]
+    numbers = list[float]()
     for line, row in enumerate(rows, 2):
         try:
             numbers.append(float(row[target]))

@@ -66,7 +66,8 @@ class Amp(Stage):
         """Sets the precision, and for fp16 the loss scaling."""
         import torch
 
-        device, dtype = pipeline.device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.dtype]
+        device = pipeline.device.type
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.dtype]
         pipeline.slots.replace("precision", lambda: torch.autocast(device, dtype))
         self.scaler: torch.amp.GradScaler | None = None
         if self.config.dtype == "fp16":

@@ -72,7 +72,9 @@ class AsyncTransfer(Stage):
         """Makes the stream and the buffers."""
         import torch
 
-        self.slots, self.source, self.device = pipeline.slots, pipeline.source, pipeline.device
+        self.slots = pipeline.slots
+        self.source = pipeline.source
+        self.device = pipeline.device
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.lanes = [Lane(self.device) for _ in range(self.config.depth)]
         self.waiting: deque[Lane] = deque()

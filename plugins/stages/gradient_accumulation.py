@@ -83,7 +83,8 @@ class GradientAccumulation(Stage):
         """Replaces the gradient of a batch by the sum of the gradients of its parts."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        self.learner, self.source = pipeline.learner, pipeline.source
+        self.learner = pipeline.learner
+        self.source = pipeline.source
         if self.config.micro_batch >= pipeline.batch_size:
             pipeline.note(f"a batch of {pipeline.batch_size} is one part: there is nothing to cut")
         if any(isinstance(part, _BatchNorm) for each in self.learner.modules().values() for part in each.modules()):
@@ -103,7 +104,8 @@ class GradientAccumulation(Stage):
         Returns:
             The loss of the batch, detached.
         """
-        size, begun = self.source.size(batch), 0
+        size = self.source.size(batch)
+        begun = 0
         losses: list[Loss] = []
         denominator: Any = None
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """Parameters of ``mallopt(3)``."""
 LARGEST_MMAP_THRESHOLD = 2**25
 """Beyond it, glibc refuses on 64 bit."""

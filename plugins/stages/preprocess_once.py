@@ -54,7 +54,8 @@ class PreprocessOnce(Stage):
             raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' changes at each access")
         if not hasattr(source.train, "__getitem__"):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
-        source.train, source.held_out = Kept(source.train), Kept(source.held_out)
+        source.train = Kept(source.train)
+        source.held_out = Kept(source.held_out)
         self.kept = source.train
 
     def closing_notes(self) -> Sequence[str]:
@@ -68,7 +69,9 @@ class Kept:
     """A map-style dataset that remembers its samples."""
 
     def __init__(self, data: Any) -> None:
-        self.data, self.samples, self.found = data, dict[int, Any](), 0
+        self.data = data
+        self.samples = dict[int, Any]()
+        self.found = 0
 
     def __len__(self) -> int:
         return len(self.data)

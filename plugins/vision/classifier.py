@@ -85,7 +85,8 @@ class ResidualNet(nn.Module):
             self.blocks.append(ResidualBlock(inputs, outputs, stride, convolve))
             self.blocks.append(ResidualBlock(outputs, outputs, 1, convolve))
         for _ in widths[1:]:
-            height, width = (height + 1) // 2, (width + 1) // 2
+            height = (height + 1) // 2
+            width = (width + 1) // 2
         kernel = (max(1, height // POOLED), max(1, width // POOLED))
         self.pool = nn.AvgPool2d(kernel)
         self.head = nn.Linear(

@@ -179,7 +179,9 @@ class MlpConfig(ImageClassifierConfig):
         return FullyConnected
 
 
-DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10
+DIGITS = 1_797
+DIGITS_SIDE = 8
+DIGITS_CLASSES = 10
 
 
 def outline_of_images(

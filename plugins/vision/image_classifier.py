@@ -50,7 +50,8 @@ class ImageClassifier(GradientLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Cross-entropy and accuracy; without noise, images stay where they are."""
-        image, label = batch["image"], batch["label"]
+        image = batch["image"]
+        label = batch["label"]
         logits = self.slots.forward(
             shifted(image, noise["shift"], self.shift) if noise else image
         )

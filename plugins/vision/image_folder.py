@@ -39,7 +39,9 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __init__(
         self, files: Sequence[tuple[Path, int]], side: int, grey: bool
     ) -> None:
-        self.files, self.side, self.grey = list(files), side, grey
+        self.files = list(files)
+        self.side = side
+        self.grey = grey
 
     def __len__(self) -> int:
         return len(self.files)
@@ -103,7 +105,8 @@ def _eight_bit_levels(image: PillowImage) -> np.ndarray:
         if image.mode == "F"
         else (65_535, "16-bit levels from 0 to 65,535")
     )
-    lowest, highest = levels.min(), levels.max()
+    lowest = levels.min()
+    highest = levels.max()
     # Not true of NaN either.
     if not (lowest >= 0 and highest <= largest):
         raise ValueError(
@@ -161,8 +164,10 @@ class ImageFolder(DatasetSource):
                 f"data.held_out: no image is held out of so few; raise it ({config.held_out:g})"
             )
         self.classes = [printable(path.name) for path in classes]
-        self._paths, self._folder = [file for file, _ in train + held_out], folder
-        side, grey = config.side, config.grey
+        self._paths = [file for file, _ in train + held_out]
+        self._folder = folder
+        side = config.side
+        grey = config.grey
         return Images(train, side, grey), Images(held_out, side, grey)
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> Batch:

@@ -180,7 +180,8 @@ def ablate_inference(
         UsageError: the recipe has no such section, the budget is too small, or no stage does
             anything here.
     """
-    started, load = time.perf_counter(), os.getloadavg()[0]
+    started = time.perf_counter()
+    load = os.getloadavg()[0]
     if not is_writable(folder):
         raise StorageError(
             f"{folder} cannot be written; name another folder with --out"
@@ -207,10 +208,8 @@ def ablate_inference(
         kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()
     }
     metric = recipe.objective.name if recipe.objective else None
-    section, inactive = (
-        found.recipe.values()["inference"],
-        {**possible.inactive, **idle},
-    )
+    section = found.recipe.values()["inference"]
+    inactive = {**possible.inactive, **idle}
     took = time.perf_counter() - started
     result = InferenceResult(
         recipe.name,

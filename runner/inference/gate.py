@@ -45,7 +45,8 @@ LOOKS = (8, 16, 24)
 """After how many evaluations, with other data each, to look whether it is clear; where a seed
 draws the data.
 """
-FEWEST_PARTS, PARTS = 8, 64
+FEWEST_PARTS = 8
+PARTS = 64
 """Of held-out data, whose metrics are compared in pairs, otherwise."""
 
 
@@ -97,7 +98,9 @@ class InferenceGate:
     """Judges sets of stages of one section on one model."""
 
     def __init__(self, found: Trained, say: Callable[[str], None]) -> None:
-        self.found, self.say, self._recipe = found, say, answering(found)
+        self.found = found
+        self.say = say
+        self._recipe = answering(found)
         self._reports: dict[tuple[str, ...], list[StageReport]] = {}
         self.values: dict[tuple[str, ...], list[float]] = {}
         """Of the objective, by what was evaluated."""
@@ -112,7 +115,8 @@ class InferenceGate:
 
     def _compared(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self._recipe, stages)
-        baseline, changed = self.subject(()), self.subject(stages)
+        baseline = self.subject(())
+        changed = self.subject(stages)
         try:
             if isinstance(contract, Exact):
                 return exact(baseline, changed, self._asked)
@@ -177,8 +181,10 @@ class InferenceGate:
         """Returns whether predictions deviate by no more than ``TOLERANCE``: for
         stages without float64.
         """
-        own, theirs = build(self.found, ()), build(self.found, stages)
-        largest, count = 0.0, 0
+        own = build(self.found, ())
+        theirs = build(self.found, stages)
+        largest = 0.0
+        count = 0
         for update in self._asked:
             inputs = own.pipeline.transfer(update.batch)
             pairs = zip(
@@ -186,10 +192,8 @@ class InferenceGate:
             )
             for one, other in pairs:
                 size = float(one.abs().max()) or 1.0
-                largest, count = (
-                    max(largest, float((one - other).abs().max()) / size),
-                    count + 1,
-                )
+                largest = max(largest, float((one - other).abs().max()) / size)
+                count = count + 1
         outcome = Outcome.PASS if largest <= TOLERANCE else Outcome.FAIL
         sizes = ", ".join(map(str, SIZES))
         summary = (
@@ -256,7 +260,8 @@ class InferenceGate:
 
     def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
         learnt = 1.0 if objective.unit else abs(own - self.evaluations(None)[0])
-        lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
+        lost = objective.sign * (own - theirs)
+        allowed = objective.margin * learnt
         how = "loses" if lost > 0 else "gains"
         summary = (
             f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all held-out data: "

@@ -355,10 +355,8 @@ def _facts(
     experiment: Experiment, result: Result, shared: Sequence[str]
 ) -> dict[str, str]:
     """Returns a description of the results, with the next commands."""
-    recipe, unproven = (
-        experiment.cases[0].recipe,
-        [own for each in result.recommendations for own in each.unproven[:1]],
-    )
+    recipe = experiment.cases[0].recipe
+    unproven = [own for each in result.recommendations for own in each.unproven[:1]]
     return {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
         "result": "; ".join(map(str, [*result.recommendations, *unproven])),

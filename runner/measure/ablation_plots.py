@@ -237,7 +237,8 @@ def _training(result: Result, figure: Any) -> None:
         for variant, own in (
             (variant, own) for variant in case.variants if (own := variant.throughput)
         ):
-            row, whole = rows.index(variant.name), 1e3 / own.per_second
+            row = rows.index(variant.name)
+            whole = 1e3 / own.per_second
             left = 0.0
             for activity, colour in colours.items():
                 width = own.shares.get(activity, 0.0) * whole

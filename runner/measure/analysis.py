@@ -280,7 +280,8 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     )
     prepared = log.by_variant("prepared")
     failed = log.failed
-    results, missing = [], {}
+    results = []
+    missing = {}
     for variant in variants.variants:
         measured = log.ratio(variant.name)
         if (
@@ -354,10 +355,8 @@ def _variant(
     base_s: float,
     limit_s: float,
 ) -> VariantResult:
-    prepared, gate = (
-        log.by_variant("prepared"),
-        log.by_variant("verdict").get(variant.name, {}),
-    )
+    prepared = log.by_variant("prepared")
+    gate = log.by_variant("verdict").get(variant.name, {})
     own = prepared[variant.name]
     memory = log.by_variant("memory").get(
         variant.name, {"host_bytes": 0, "device_bytes": None}
@@ -412,7 +411,8 @@ def _variant(
 
 
 def _throughput(log: CaseLog, name: str) -> Throughput | None:
-    gained, a_a = log.ratio(name, of=_step_s), log.ratio(AGAIN, [BASELINE], of=_step_s)
+    gained = log.ratio(name, of=_step_s)
+    a_a = log.ratio(AGAIN, [BASELINE], of=_step_s)
     if gained is None or a_a is None:
         return None
     rounds = [each for each in log.rounds if name in each["train"]]
@@ -452,7 +452,8 @@ def _worth(
     caught = {
         name for name, told in log.by_variant("compared").items() if told["caught"]
     }
-    gains, pairs = [], []
+    gains = []
+    pairs = []
     for stage in whole.stages:
         below = required(case.recipe.stages, stage)
         alone = _pair(variants.find({stage} | below), variants.find(below))
@@ -471,7 +472,8 @@ def _worth(
         pairs += [alone] if alone else []
     if whole.name in caught or len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
-    gained, adding = log.ratios(whole.name), [log.ratios(*pair) for pair in pairs]
+    gained = log.ratios(whole.name)
+    adding = [log.ratios(*pair) for pair in pairs]
     common = set(gained).intersection(*adding)
     helped = [
         gained[process] / math.prod(own[process] for own in adding)

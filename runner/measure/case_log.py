@@ -83,7 +83,8 @@ class CaseLog:
         """Returns the ratio over all processes; None for a single process, whose
         luck cannot be estimated.
         """
-        found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
+        found = self.ratios(name, others, of)
+        rounds = self._with({name, *others}, of)
         return (
             of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
         )

@@ -138,17 +138,16 @@ def load_experiment(
     Assignments follow those of the file, and a budget replaces that of the file. A RecipeError
     reports all mistakes with their lines.
     """
-    path, problems = find(reference), list[Problem]()
+    path = find(reference)
+    problems = list[Problem]()
     root = read(path, problems)
     if root.get("kind") is None:
         recipe = load(path, sets, catalog)
         config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
         cases = [Case("", recipe, tuple(sets), {})]
     else:
-        config, cases = (
-            fill_experiment(AblationConfig, KIND, "ablated", root, problems),
-            [],
-        )
+        config = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+        cases = []
         for name, own in config.cases.items():
             written = (*root.items("set"), *root.items("cases", name, "set"))
             try:

@@ -154,7 +154,8 @@ class Measured:
         device, ``update`` the remainder of a step.
         """
         progress = self.pipeline.progress
-        begun, updates = progress.position, progress.updates
+        begun = progress.position
+        updates = progress.updates
         self.activities.read()
         started = time.perf_counter()
         while (
@@ -165,11 +166,9 @@ class Measured:
                 self.step()
         elapsed, seconds = self.activities.read()
         apart = {name: seconds[name] for name in self.pipeline.source.activities}
-        draw, batch, done = (
-            seconds["draw"],
-            seconds["next_batch"],
-            progress.position - begun,
-        )
+        draw = seconds["draw"]
+        batch = seconds["next_batch"]
+        done = progress.position - begun
         spent = {
             **apart,
             "draw": draw - sum(apart.values()),
@@ -188,14 +187,15 @@ class Measured:
         """Most bytes that this process, and on a GPU torch, ever held; and what is free where
         memory is scarcest.
         """
-        device, host = self.pipeline.device, peak_host_memory()
-        own, free, on_device = host, available_memory(), None
+        device = self.pipeline.device
+        host = peak_host_memory()
+        own = host
+        free = available_memory()
+        on_device = None
         if device.type == "cuda":
             on_device = torch.cuda.max_memory_allocated(device)
-            own, free = (
-                torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES,
-                torch.cuda.mem_get_info(device)[0],
-            )
+            own = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
+            free = torch.cuda.mem_get_info(device)[0]
         return {
             "host_bytes": host,
             "device_bytes": on_device,

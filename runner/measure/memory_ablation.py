@@ -168,7 +168,8 @@ class MemoryCase:
         entry: Mapping[str, Any],
         memories: Mapping[str, UpdateMemory],
     ) -> VariantMemory:
-        memory, baseline = memories[variant.name], memories[BASELINE]
+        memory = memories[variant.name]
+        baseline = memories[BASELINE]
         required_variant = self._required(variant)
         name = BASELINE if required_variant is None else required_variant.name
         reference = memories.get(name, baseline)

@@ -211,7 +211,9 @@ class Burst:
     """Updates that follow each other, with every slot between the labels of the profiler."""
 
     def __init__(self, pipeline: Assembly, updates: int) -> None:
-        self.pipeline, self.updates, self.labels = pipeline, updates, False
+        self.pipeline = pipeline
+        self.updates = updates
+        self.labels = False
         measured = Measured(pipeline)
         self.stopwatch = measured.stopwatch
         slots = dict.fromkeys(
@@ -291,7 +293,8 @@ def tables(
     for event in sorted(
         events, key=lambda event: (event.time_range.start, -event.time_range.end)
     ):
-        elapsed, slot = event.time_range.elapsed_us(), event.name.removeprefix(_LABEL)
+        elapsed = event.time_range.elapsed_us()
+        slot = event.name.removeprefix(_LABEL)
         if (
             event.device_type == DeviceType.CUDA
             and slot == event.name
@@ -367,7 +370,8 @@ def show(profile: Profile, console: Console) -> None:
     """Prints slots, operators and host syncs, wide or narrow as the terminal is, and where the
     trace is.
     """
-    wide, on_cpu = console.width >= _WIDE, profile.device == "cpu"
+    wide = console.width >= _WIDE
+    on_cpu = profile.device == "cpu"
 
     def table(minor: str, rows: Iterable[dict[str, str]]) -> None:
         """Prints rows, on a narrow terminal without the minor column."""

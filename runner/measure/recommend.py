@@ -259,7 +259,8 @@ def _proof(
     recipe = case.recipe
     ships = shipped().get(recipe.path.stem)
     bare = ships is not None and ships.resolve() == recipe.path.resolve()
-    sets, name = list(case.sets), variant.name
+    sets = list(case.sets)
+    name = variant.name
     # All of those that are on.
     if name not in recipe.stages:
         sets += [

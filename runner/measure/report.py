@@ -212,12 +212,10 @@ def summary(result: Result) -> str:
 
 
 def _case(case: CaseResult, published_by: str) -> list[str]:
-    rates, cost, unit, variants = (
-        case.rates,
-        case.cost,
-        case.unit.replace("_", " "),
-        _variants(case, wide=True),
-    )
+    rates = case.rates
+    cost = case.cost
+    unit = case.unit.replace("_", " ")
+    variants = _variants(case, wide=True)
     worth = [
         {
             "stage": each.stage,
@@ -306,7 +304,8 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
         elif any(other.throughput is not None for other in case.variants):
             row["training"] = _NONE
         if wide:
-            even, trained = each.break_even_updates, each.throughput
+            even = each.break_even_updates
+            trained = each.throughput
             row |= {
                 "compile s": figure(each.compile_s, 2),
                 "warm-up s": figure(each.warmup_s, 2),
@@ -389,7 +388,8 @@ def write_recipe(
     """Writes a recipe that extends the measured one, with the reason behind every stage that is
     off.
     """
-    recipe, measured = case.recipe, result.named(recommendation.variant)
+    recipe = case.recipe
+    measured = result.named(recommendation.variant)
     where = (
         f"{cpu_model()}, {amount(result.threads, 'threads')}"
         if result.device == "cpu"

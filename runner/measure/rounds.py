@@ -166,7 +166,8 @@ class Measurement:
         """Measures the first of these variants, as many as memory allows side by side; returns
         the others.
         """
-        self.children, begun = {}, time.monotonic()
+        self.children = {}
+        begun = time.monotonic()
         with self.phase("starting the baseline, twice"):
             prepared = self._start(BASELINES)[BASELINE]
         # Seconds of starting all once more.
@@ -253,11 +254,10 @@ class Measurement:
 
         Rather than none at all there is one in fewer processes.
         """
-        seconds, budget = deadline - time.monotonic(), self.config.budget
-        fit, whole = (
-            pace.fitting(seconds, len(left), side_by_side),
-            pace.needed(len(left), side_by_side),
-        )
+        seconds = deadline - time.monotonic()
+        budget = self.config.budget
+        fit = pace.fitting(seconds, len(left), side_by_side)
+        whole = pace.needed(len(left), side_by_side)
         if not fit:
             pace = replace(pace, processes=FEWEST_PROCESSES)
             fit = pace.fitting(seconds, 1, side_by_side)
@@ -286,10 +286,8 @@ class Measurement:
         )
         for name in left[fit:]:
             self.add(variant=name, failed=reason)
-        kept, dropped = (
-            ", ".join(left[:fit]) or "the baseline alone",
-            ", ".join(left[fit:]),
-        )
+        kept = ", ".join(left[:fit]) or "the baseline alone"
+        dropped = ", ".join(left[fit:])
         message = (
             f"{budget:g} s are enough for: {kept}. Left out: {dropped} ({why}); "
             f"{enough(whole)} is enough for all"
@@ -345,10 +343,8 @@ class Measurement:
             )
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
-        found, known = (
-            {name: prepared for name, prepared in answers if prepared is not None},
-            self.lines,
-        )
+        found = {name: prepared for name, prepared in answers if prepared is not None}
+        known = self.lines
         for name, prepared in found.items():
             self.sizes[name] = prepared["batch_size"]
             if name in known.failed or name not in known.by_variant("prepared"):
@@ -383,11 +379,9 @@ class Measurement:
         """Measures rounds of all that have a process, which is another one every few rounds;
         returns why it stopped.
         """
-        limits, precision, rounds = (
-            self.config.rounds,
-            self.config.precision,
-            self.lines.rounds,
-        )
+        limits = self.config.rounds
+        precision = self.config.precision
+        rounds = self.lines.rounds
         done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
         number, process = (
             max((each[what] for each in rounds), default=0)
@@ -398,7 +392,8 @@ class Measurement:
         while not self.stop:
             process += 1
             for turn in range(min(limits.a_process, limits.most - done)):
-                number, done = number + 1, done + 1
+                number = number + 1
+                done = done + 1
                 fewest, widest = self._known()
                 sure = (
                     f", intervals up to +-{widest:.1%} (wanted {precision:.1%})"
@@ -409,7 +404,8 @@ class Measurement:
                     self._round(number, process, train=turn % TRAIN_EVERY == 0)
                 if self.stop:
                     return "interrupted"
-            (fewest, widest), now = self._known(), time.monotonic()
+            (fewest, widest) = self._known()
+            now = time.monotonic()
             after = f"after {done} rounds in {fewest} processes"
             if fewest >= PROCESSES and done >= limits.least and widest <= precision:
                 return f"every interval is within +-{precision:.1%} {after}"
@@ -428,7 +424,9 @@ class Measurement:
 
     def _round(self, number: int, process: int, train: bool) -> None:
         """Measures an update of every variant, and with ``train`` a moment of training."""
-        update, trained, noticed = {}, {}, []
+        update = {}
+        trained = {}
+        noticed = []
         for name in order(list(self.children), number):
             if (answer := self._ask(name, "update")) is None:
                 continue

@@ -43,7 +43,8 @@ class DdimConfig(StageConfig):
         model = setting.model
         if model.kind != "grasp_diffusion":
             raise UsageError(f"learner '{model.kind}' takes no noise out")
-        levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
+        levels = getattr(model, "steps", 0)
+        sampler = getattr(model, "sampler", None)
         if self.steps > levels:
             raise UsageError(
                 f"steps: {self.steps}, but the model has {levels} levels of noise"
@@ -67,8 +68,6 @@ class Ddim(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Sets only the learner's attributes."""
         learner = cast("GraspDiffusion", pipeline.learner)
-        learner.sampler, learner.sampling_steps, learner.eta = (
-            "ddim",
-            self.config.steps,
-            self.config.eta,
-        )
+        learner.sampler = "ddim"
+        learner.sampling_steps = self.config.steps
+        learner.eta = self.config.eta

@@ -69,10 +69,8 @@ class Layout:
             (2, len(self.agents), self.action_size), bounds
         )
         for i, (size, space) in enumerate(self._actions.values()):
-            self._low[i, :size], self._high[i, :size] = (
-                space.low.ravel(),
-                space.high.ravel(),
-            )
+            self._low[i, :size] = space.low.ravel()
+            self._high[i, :size] = space.high.ravel()
 
     def observations(self, observed: Mapping[str, NDArray[Any]]) -> Floats:
         """Observations by agent as one array [N, o]; zeros for an agent that has none."""

@@ -64,7 +64,8 @@ class Simulation:
         agent that ends before them, or terminates together with one that is truncated, has no
         future: it observes zeros from then on and has zero rewards.
         """
-        layout, environment = self._layout, self._environment
+        layout = self._layout
+        environment = self._environment
         live = list(environment.agents)
         observed, rewards, terminations, truncations, _ = environment.step(
             layout.actions(action, live)

@@ -167,12 +167,11 @@ class Replay(ABC):
 
 def _require_memory(capacity: int, transition: int, device: torch.device) -> None:
     if device.type == "cuda":
-        free, remedy = (
-            torch.cuda.mem_get_info(device)[0],
-            ", or keep it in host memory with data.replay.device: cpu",
-        )
+        free = torch.cuda.mem_get_info(device)[0]
+        remedy = ", or keep it in host memory with data.replay.device: cpu"
     elif device.type == "cpu":
-        free, remedy = available_memory(), ""
+        free = available_memory()
+        remedy = ""
     else:
         return
     need = capacity * transition

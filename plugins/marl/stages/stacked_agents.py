@@ -47,7 +47,9 @@ class StackedAgents(Stage):
         from ..stacked import ClipAgents, Stack, StackedMlp, StackedRole
 
         learner: Any = pipeline.learner
-        self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
+        self.slots = pipeline.slots
+        self.learner = learner
+        self.agents = learner.agents
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
             self.roles[name] = StackedRole(

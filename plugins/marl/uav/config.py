@@ -13,7 +13,8 @@ from ..simulator_config import SimulatorConfig
 Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
-OBSERVATION_SIZE, ACTION_SIZE = 7, 2
+OBSERVATION_SIZE = 7
+ACTION_SIZE = 2
 SHORT_EPISODES = (9, 25, 60)
 """Steps of an episode in each of the other sizes; the last allows to reach goal and obstacle."""
 EVALUATED_STEPS = 200

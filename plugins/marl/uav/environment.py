@@ -92,11 +92,9 @@ class UavEnvironment:
             table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1]) - self._start_low
         )
         limits = table(LEADER_LIMITS, FOLLOWER_LIMITS)
-        self._gain, self._slowest, self._fastest = (
-            limits[:, :2],
-            limits[:, 2],
-            limits[:, 3],
-        )
+        self._gain = limits[:, :2]
+        self._slowest = limits[:, 2]
+        self._fastest = limits[:, 3]
         self._scale = torch.tensor(SCALE, dtype=torch.float32, device=device)
         self._failed_starts: FailedStarts | None = None
         self.reset()
@@ -111,7 +109,8 @@ class UavEnvironment:
     def reset(self) -> Tensor:
         """Starts new episodes everywhere and returns their observations [E, N, 7]."""
         start = self._draw_starts()
-        self._bodies, self._scene = start[:, :-1], start[:, -1]
+        self._bodies = start[:, :-1]
+        self._scene = start[:, -1]
         self._sums = torch.zeros(self._envs, 4, device=self._device)
         return self._observe(self._bodies, self._scene)
 
@@ -143,7 +142,8 @@ class UavEnvironment:
         if self._failed_starts is not None:
             start = self._failed_starts.replace(start)
             self._failed_starts.end(done, done & ~success, start)
-        bodies, scene = start[:, :-1], start[:, -1]
+        bodies = start[:, :-1]
+        scene = start[:, -1]
         ended = done.view(-1, 1, 1)
         observation = torch.where(ended, self._observe(bodies, scene), next_observation)
         self._bodies = torch.where(ended, bodies, moved)

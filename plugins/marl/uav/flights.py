@@ -25,12 +25,17 @@ FRAMES = 60
 """Largest number of frames of a GIF; for longer flights, steps are skipped."""
 FRAMES_PER_SECOND = 8
 FRAMES_AT_THE_END = 12
-X, Y = (-5.0, 805.0), (705.0, -5.0)
+X = (-5.0, 805.0)
+Y = (705.0, -5.0)
 """The visible area: the field, and the formation of a leader at its edge. Like on a
 screen, y grows downwards.
 """
-TICKS_X, TICKS_Y = (0, 200, 400, 600, 800), (0, 350, 700)
-LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
+TICKS_X = (0, 200, 400, 600, 800)
+TICKS_Y = (0, 350, 700)
+LEADER = "#d55e00"
+FOLLOWER = "#0072b2"
+OBSTACLE = "#666666"
+GOAL = "#009e73"
 """Colours that the colour-blind can distinguish (Okabe and Ito 2008)."""
 
 

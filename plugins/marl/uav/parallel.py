@@ -87,7 +87,8 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
             np.stack([actions[agent] for agent in agents])
         ).unsqueeze(0)
         step = self._environment.step(action)
-        terminated, truncated = bool(step.terminated), bool(step.truncated)
+        terminated = bool(step.terminated)
+        truncated = bool(step.truncated)
         metrics = (
             self._environment.summarise(step.episodes[0].tolist())
             if terminated or truncated

@@ -76,7 +76,8 @@ def measure(bodies: Tensor, scene: Tensor) -> Geometry:
     """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x,
     y).
     """
-    x, y = bodies[..., 0], bodies[..., 1]
+    x = bodies[..., 0]
+    y = bodies[..., 1]
     obstacle_x, obstacle_y, goal_x, goal_y = scene.unsqueeze(1).unbind(-1)
     leader = bodies[:, :1] - bodies[:, 1:]
     leader_distance = torch.hypot(leader[..., 0], leader[..., 1])
@@ -100,7 +101,8 @@ def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
     """
     c = coefficients
     near_obstacle = geometry.obstacle_distance < OBSTACLE_RADIUS
-    x, y = geometry.x, geometry.y
+    x = geometry.x
+    y = geometry.y
     near_border = (
         (x <= INNER_X[0]) | (x >= INNER_X[1]) | (y <= INNER_Y[0]) | (y >= INNER_Y[1])
     )
@@ -113,10 +115,8 @@ def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
     behind = geometry.goal_distance[:, :1] < geometry.goal_distance[:, 1:]
     follower = matched + apart * ~(geometry.in_formation & behind)
 
-    goal_distance, obstacle_distance = (
-        geometry.goal_distance[:, 0],
-        geometry.obstacle_distance[:, 0],
-    )
+    goal_distance = geometry.goal_distance[:, 0]
+    obstacle_distance = geometry.obstacle_distance[:, 0]
     leader = torch.where(
         goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance
     )

@@ -58,11 +58,9 @@ class UavSource(SimulatorSource):
         """Draws the first episodes of an evaluation."""
         environment, observation = self.held_out()
         scenes = environment.state_dict()["scene"][:DRAWN].cpu()
-        positions, moving, ended = (
-            [observation[:DRAWN, :, :2]],
-            [],
-            torch.zeros(len(scenes), 3),
-        )
+        positions = [observation[:DRAWN, :, :2]]
+        moving = []
+        ended = torch.zeros(len(scenes), 3)
         for step, running in self.rollout(learner, environment, observation):
             drawn = running[:DRAWN].cpu()
             if not drawn.any():

@@ -60,7 +60,8 @@ class Winograd(PlainBackend):
     def workspace_bytes(self, key: ConvKey) -> int:
         """Returns the bytes of the tiles, and of their transforms and products."""
         size = (key.h, key.w) if key.transposed else key.y_size[2:]
-        channels, outputs = key.w_size[1] * key.groups, key.w_size[0]
+        channels = key.w_size[1] * key.groups
+        outputs = key.w_size[0]
         # The gradient of the input is a convolution whose outputs are the input's pixels.
         if (key.direction == "backward_data") != (
             key.transposed and key.direction != "backward_weight"
