@@ -40,7 +40,10 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
         UsageError: The file is no archive with these arrays, or they contradict each other.
     """
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with (
+            path.open("rb") as opened,
+            np.load(opened, allow_pickle=False) as file,
+        ):
             missing = [name for name in ARRAYS if name not in file]
             if missing:
                 raise UsageError(
@@ -59,7 +62,8 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
             f"{stored[fractions[0]].dtype}"
         )
     arrays = {
-        name: torch.from_numpy(array.astype(np.int64)) for name, array in stored.items()
+        name: torch.from_numpy(array.astype(np.int64))
+        for name, array in stored.items()
     }
 
     problem = problem_of(arrays)
@@ -69,7 +73,7 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
 
 
 def _is_whole(array: np.ndarray) -> bool:
-    # A mask of booleans would be read as the numbers 0 and 1.
+    # Integers only: a mask of booleans would be read as the numbers 0 and 1.
     if np.issubdtype(array.dtype, np.floating):
         return bool((array == np.round(array)).all())
     return np.issubdtype(array.dtype, np.integer)
@@ -95,11 +99,9 @@ def _problem_of_features(arrays: Mapping[str, Tensor]) -> str | None:
             "feature_indptr and feature_indices: should have one dimension, with an entry "
             "more than nodes"
         )
-    if (
-        int(starts[0]) != 0
-        or int(starts[-1]) != len(columns)
-        or bool((starts.diff() < 0).any())
-    ):
+    covers_columns = int(starts[0]) == 0 and int(starts[-1]) == len(columns)
+    falls = bool((starts.diff() < 0).any())
+    if not covers_columns or falls:
         return (
             f"feature_indptr: should rise from 0 to {len(columns)}, the length of "
             f"feature_indices"
@@ -116,7 +118,9 @@ def _problem_of_nodes(arrays: Mapping[str, Tensor]) -> str | None:
     if labels.shape != (nodes,):
         return f"label: should have an entry for each of {nodes} nodes, got {list(labels.shape)}"
     for name in ("edge_index", *PARTS):
-        problem = _out_of_range(name, arrays[name], nodes, "the number of nodes")
+        problem = _out_of_range(
+            name, arrays[name], nodes, "the number of nodes"
+        )
         if problem is not None:
             return problem
     return None
@@ -138,13 +142,13 @@ def _problem_of_parts(arrays: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _out_of_range(name: str, numbers: Tensor, count: int, limit: str) -> str | None:
-    wrong = numbers[(numbers < 0) | (numbers >= count)]
-    return (
-        f"{name}: {int(wrong[0])} should be at least 0 and less than {count}, {limit}"
-        if len(wrong)
-        else None
-    )
+def _out_of_range(
+    name: str, numbers: Tensor, count: int, limit: str
+) -> str | None:
+    invalid = numbers[(numbers < 0) | (numbers >= count)]
+    if not len(invalid):
+        return None
+    return f"{name}: {int(invalid[0])} should be at least 0 and less than {count}, {limit}"
 
 
 def undirected(edges: Tensor, path: Path) -> Tensor:
@@ -156,14 +160,14 @@ def undirected(edges: Tensor, path: Path) -> Tensor:
     pairs = edges.sort(0).values
     proper = pairs[:, pairs[0] < pairs[1]]
     unique: Tensor = torch.unique(proper, dim=1)
-    selves = pairs.shape[1] - proper.shape[1]
+    self_loops = pairs.shape[1] - proper.shape[1]
     repeated = proper.shape[1] - unique.shape[1]
-    if not selves and not repeated:
+    if not self_loops and not repeated:
         # The order is kept: sums of floats depend on it.
         return pairs
     counts = (
         f"{repeated:,} of {edges.shape[1]:,} edges are listed again or in both "
-        f"directions, {selves:,} join a node"
+        f"directions, {self_loops:,} join a node"
     )
     _log.warning(
         "data.file: %s: %s to itself: each edge counts once, and those to itself are left out",

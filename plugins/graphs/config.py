@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-PLANETOID = (
-    "made from the files that Yang et al. 2016 pickled (kimiyoung/planetoid, MIT)"
-)
+PLANETOID = "made from the files that Yang et al. 2016 pickled (kimiyoung/planetoid, MIT)"
 CORA = DataFile(
     name="cora.npz",
     url="",
@@ -101,7 +99,9 @@ class CitationConfig(PublishedDatasetConfig):
 
         graph = read(self)
         nodes, features = graph.features.shape
-        return GraphSize(nodes, features, len(graph.edges), int(graph.labels.max()) + 1)
+        return GraphSize(
+            nodes, features, len(graph.edges), int(graph.labels.max()) + 1
+        )
 
 
 class CitationGraphConfig(CitationConfig):
@@ -124,7 +124,7 @@ class CitationGraphConfig(CitationConfig):
     """
 
     def largest_batch(self) -> int:
-        """There is one graph."""
+        """Returns 1: there is one graph."""
         return 1
 
     def outline(self, batch_size: int) -> SourceOutline | None:
@@ -144,7 +144,9 @@ class CitationGraphConfig(CitationConfig):
         if self.parts > 1:
             for name in ("part", "readers", "turn"):
                 batch[name] = TensorOutline((1, nodes), "int64")
-        return SourceOutline(batch, sizes={"classes": size.classes}, epoch_samples=1)
+        return SourceOutline(
+            batch, sizes={"classes": size.classes}, epoch_samples=1
+        )
 
     def implementation(self) -> type[CitationGraph]:
         """The source in torch."""
@@ -200,8 +202,8 @@ class GcnConfig(GradientLearnerConfig):
 
 
 class PartitionedGcnConfig(GcnConfig):
-    """The same network on a graph in parts, each of which could be on a separate machine; one
-    process computes all.
+    """A graph convolutional network on a graph in parts, each of which could be on a separate
+    machine; one process computes all.
 
     The values of nodes at a border are needed on the other side. ``full_halo`` sends all of them in
     every update; ``historical`` sends all of them every few updates; ``emma`` sends one of several
@@ -295,7 +297,9 @@ class MoleculeGraphsConfig(MoleculesConfig):
         sizes = self.largest_sizes(
             batch_size,
             lambda counts: counts.nodes,
-            lambda molecule: padded_nodes(len(molecule.atoms), 2 * len(molecule.bonds)),
+            lambda molecule: padded_nodes(
+                len(molecule.atoms), 2 * len(molecule.bonds)
+            ),
         )
         if sizes is None:
             return None
@@ -304,7 +308,8 @@ class MoleculeGraphsConfig(MoleculesConfig):
             batch_of_molecules(batch_size, sizes[-1]),
             f"the {batch_size} largest molecules of {self.file}, padded to {sizes[-1]} atoms",
             buckets=tuple(
-                batch_of_molecules(count, nodes) for nodes, count in rows.items()
+                batch_of_molecules(count, nodes)
+                for nodes, count in rows.items()
             ),
         )
 

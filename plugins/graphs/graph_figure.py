@@ -54,20 +54,23 @@ def draw_graph(graph: LabelledGraph, name: str, canvas: Any) -> None:
     """
     canvas.set_size_inches(*SIZE_INCHES)
     nodes = len(graph.label)
-    same = float(
+    same_class = float(
         (graph.label[graph.edges[:, 0]] == graph.label[graph.edges[:, 1]])
         .float()
         .mean()
     )
+    edges = len(graph.edges)
     canvas.suptitle(
-        f"{name}: {nodes:,} nodes, {len(graph.edges):,} edges, {same:.0%} of them within a class; "
+        f"{name}: {nodes:,} nodes, {edges:,} edges, {same_class:.0%} of them within a class; "
         f"{int(graph.is_trained.sum()):,} labels for training, "
         f"{int(graph.is_held_out.sum()):,} held out",
         fontsize=10,
     )
-    left, right = canvas.subfigures(1, 2, width_ratios=(1.7, 1))
-    draw_neighbourhood(graph, left.subplots())
-    class_axes, degree_axes = right.subplots(2, 1)
+    neighbourhood_panel, counts_panel = canvas.subfigures(
+        1, 2, width_ratios=(1.7, 1)
+    )
+    draw_neighbourhood(graph, neighbourhood_panel.subplots())
+    class_axes, degree_axes = counts_panel.subplots(2, 1)
     draw_classes(graph, class_axes)
     draw_degrees(graph, degree_axes)
 
@@ -76,13 +79,15 @@ def draw_neighbourhood(graph: LabelledGraph, axes: Axes) -> None:
     """Draws connected nodes in the colours of their classes."""
     network: nx.Graph[int] = nx.Graph()
     network.add_edges_from(graph.edges.tolist())
-    part = network.subgraph(neighbourhood(network))
-    position = nx.spring_layout(part, seed=LAYOUT_SEED, k=0.18, iterations=80)
+    subgraph = network.subgraph(neighbourhood(network))
+    position = nx.spring_layout(
+        subgraph, seed=LAYOUT_SEED, k=0.18, iterations=80
+    )
 
-    for start, end in part.edges:
+    for start, end in subgraph.edges:
         xs, ys = zip(position[start], position[end], strict=True)
         axes.plot(xs, ys, color="#b0b0b0", lw=0.6, zorder=1)
-    for node in part.nodes:
+    for node in subgraph.nodes:
         label = int(graph.label[node])
         colour = COLOURS[label % len(COLOURS)] if label >= 0 else "#d0d0d0"
         is_trained = bool(graph.is_trained[node])
@@ -99,7 +104,7 @@ def draw_neighbourhood(graph: LabelledGraph, axes: Axes) -> None:
         )
     axes.set_axis_off()
     axes.set_title(
-        f"{len(part):,} connected nodes, coloured by class; squares have a label for training"
+        f"{len(subgraph):,} connected nodes, coloured by class; squares have a label for training"
     )
 
 
@@ -114,7 +119,9 @@ def neighbourhood(network: nx.Graph[int]) -> list[int]:
     for node in nodes:
         # Few neighbours of each node, because those of one hub could be all that is drawn.
         neighbours = [
-            neighbour for neighbour in sorted(network[node]) if neighbour not in visited
+            neighbour
+            for neighbour in sorted(network[node])
+            if neighbour not in visited
         ][:BRANCHES]
         nodes += neighbours
         visited.update(neighbours)
@@ -133,7 +140,9 @@ def draw_classes(graph: LabelledGraph, axes: Axes) -> None:
         graph.label[graph.is_trained], minlength=classes
     ).tolist()
     colours = [COLOURS[number % len(COLOURS)] for number in range(classes)]
-    axes.bar(range(classes), all_counts, color=colours, alpha=0.45, label="all nodes")
+    axes.bar(
+        range(classes), all_counts, color=colours, alpha=0.45, label="all nodes"
+    )
     axes.bar(
         range(classes),
         train_counts,

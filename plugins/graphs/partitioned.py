@@ -31,7 +31,11 @@ class PartitionedNetwork(GcnNetwork):
     """
 
     def __init__(
-        self, nodes: int, inputs: int, config: PartitionedGcnConfig, classes: int
+        self,
+        nodes: int,
+        inputs: int,
+        config: PartitionedGcnConfig,
+        classes: int,
     ) -> None:
         super().__init__(
             inputs, config, classes, lambda graph: graph["x"], self.exchanged
@@ -49,13 +53,18 @@ class PartitionedNetwork(GcnNetwork):
         """
         if "fresh" not in graph:
             return propagate(x, graph["edge"], graph["weight"])
-        kept: Tensor = getattr(self, f"sent{layer}")
-        remote = torch.where(graph["fresh"][..., None], x, kept.to(x.dtype))
-        kept.copy_(remote.detach())
+        sent: Tensor = getattr(self, f"sent{layer}")
+        remote = torch.where(graph["fresh"][..., None], x, sent.to(x.dtype))
+        # Gradients do not reach earlier updates, whose activations no longer exist.
+        sent.copy_(remote.detach())
+
         origin, target = graph["edge"].unbind(-1)
-        part = graph["part"]
-        crosses = (part.gather(1, origin) != part.gather(1, target))[..., None]
-        messages = torch.where(crosses, gathered(remote, origin), gathered(x, origin))
+        origin_part = graph["part"].gather(1, origin)
+        target_part = graph["part"].gather(1, target)
+        crosses = (origin_part != target_part)[..., None]
+        messages = torch.where(
+            crosses, gathered(remote, origin), gathered(x, origin)
+        )
         return summed(messages * graph["weight"][..., None], target, x.shape[1])
 
 
@@ -80,19 +89,21 @@ class PartitionedGcn(Gcn):
                 "data.parts: model 'partitioned_gnn' needs two parts or more"
             )
         nodes, inputs = shapes["x"]
-        return PartitionedNetwork(nodes, inputs, config, context.sizes["classes"])
+        return PartitionedNetwork(
+            nodes, inputs, config, context.sizes["classes"]
+        )
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Cross-entropy, accuracy, and in training the bytes that cross a border, forwards."""
         loss = super().loss(batch, noise, progress)
+        # Evaluation uses the current values of all nodes, as one machine would.
         if not self.module.training:
             return loss
-        copies = (batch["readers"] * self.sends(batch["turn"], progress.updates)).sum()
+        is_sending = self.sends(batch["turn"], progress.updates)
+        copies = (batch["readers"] * is_sending).sum()
+        bytes_sent = copies * FLOAT * sum(self.module.widths)
         return loss._replace(
-            also={
-                **loss.also,
-                "bytes_sent": Mean(copies * FLOAT * sum(self.module.widths), 1),
-            }
+            also={**loss.also, "bytes_sent": Mean(bytes_sent, 1)}
         )
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:
@@ -109,6 +120,7 @@ class PartitionedGcn(Gcn):
     def sends(self, turn: Tensor, update: int) -> Tensor:
         """Returns which nodes send in an update, [B, N]; all do in the first one."""
         chunks: int = self.config.chunks
+        # Without the first exchange, the remote values would be the zeros of the buffers.
         if self.config.exchange == "full_halo" or update == 0:
             return torch.ones_like(turn, dtype=torch.bool)
         if self.config.exchange == "historical":

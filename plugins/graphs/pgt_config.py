@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import GradientLearnerConfig, Objective, SourceOutline, TensorOutline
+from runner.api import (
+    GradientLearnerConfig,
+    Objective,
+    SourceOutline,
+    TensorOutline,
+)
 
 from ..settings import Count, Heads
 from .config import CitationConfig

@@ -121,7 +121,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     noise have less weight, because they contain little information (Min-SNR, arXiv 2303.09556).
     null gives all levels the same weight.
     """
-    sampler: Annotated[Literal["ddpm", "ddim"], Field(validate_default=True)] = "ddpm"
+    sampler: Annotated[
+        Literal["ddpm", "ddim"], Field(validate_default=True)
+    ] = "ddpm"
     """Whether fresh noise is added while it is taken out."""
     sampling_steps: Count = 100
     """Number of noise levels at which ``ddim`` evaluates the network."""
@@ -136,7 +138,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
 
     @field_validator("sampling_steps")
     @classmethod
-    def _within_the_steps(cls, sampling_steps: int, info: ValidationInfo) -> int:
+    def _within_the_steps(
+        cls, sampling_steps: int, info: ValidationInfo
+    ) -> int:
         if sampling_steps > (steps := info.data.get("steps", sampling_steps)):
             raise ValueError(f"should be at most the {steps} steps")
         return sampling_steps
@@ -145,7 +149,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     @classmethod
     def _fits_the_process(cls, sampler: str, info: ValidationInfo) -> str:
         if sampler == "ddpm" and info.data.get("process") == "flow":
-            raise ValueError("'ddpm' has no meaning on a straight line: take 'ddim'")
+            raise ValueError(
+                "'ddpm' has no meaning on a straight line: take 'ddim'"
+            )
         return sampler
 
     @field_validator("eta")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .config import GraspLearnerConfig
 
 NUMBERS = 25
-"""Of a grasp."""
+"""Numbers that describe a grasp."""
 SCALE = 0.05
 """Metres; about half of an object's size."""
 
@@ -27,7 +27,10 @@ class GraspNetwork(nn.Module):
     """
 
     def __init__(
-        self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]
+        self,
+        config: GraspLearnerConfig,
+        inputs: int,
+        tables: Mapping[str, Tensor],
     ) -> None:
         super().__init__()
         self.encoder = ENCODERS[config.encoder](config.width, SCALE)
@@ -41,11 +44,11 @@ class GraspNetwork(nn.Module):
         self.register_buffer("upper", tables["upper"].clone())
 
     def metric(self, scaled: Tensor) -> Tensor:
-        """Grasps in metres and radians from those scaled to [-1, 1]."""
+        """Returns grasps in metres and radians from those scaled to [-1, 1]."""
         return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
 
     def scaled(self, metric: Tensor) -> Tensor:
-        """The inverse of ``metric``."""
+        """Returns the inverse of ``metric``."""
         return (metric - self.lower) / (self.upper - self.lower) * 2 - 1
 
 

@@ -21,11 +21,11 @@ from runner.api import (
 if TYPE_CHECKING:
     from runner.api import GradientLearner
 
-    from .network import Question
+    from .network import ForwardCall
     from .program import Program
 
 EXTRA = "pip install 'proven-runner[inference]'"
-"""Brings ONNX Runtime and torchao."""
+"""Command that installs ONNX Runtime and torchao."""
 
 
 class ExportConfig(StageConfig):
@@ -61,10 +61,8 @@ class ExportConfig(StageConfig):
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Raises a UsageError together with stages that compute the network otherwise,
-        or without ONNX Runtime.
-        """
-        refuse_beside(setting, "format", ("amp", "compile", "merged_conv_bn"))
+        """Returns None, or raises a UsageError without ONNX Runtime or with conflicting stages."""
+        refuse_stages(setting, "format", ("amp", "compile", "merged_conv_bn"))
         if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
             raise UsageError(
                 f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does"
@@ -74,20 +72,20 @@ class ExportConfig(StageConfig):
         return None
 
     def implementation(self) -> type[Stage]:
-        """The program in the slot."""
+        """Returns the implementation."""
         return Export
 
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 
 
-def refuse_beside(setting: Setting, key: str, others: Sequence[str]) -> None:
+def refuse_stages(setting: Setting, key: str, kinds: Sequence[str]) -> None:
     """Raises a UsageError for stages that change how the network computes, because the program
     would ignore them.
     """
-    if there := [kind for kind in others if kind in setting.stages]:
+    if conflicts := [kind for kind in kinds if kind in setting.stages]:
         raise UsageError(
-            f"{key}: what is exported is the network alone: switch {' and '.join(there)} off"
+            f"{key}: what is exported is the network alone: switch {' and '.join(conflicts)} off"
         )
 
 
@@ -110,31 +108,31 @@ def needs_onnxruntime(setting: Setting, key: str) -> None:
 
 
 class Export(Stage):
-    """Puts the program in the place of the network."""
+    """Replaces the network by the program."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Exports the network, or finds what was exported before, and answers by that.
+        """Exports the network, or loads an earlier export, and replaces the network by it.
 
         Raises:
             UsageError: the network cannot be exported.
         """
         import torch
 
-        from .network import asked, settled
+        from .network import first_call, settled
 
         learner = settled(pipeline, self.config.kind)
         with torch.no_grad():
-            example = asked(pipeline, learner, self.config.kind)
+            example = first_call(pipeline, learner, self.config.kind)
             make = (
                 self._by_torch
                 if self.config.format == "torch"
                 else self._by_onnxruntime
             )
-            self.program, off = make(pipeline, learner, example)
+            self.program, deviation = make(pipeline, learner, example)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         self.bytes = self.program_bytes + self.program.outside
         pipeline.note(
-            f"the program has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of "
+            f"the program has {self.program_bytes:,} bytes; an answer is off by {deviation:.0e} of "
             f"its size"
         )
 
@@ -143,9 +141,9 @@ class Export(Stage):
         return self.program.notes()
 
     def _by_torch(
-        self, pipeline: Pipeline, learner: GradientLearner, example: Question
+        self, pipeline: Pipeline, learner: GradientLearner, example: ForwardCall
     ) -> tuple[Program, float]:
-        """Exports the network each time: a ``.pt2`` holds pickles, so that none is ever read."""
+        """Exports the network each time: a ``.pt2`` contains pickles, which must not be read."""
         from .program import difference, exported, of_torch, write_torch
 
         program = exported(learner.module, example, self.config.kind)
@@ -157,7 +155,7 @@ class Export(Stage):
         return answers, difference(answers, example)
 
     def _by_onnxruntime(
-        self, pipeline: Pipeline, learner: GradientLearner, example: Question
+        self, pipeline: Pipeline, learner: GradientLearner, example: ForwardCall
     ) -> tuple[Program, float]:
         """Uses the file that was written before, or exports the network."""
         from .network import digest, stored_file
@@ -197,7 +195,7 @@ class Export(Stage):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Entered around writing to the path of the settings."""
+        """Returns a context manager for writing to the configured path."""
         try:
             yield
         except OSError as error:

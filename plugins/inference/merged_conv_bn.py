@@ -91,6 +91,7 @@ class _MergedPair:
         norm.forward = self._normalise
 
     def _convolve(self, x: Tensor) -> Tensor:
+        # In training, the norm needs the statistics of the convolution's real output.
         if self.norm.training:
             return self._plain_conv(x)  # type: ignore[no-any-return]
         if not self._is_fresh():
@@ -116,9 +117,12 @@ class _MergedPair:
     def _is_fresh(self) -> bool:
         """Returns whether the merged weights are those of the current parameters."""
         tensors = self._tensors()
-        return len(tensors) == len(self._sources) and all(
+        if len(tensors) != len(self._sources):
+            return False
+        pairs = zip(tensors, self._sources, strict=True)
+        return all(
             tensor is source and tensor._version == version
-            for tensor, (source, version) in zip(tensors, self._sources, strict=True)
+            for tensor, (source, version) in pairs
         )
 
     def _refresh(self) -> None:
@@ -180,11 +184,11 @@ def _pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
             continue
         producer: Any = node.args[0]
         conv = layers.get(producer)
-        if (
-            not isinstance(conv, convolutions)
-            or len(producer.users) > 1
-            or calls[conv] + calls[norm] > 2
-        ):
+        if not isinstance(conv, convolutions):
+            continue
+        # Another reader of the convolution's output would get the normalised values, and a
+        # layer that is called twice has two outputs.
+        if len(producer.users) > 1 or calls[conv] + calls[norm] > 2:
             continue
         # Torch's function for merging has no groups of transposed convolutions.
         if conv.transposed and conv.groups > 1:

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from runner.api import UsageError, map_tensors, nbytes, replacing, tensors
 
-from .network import Question
+from .network import ForwardCall
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -41,11 +41,11 @@ LOUD = (
 """Loggers and modules with advice for authors of exporters."""
 
 Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
-"""Of every input: its type, and its sizes, None where they may differ."""
+"""Type and sizes of every input; a size is None where it may differ."""
 
 
 class Program:
-    """Answers in the place of a network, as long as the questions are of its form."""
+    """A program that replaces a network for inputs of one form."""
 
     def __init__(self, call: Callable[..., Any], form: Form) -> None:
         self.call = call
@@ -58,8 +58,9 @@ class Program:
     def in_place_of(
         self, module: Callable[[], nn.Module]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper for the slot ``forward`` of that network, which answers itself while it is
-        trained.
+        """Returns a wrapper for the slot ``forward`` of that network.
+
+        A network in training mode is called itself.
         """
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,33 +78,34 @@ class Program:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Returns whether types and sizes are those of the form."""
-        return len(inputs) == len(self.form) and all(
-            isinstance(tensor, Tensor)
-            and tensor.dtype == dtype
-            and tensor.dim() == len(sizes)
-            and all(
-                fixed is None or fixed == own
-                for fixed, own in zip(sizes, tensor.shape, strict=True)
-            )
-            for tensor, (dtype, sizes) in zip(inputs, self.form, strict=True)
-        )
+        if len(inputs) != len(self.form):
+            return False
+        pairs = zip(inputs, self.form, strict=True)
+        return all(_fits(tensor, dtype, sizes) for tensor, (dtype, sizes) in pairs)
 
     def notes(self) -> list[str]:
         """Returns the number of inputs of another form."""
-        return (
-            [
-                f"{self.others:,} questions of another form, answered by the network itself"
-            ]
-            if self.others
-            else []
-        )
+        if not self.others:
+            return []
+        return [
+            f"{self.others:,} questions of another form, answered by the network itself"
+        ]
+
+
+def _fits(tensor: Any, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
+    if not isinstance(tensor, Tensor):
+        return False
+    if tensor.dtype != dtype or tensor.dim() != len(sizes):
+        return False
+    pairs = zip(sizes, tensor.shape, strict=True)
+    return all(expected is None or expected == size for expected, size in pairs)
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside the ``with``, exporters keep their advice to themselves."""
+    """Silences the advice of exporters inside the ``with``."""
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOUD]
-    before = [logger.level for logger in loggers]
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -111,36 +113,36 @@ def quietly() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def exported(module: nn.Module, asked: Question, kind: str) -> ExportedProgram:
-    """The network in evaluation mode, for inputs of as many sizes as it allows.
+def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedProgram:
+    """Exports the network in evaluation mode, for inputs of as many sizes as it allows.
 
     Raises:
         UsageError: It cannot be traced, or has an input that is not a tensor.
     """
-    if not all(isinstance(each, Tensor) for each in asked.inputs):
+    if not all(isinstance(tensor, Tensor) for tensor in example.inputs):
         raise UsageError(f"{kind}: every input of the network should be a tensor")
     dynamic = tuple(
-        dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs
+        dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in example.inputs
     )
     module.eval()
-    # No inference tensors.
-    inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)
+    # Inference tensors cannot be traced; a copy made here is a normal tensor.
+    inputs = tuple(tensor.detach().clone() for tensor in example.inputs)
     try:
         with quietly(), torch.no_grad():
             return torch.export.export(module, inputs, dynamic_shapes=dynamic)
     except Exception as error:
-        # Whatever a network does that cannot be traced.
+        # Tracing executes the network, which can raise anything.
         raise UsageError(
             f"{kind}: torch.export cannot trace the network: {_first_line(error)}"
         ) from error
 
 
 def of_torch(program: ExportedProgram) -> Program:
-    """Runs it by torch."""
+    """Returns a program that torch runs."""
     names = set(program.graph_signature.user_inputs)
     nodes = [
         node
@@ -148,8 +150,10 @@ def of_torch(program: ExportedProgram) -> Program:
         if node.op == "placeholder" and node.name in names
     ]
     values = [node.meta["val"] for node in nodes]
-    form = [(each.dtype, tuple(_fixed(side) for side in each.shape)) for each in values]
-    # Which the form has checked.
+    form = [
+        (value.dtype, tuple(_fixed(side) for side in value.shape)) for value in values
+    ]
+    # The form replaces the guards, which raise where the network should be called instead.
     return Program(program.module(check_guards=False), form)
 
 
@@ -179,13 +183,13 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
                 program, dynamo=True, opset_version=OPSET, verbose=False
             )
     except Exception as error:
-        # An operation that ONNX has not.
+        # For example, ONNX does not have the operation.
         raise UsageError(
             f"{kind}: the network cannot be written as ONNX: {_first_line(error)}"
         ) from error
-    # With dynamo.
+    # Only the older exporter returns None.
     assert converted is not None
-    # Stack traces of the exporter, paths of this machine among them.
+    # The metadata contain stack traces with paths of this machine.
     for node in converted.model.graph.all_nodes():
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
@@ -193,8 +197,8 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
     converted.save(path, external_data=nbytes(dict(program.state_dict)) > INLINE_BYTES)
 
 
-def of_onnx(path: Path, asked: Question) -> Program:
-    """Runs an ONNX file on as many threads as torch has.
+def of_onnx(path: Path, example: ForwardCall) -> Program:
+    """Returns a program that ONNX Runtime runs, on the number of threads of torch.
 
     Raises:
         RuntimeError: ONNX Runtime cannot run the file.
@@ -205,7 +209,7 @@ def of_onnx(path: Path, asked: Question) -> Program:
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Exceptions of ONNX Runtime, which have no common base class.
+    # The exceptions of ONNX Runtime have no common base class.
     try:
         session = onnxruntime.InferenceSession(
             path, options, providers=["CPUExecutionProvider"]
@@ -213,19 +217,19 @@ def of_onnx(path: Path, asked: Question) -> Program:
     except Exception as error:
         raise RuntimeError(f"{path.name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
-    names = [each.name for each in inputs]
+    names = [value.name for value in inputs]
     form = [
-        (tensor.dtype, tuple(_fixed(side) for side in each.shape))
-        for tensor, each in zip(asked.inputs, inputs, strict=True)
+        (tensor.dtype, tuple(_fixed(side) for side in value.shape))
+        for tensor, value in zip(example.inputs, inputs, strict=True)
     ]
 
-    def call(*given: Tensor) -> Any:
+    def call(*arguments: Tensor) -> Any:
         feed = {
             name: tensor.detach().numpy()
-            for name, tensor in zip(names, given, strict=True)
+            for name, tensor in zip(names, arguments, strict=True)
         }
-        found = iter(session.run(None, feed))
-        return map_tensors(lambda _: torch.from_numpy(next(found)), asked.output)
+        outputs = iter(session.run(None, feed))
+        return map_tensors(lambda _: torch.from_numpy(next(outputs)), example.output)
 
     program = Program(call, form)
     program.outside = int(session.get_modelmeta().custom_metadata_map.get(OUTSIDE, 0))
@@ -233,16 +237,16 @@ def of_onnx(path: Path, asked: Question) -> Program:
 
 
 def _unused(program: ExportedProgram) -> int:
-    """Bytes of weights that no operation reads: of modules that other slots call."""
+    """Returns the bytes of weights that no operation reads: of modules that other slots call."""
     signature = program.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    idle = [
+    unused = [
         weights[node.name]
         for node in program.graph.nodes
         if node.name in weights and not node.users
     ]
     return nbytes(
-        [program.state_dict[name] for name in idle if name in program.state_dict]
+        [program.state_dict[name] for name in unused if name in program.state_dict]
     )
 
 
@@ -252,22 +256,20 @@ def bytes_of(path: Path) -> int:
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
-def difference(program: Program, asked: Question) -> float:
+def difference(program: Program, example: ForwardCall) -> float:
     """Returns the deviation of the program's output from the network's, as a share of its size (of
     all outputs, L2).
     """
-    pairs = list(
-        zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True)
-    )
-    off = sum(
-        float((one.double() - other.double()).square().sum()) for one, other in pairs
-    )
-    size = sum(float(other.double().square().sum()) for _, other in pairs)
-    return math.sqrt(off / size) if size else 0.0
+    squared_error = 0.0
+    size = 0.0
+    outputs = tensors(program.call(*example.inputs))
+    for output, expected in zip(outputs, tensors(example.output), strict=True):
+        reference = expected.double()
+        squared_error += float((output.double() - reference).square().sum())
+        size += float(reference.square().sum())
+    return math.sqrt(squared_error / size) if size else 0.0
 
 
 def _first_line(error: Exception) -> str:
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()),
-        type(error).__name__,
-    )
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

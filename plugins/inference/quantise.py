@@ -21,14 +21,14 @@ from runner.api import (
     nbytes,
 )
 
-from .export import EXTRA, needs_onnxruntime, refuse_beside
+from .export import EXTRA, needs_onnxruntime, refuse_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.api import GradientLearner
 
-    from .network import Question
+    from .network import ForwardCall
     from .program import Program
 
 
@@ -64,9 +64,7 @@ class QuantiseConfig(StageConfig):
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Raises a UsageError if the backend is not available, or together with a stage that
-        replaces the network.
-        """
+        """Returns None, or raises a UsageError without the backend or with conflicting stages."""
         from importlib.util import find_spec
 
         if self.backend == "torchao":
@@ -74,7 +72,7 @@ class QuantiseConfig(StageConfig):
                 raise UsageError(f"backend: torchao is not installed: {EXTRA}")
             return None
         needs_onnxruntime(setting, "backend")
-        refuse_beside(setting, "backend", ("amp", "compile", "export"))
+        refuse_stages(setting, "backend", ("amp", "compile", "export"))
         return None
 
     def implementation(self) -> type[Stage]:
@@ -92,7 +90,7 @@ class Quantise(Stage):
     program: Program | None = None
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Rounds in place, or puts a program with rounded weights in the place of the network.
+        """Rounds in place, or replaces the network by a program with rounded weights.
 
         Raises:
             UsageError: The backend supports no layer of the network.
@@ -101,20 +99,20 @@ class Quantise(Stage):
 
         learner = settled(pipeline, self.config.kind)
         learner.module.eval()
-        kept = (*learner.sensitive, *self.config.keep)
+        unchanged = (*learner.sensitive, *self.config.keep)
         rounds = (
             self._by_torchao
             if self.config.backend == "torchao"
             else self._by_onnxruntime
         )
-        rounds(pipeline, learner, kept)
+        rounds(pipeline, learner, unchanged)
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""
         return [] if self.program is None else self.program.notes()
 
     def _by_torchao(
-        self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]
+        self, pipeline: Pipeline, learner: GradientLearner, unchanged: Sequence[str]
     ) -> None:
         from torch import nn
 
@@ -129,18 +127,18 @@ class Quantise(Stage):
             )
 
         module = learner.module
-        own = {
-            name: each
-            for name, each in module.named_modules()
-            if not matches(name, kept)
+        candidates = {
+            name: layer
+            for name, layer in module.named_modules()
+            if not matches(name, unchanged)
         }
-        # One of a single column would keep a scale for every weight, which torchao refuses.
-        chosen = {
+        # A matrix of a single column would have a scale for every weight, which torchao refuses.
+        selected = {
             name
-            for name, each in own.items()
-            if isinstance(each, nn.Linear) and each.in_features > 1
+            for name, layer in candidates.items()
+            if isinstance(layer, nn.Linear) and layer.in_features > 1
         }
-        if not chosen:
+        if not selected:
             raise UsageError(
                 "quantise: backend: torchao rounds matrices alone, and here are none that are "
                 "not kept"
@@ -150,31 +148,33 @@ class Quantise(Stage):
             if self.config.activations
             else Int8WeightOnlyConfig
         )
-        before = nbytes(dict(module.state_dict()))
+        size_before = nbytes(dict(module.state_dict()))
         with quietly():
             quantize_(
                 module,
                 rounding(set_inductor_config=False, version=2),
-                lambda _, name: name in chosen,
+                lambda _, name: name in selected,
             )
         pipeline.slots.wrap("forward", self._untrained(learner))
-        others = sum(
-            isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding)
-            for each in own.values()
+        float_layers = sum(
+            isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Embedding)
+            for layer in candidates.values()
         )
-        left = (
-            f"; {others} convolutions or embeddings stay in float32" if others else ""
+        remark = (
+            f"; {float_layers} convolutions or embeddings stay in float32"
+            if float_layers
+            else ""
         )
         pipeline.note(
-            f"{len(chosen)} matrices in int8: "
-            f"{_bytes(before, nbytes(dict(module.state_dict())))}{left}"
+            f"{len(selected)} matrices in int8: "
+            f"{_bytes(size_before, nbytes(dict(module.state_dict())))}{remark}"
         )
 
     @staticmethod
     def _untrained(
         learner: GradientLearner,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper for the slot ``forward`` that refuses to train what is rounded."""
+        """Returns a wrapper for the slot ``forward`` that raises in training."""
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
@@ -189,40 +189,38 @@ class Quantise(Stage):
         return wrapped
 
     def _by_onnxruntime(
-        self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]
+        self, pipeline: Pipeline, learner: GradientLearner, unchanged: Sequence[str]
     ) -> None:
         import torch
 
-        from .network import digest, questions, stored_file
+        from .network import digest, forward_calls, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
         kind = self.config.kind
         settings = learner.config.model_dump()
         with torch.no_grad():
-            examples = list(questions(pipeline, learner, kind, CALIBRATION))
+            examples = list(forward_calls(pipeline, learner, kind, CALIBRATION))
         module = learner.module
 
         def export(path: Path) -> None:
             write_onnx(exported(module, examples[0], kind), path, kind)
 
         name = f"export-{digest(module, 'onnx', settings)}.onnx"
-        whole = stored_file(pipeline, self, name, export, lambda path: path)
+        exported_path = stored_file(pipeline, self, name, export, lambda path: path)
 
         def use(path: Path) -> tuple[Program, float]:
             self.program_bytes = bytes_of(path)
             program = of_onnx(path, examples[0])
             return program, difference(program, examples[0])
 
-        name = f"{kind}-{digest(module, kept, settings)}.onnx"
-        make = partial(_round, whole, kept=kept, examples=examples)
-        self.program, off = stored_file(pipeline, self, name, make, use)
+        name = f"{kind}-{digest(module, unchanged, settings)}.onnx"
+        make = partial(_round, exported_path, unchanged=unchanged, examples=examples)
+        self.program, deviation = stored_file(pipeline, self, name, make, use)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        outside = self.program.outside
-        self.bytes = self.program_bytes + outside
-        pipeline.note(
-            f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} "
-            f"of its size"
-        )
+        outside_bytes = self.program.outside
+        self.bytes = self.program_bytes + outside_bytes
+        sizes = _bytes(bytes_of(exported_path) + outside_bytes, self.bytes)
+        pipeline.note(f"{sizes}; one answer is off by {deviation:.1%} of its size")
 
 
 def _bytes(before: int, after: int) -> str:
@@ -230,9 +228,12 @@ def _bytes(before: int, after: int) -> str:
 
 
 def _round(
-    whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Question]
+    source: Path,
+    rounded: Path,
+    unchanged: Sequence[str],
+    examples: Sequence[ForwardCall],
 ) -> None:
-    """Writes an ONNX file with rounded weights; a UsageError if there are none to round."""
+    """Writes an ONNX file with rounded weights, or raises a UsageError if nothing is rounded."""
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
         QuantType,
@@ -247,27 +248,30 @@ def _round(
     with quietly(), TemporaryDirectory() as folder:
         shaped = f"{folder}/shaped.onnx"
         quant_pre_process(
-            whole, shaped, skip_optimization=True, skip_symbolic_shape=True
+            source, shaped, skip_optimization=True, skip_symbolic_shape=True
         )
         graph = onnx.load(shaped, load_external_data=False).graph
-        weights = {each.name for each in graph.initializer if len(each.dims) > 1}
+        weights = {value.name for value in graph.initializer if len(value.dims) > 1}
         layers = [
             n
             for n in graph.node
             if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}
         ]
-        chosen = [node for node in layers if not matches(_owner(node), kept)]
-        if not chosen:
+        selected = [node for node in layers if not matches(_owner(node), unchanged)]
+        if not selected:
             raise UsageError("quantise: keep: nothing is left to round")
-        # The nodes to which a Gemm is converted.
-        names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]
+        # ``quant_pre_process`` converts a Gemm to a MatMul of this name.
+        names = [
+            name for node in selected for name in (node.name, f"{node.name}_MatMul")
+        ]
         common = {
             "per_channel": True,
             "nodes_to_quantize": names,
+            # Without VNNI, sums of products of eight bits saturate.
             "reduce_range": not _has_vnni(),
         }
-        if any(node.op_type == "Conv" for node in chosen):
-            reader = _reader([each.name for each in graph.input], examples)
+        if any(node.op_type == "Conv" for node in selected):
+            reader = _reader([value.name for value in graph.input], examples)
             types = {
                 "activation_type": QuantType.QUInt8,
                 "weight_type": QuantType.QInt8,
@@ -287,13 +291,13 @@ def _owner(node: Any) -> str:
     from .program import SCOPES
 
     scopes = next(
-        (each.value for each in node.metadata_props if each.key == SCOPES), "['', '']"
+        (prop.value for prop in node.metadata_props if prop.key == SCOPES), "['', '']"
     )
     return str(literal_eval(scopes)[-2])
 
 
-def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
-    """Inputs one after the other, as calibration reads them."""
+def _reader(names: Sequence[str], examples: Sequence[ForwardCall]) -> Any:
+    """Returns a reader of the inputs, as calibration needs it."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Examples(CalibrationDataReader):  # type: ignore[misc]  # untyped
@@ -304,10 +308,10 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
 
         def get_next(self) -> dict[str, Any] | None:
             """Returns the inputs of the next batch; None after the last."""
-            asked = next(self.rest, None)
-            return asked and {
-                name: each.numpy()
-                for name, each in zip(names, asked.inputs, strict=True)
+            call = next(self.rest, None)
+            return call and {
+                name: tensor.numpy()
+                for name, tensor in zip(names, call.inputs, strict=True)
             }
 
     return Examples()

@@ -112,8 +112,7 @@ class Masac(Learner):
             name: AgentsRole(agents, norms[name]) for name, agents in parameters.items()
         }
 
-    # --- the story ------------------------------------------------------------------------------
-    # ----------------------
+    # --- the story ---
 
     def update(
         self, batch: Batch, noise: Batch, progress: Progress
@@ -184,8 +183,7 @@ class Masac(Learner):
         """Polyak averaging of the target critics."""
         self._target_step(ALL)
 
-    # --- losses and their gradients, which stay at the parameters
-    # -----------------------------------------------------
+    # --- losses and their gradients, which stay at the parameters ---
 
     def critic_gradients(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
         """The critic losses of these agents, their backward and clipping."""
@@ -205,8 +203,7 @@ class Masac(Learner):
         """The temperature losses of these agents and their backward."""
         self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
 
-    # --- pure functions of parameters, batch and noise
-    # ----------------------------------------------------------------
+    # --- pure functions of parameters, batch and noise ---
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Batch, agents: slice) -> Tensor:
@@ -331,8 +328,7 @@ class Masac(Learner):
         """Logarithms of the temperatures, [n]."""
         return torch.stack([*self.log_temperatures[agents]])
 
-    # --- acting ---------------------------------------------------------------------------------
-    # ----------------------
+    # --- acting ---
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
@@ -374,8 +370,7 @@ class Masac(Learner):
         parameters = sum(parameter.numel() for _, parameter in self.named_parameters())
         return least_flop(*sizes), least_bytes(*sizes, parameters)
 
-    # --- state ----------------------------------------------------------------------------------
-    # ----------------------
+    # --- state ---
 
     def configure_optimizers(self) -> None:
         """Creates one optimizer for every agent and role."""
@@ -467,8 +462,7 @@ class Masac(Learner):
         factors = [*gamma, *gamma[-1:] * (self.agents - len(gamma))]
         return torch.tensor(factors, device=self.device)[:, None]
 
-    # --- for one slice of agents
-    # --------------------------------------------------------------------------------------
+    # --- for one slice of agents ---
 
     def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:
         self.roles["temperature"].zero_grad(agents)

@@ -52,9 +52,9 @@ class MoleculeCounts(NamedTuple):
     """Numbers of molecules of a table by their size, so that no file is needed to plan for it."""
 
     nodes: Mapping[int, int]
-    """By the number of nodes to which a graph is padded."""
+    """Molecules by the number of nodes to which a graph is padded."""
     tokens: Mapping[int, int]
-    """By the tokens of a walk over all bonds, as a multiple of 16."""
+    """Molecules by the tokens of a walk over all bonds, as a multiple of 16."""
 
 
 PUBLISHED_COUNTS = {
@@ -111,7 +111,7 @@ class MoleculesConfig(PublishedDatasetConfig):
     """The part that evaluation sees; a search should look at the other one."""
 
     def wanted(self) -> tuple[DataFile, ...]:
-        """The published table that is named, if one is."""
+        """Returns the published table that is named, if any."""
         return tuple(file for file in self.files if file.name == self.file)
 
     def largest_sizes(
@@ -135,6 +135,7 @@ class MoleculesConfig(PublishedDatasetConfig):
             return None
         path = self.locate(self.file)
         published = {file.name: file for file in self.files}.get(self.file)
+        # A file of the same name and another size is a table of the user's.
         if published is not None and (
             path is None or path.stat().st_size == published.size
         ):
@@ -185,18 +186,20 @@ class Table:
         )
         self.train = train
         self.held_out = test if config.held_out == "test" else validation
-        known = [self.targets[row] for row in self.train]
-        self.mean = statistics.fmean(known)
-        self.std = statistics.pstdev(known) or 1.0
+        # Held-out targets must not influence the scale that the learner predicts.
+        targets = [self.targets[row] for row in self.train]
+        self.mean = statistics.fmean(targets)
+        # Equal targets have no deviation to divide by.
+        self.std = statistics.pstdev(targets) or 1.0
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics of standardised targets, with the root of
         ``squared_error`` in the table's unit.
         """
-        others = {
+        remaining = {
             name: value for name, value in metrics.items() if name != "squared_error"
         }
-        return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **others}
+        return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **remaining}
 
 
 def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]:
@@ -210,12 +213,13 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
     columns = list(rows[0]) if rows else []
     for key, column in (("smiles", smiles), ("target", target)):
         if column not in columns:
-            found = ", ".join(f"'{name}'" for name in columns) or "nothing"
+            available = ", ".join(f"'{name}'" for name in columns) or "nothing"
             raise UsageError(
-                f"data.{key}: {path} has no column '{column}', but {found}"
+                f"data.{key}: {path} has no column '{column}', but {available}"
             )
     texts = [str(row[smiles] or "").strip() for row in rows]
     numbers = list[float]()
+    # Messages count rows as a text editor does; the first row contains the columns.
     for line, row in enumerate(rows, 2):
         try:
             numbers.append(float(row[target]))
@@ -229,9 +233,10 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
 def _parts(
     texts: Sequence[str], seed: int, path: Path
 ) -> tuple[list[int], list[int], list[int]]:
-    """Row numbers for testing, for validation and for training."""
+    """Returns row numbers for testing, for validation and for training."""
     from .smiles import read, skeleton
 
+    # Molecules that are nearly equal must not be on both sides of a split.
     groups: dict[str, list[int]] = defaultdict(list)
     for row, text in enumerate(texts):
         try:
@@ -242,14 +247,19 @@ def _parts(
             ) from error
     order = sorted(groups)
     random.Random(seed).shuffle(order)
-    parts: tuple[list[int], list[int], list[int]] = [], [], []
+    test = list[int]()
+    validation = list[int]()
+    train = list[int]()
+    size = len(texts) // PART
     for key in order:
-        place = next(
-            (place for place in (0, 1) if len(parts[place]) < len(texts) // PART), 2
-        )
-        parts[place].extend(groups[key])
-    if not all(parts):
+        if len(test) < size:
+            test.extend(groups[key])
+        elif len(validation) < size:
+            validation.extend(groups[key])
+        else:
+            train.extend(groups[key])
+    if not (test and validation and train):
         raise UsageError(
             f"data.file: {path} has {len(texts)} molecules, too few to hold some out"
         )
-    return parts
+    return test, validation, train

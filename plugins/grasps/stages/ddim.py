@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import Field
 
-from runner.api import Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import (
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from ..learner import GraspDiffusion
@@ -31,7 +38,7 @@ class DdimConfig(StageConfig):
     """How much fresh noise every step adds (equation 16): none, up to as much as DDPM."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """Other grasps."""
+        """Returns ``Statistical``: the grasps differ."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
@@ -53,9 +60,11 @@ class DdimConfig(StageConfig):
             raise UsageError(
                 "eta: no noise is added on a straight line (model.process is flow)"
             )
-        settled = getattr(model, "sampling_steps", None), getattr(model, "eta", None)
-        same = sampler == "ddim" and settled == (self.steps, self.eta)
-        return f"model.sampler is ddim, with {self.steps} steps" if same else None
+        steps = getattr(model, "sampling_steps", None)
+        eta = getattr(model, "eta", None)
+        if sampler != "ddim" or (steps, eta) != (self.steps, self.eta):
+            return None
+        return f"model.sampler is ddim, with {self.steps} steps"
 
     def implementation(self) -> type[Stage]:
         """Returns the implementation."""

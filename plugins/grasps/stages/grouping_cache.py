@@ -75,26 +75,28 @@ class GroupingCache(Stage):
         """
         import torch
 
-        kept = getattr(getattr(pipeline.source, "train", None), "kept", None)
-        if kept is None:
+        stored = getattr(
+            getattr(pipeline.source, "train", None), "stored", None
+        )
+        if stored is None:
             raise UsageError(
                 f"grouping_cache: a {type(pipeline.source).__name__} keeps no clouds"
             )
         learner = cast("GraspLearner", pipeline.learner)
-        clouds = kept["cloud"].to(learner.device)
-        parts = [learner.group(part) for part in clouds.split(pipeline.batch_size)]
-        centres, neighbours = (torch.cat(each) for each in zip(*parts, strict=True))
+        clouds = stored["cloud"].to(learner.device)
+        chunks = clouds.split(pipeline.batch_size)
+        groups = zip(*(learner.group(chunk) for chunk in chunks), strict=True)
+        centres, neighbours = (torch.cat(tensors) for tensors in groups)
 
         def remembering(group: Group) -> Group:
             def remembered(
                 cloud: Tensor, number: Tensor | None = None
             ) -> tuple[Tensor, Tensor]:
-                if (
-                    number is None
-                    or cloud.dtype != clouds.dtype
-                    or not torch.equal(cloud, clouds[number])
-                ):
-                    # A cloud that was changed on the way is another one.
+                # A held-out cloud has no number, and mixed precision rounds the points.
+                if number is None or cloud.dtype != clouds.dtype:
+                    return group(cloud, number)
+                # Another stage may have changed the points of a cloud.
+                if not torch.equal(cloud, clouds[number]):
                     return group(cloud, number)
                 return centres[number], neighbours[number]
 

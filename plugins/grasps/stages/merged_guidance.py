@@ -24,7 +24,7 @@ class MergedGuidanceConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"both"})
 
     def contract(self, setting: Setting) -> Close:
-        """Products of other sizes."""
+        """Returns ``Close``: matrix products of other sizes round differently."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
@@ -36,7 +36,7 @@ class MergedGuidanceConfig(StageConfig):
         )
 
     def implementation(self) -> type[Stage]:
-        """The batch."""
+        """Returns the implementation."""
         return MergedGuidance
 
 
@@ -44,17 +44,18 @@ class MergedGuidance(Stage):
     """Replaces two evaluations of the network by one."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """The rows without a cloud come after those with one."""
+        """Replaces the slot; the rows without a cloud come after those with one."""
         from torch import cat
 
         learner = cast("GraspDiffusion", pipeline.learner)
 
         def both(
-            x: Tensor, tokens: Tensor, blank: Tensor, level: Tensor
+            x: Tensor, tokens: Tensor, blank: Tensor, timestep: Tensor
         ) -> tuple[Tensor, Tensor]:
-            one, other = learner.clean(
-                x.repeat(2, 1, 1), cat([tokens, blank]), level.repeat(2)
-            ).chunk(2)
-            return one, other
+            x0 = learner.predict_x0(
+                x.repeat(2, 1, 1), cat([tokens, blank]), timestep.repeat(2)
+            )
+            conditional, unconditional = x0.chunk(2)
+            return conditional, unconditional
 
         pipeline.slots.replace("both", both)
