@@ -1,4 +1,4 @@
-"""The face of multi-agent SAC."""
+"""The settings of multi-agent SAC."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,7 +20,9 @@ STORY = frozenset(
 SHARED = frozenset({"next_actions", "current_action"})
 FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
-GRADIENTS = frozenset({"critic_gradients", "actor_gradients", "temperature_gradients"})
+GRADIENTS = frozenset(
+    {"critic_gradients", "actor_gradients", "temperature_gradients"}
+)
 
 
 def _form(value: Any) -> str:
@@ -54,7 +56,12 @@ class MasacConfig(LearnerConfig):
     learns_from: ClassVar[str] = "multi_agent"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "actor": {"kind": "adam", "lr": 1e-3, "max_grad_norm": 1.0},
-        "critic": {"kind": "adam", "lr": 3e-3, "eps": 1e-5, "max_grad_norm": 1.0},
+        "critic": {
+            "kind": "adam",
+            "lr": 3e-3,
+            "eps": 1e-5,
+            "max_grad_norm": 1.0,
+        },
         "temperature": {"kind": "adam", "lr": 3e-4},
     }
     """Gradients are clipped separately for every network of every agent."""
@@ -65,9 +72,13 @@ class MasacConfig(LearnerConfig):
         "model.critic_eps": "optimizer.critic.eps",
         "model.max_grad_norm": "optimizer.actor.max_grad_norm and optimizer.critic.max_grad_norm",
     }
-    slots: ClassVar[frozenset[str]] = STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
+    slots: ClassVar[frozenset[str]] = (
+        STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
+    )
 
-    hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)
+    hidden: list[Width] = Field(
+        default_factory=lambda: [256, 256], min_length=1
+    )
     """Widths of the hidden layers of every actor and critic."""
     gamma: Discount = 0.95
     """Discount factor of all agents, or a list: one for each agent, the last one for all that
@@ -91,7 +102,7 @@ class MasacConfig(LearnerConfig):
         return Masac
 
     def lacks(self, slot: str) -> str | None:
-        """The sequential order leaves nothing to reuse between agents."""
+        """Returns the reason if the update order leaves nothing for a slot to share."""
         if self.update_order == "sequential" and slot in STORY | SHARED:
             return (
                 "with model.update_order: sequential every agent learns from parameters that "

@@ -43,7 +43,7 @@ class Mlp(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
-        """[B, inputs] to [B, outputs], the trunk in the context of ``precision``."""
+        """Returns [B, outputs] for [B, inputs]; the trunk runs in the context of ``precision``."""
         with precision():
             hidden = self.trunk(inputs)
         output: Tensor = self.head(hidden.to(self.head.weight.dtype))
@@ -61,14 +61,13 @@ class TwinCritic(nn.Module):
         self.q2 = Mlp(inputs, hidden, 1, generator)
 
     def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
-        """[B, inputs] to [B, 2]."""
-        return torch.cat(
-            [self.q1(inputs, precision), self.q2(inputs, precision)], dim=-1
-        )
+        """Returns both values, [B, 2], for [B, inputs]."""
+        values = [self.q1(inputs, precision), self.q2(inputs, precision)]
+        return torch.cat(values, dim=-1)
 
 
 def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """A reparameterised sample of the tanh-squashed Gaussian and its log-probability.
+    """Returns a reparameterised sample of the tanh-squashed Gaussian and its log-probability.
 
     Haarnoja et al. 2018 (arXiv:1812.05905), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u -
     softplus(-2 u)).
@@ -84,7 +83,7 @@ def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     log_std = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
     unbounded = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    log_prob = log_prob - 2 * (
-        math.log(2) - unbounded - functional.softplus(-2 * unbounded)
-    )
+    # The direct form, log(1 - tanh(u)^2), is the logarithm of zero for large u.
+    softplus = functional.softplus(-2 * unbounded)
+    log_prob = log_prob - 2 * (math.log(2) - unbounded - softplus)
     return unbounded.tanh(), log_prob.sum(-1)

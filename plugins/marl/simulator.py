@@ -133,7 +133,9 @@ class SimulatorSource(Source):
         self.shapes = {**stored, "weight": (), "index": ()}
         storage = storage_device(config.replay, self._device)
         generator = context.generator("replay", storage)
-        self._replay = make_replay(config.replay, stored, self._device, generator)
+        self._replay = make_replay(
+            config.replay, stored, self._device, generator
+        )
         self._finished: Tensor | None = None
         self._latest: EnvironmentStep | None = None
         """The step of the last ``draw``, if it made one."""
@@ -144,7 +146,11 @@ class SimulatorSource(Source):
 
     @abstractmethod
     def make_environment(
-        self, config: Any, envs: int, device: torch.device, generator: torch.Generator
+        self,
+        config: Any,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
     ) -> BatchedEnvironment:
         """Builds ``envs`` simulations that draw their episodes from ``generator``."""
 
@@ -155,8 +161,7 @@ class SimulatorSource(Source):
         )
 
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
-        """A batch from the replay buffer, after stepping the environments until one is due; None
-        after a single step.
+        """Returns a batch from the replay buffer, or None after a step that earned no update.
 
         Every step of all environments earns ``updates_per_step`` updates for each, and none
         during the warm-up.
@@ -168,14 +173,14 @@ class SimulatorSource(Source):
                 return None
         self._due -= 1
         self._open += 1
-        whole = progress.length if progress.unit == "env_steps" else None
-        batch = self._replay.sample(
-            batch_size, min(1.0, self._steps / whole) if whole else progress.fraction
-        )
+        fraction = progress.fraction
+        # The progress counts steps when their updates are done, and lags behind the simulator.
+        if progress.unit == "env_steps" and progress.length:
+            fraction = min(1.0, self._steps / progress.length)
+        batch = self._replay.sample(batch_size, fraction)
         if self.config.normalize_rewards:
-            batch["reward"] = batch["reward"] / self.reward_scale().to(
-                batch["reward"].device
-            )
+            reward = batch["reward"]
+            batch["reward"] = reward / self.reward_scale().to(reward.device)
         return batch
 
     def reward_scale(self) -> Tensor:
@@ -193,12 +198,10 @@ class SimulatorSource(Source):
         self._uncounted += self._envs
         if warming_up or len(self._replay) < batch_size:
             return 0
-        self._credit += (
-            self._envs
-            * self.config.updates_per_step
-            * self._nominal_batch_size
-            / batch_size
-        )
+        # A larger batch than the recipe's has fewer updates of the same number of samples. The
+        # fraction of an update remains as credit for the next step.
+        earned = self._envs * self.config.updates_per_step
+        self._credit += earned * self._nominal_batch_size / batch_size
         due = int(self._credit)
         self._credit -= due
         return due
@@ -212,11 +215,14 @@ class SimulatorSource(Source):
         return self._due
 
     def size(self, batch: Batch) -> int:
-        """Transitions."""
+        """Returns the number of transitions."""
         return len(batch["reward"])
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """Environment steps count when all updates that they earned are done."""
+        """Returns what an update adds to the progress.
+
+        Environment steps count when all updates that they earned are done.
+        """
         counts = {}
         if batch is not None:
             self._open -= 1
@@ -233,10 +239,11 @@ class SimulatorSource(Source):
         Args:
             act: Maps observations to actions; None selects uniformly random actions.
         """
-        # Policies and environments may change what they are given in place, and what they return.
-        action = (
-            self._random_action() if act is None else act(self._observation.clone())
-        )
+        # Policies and environments may change their arguments and results in place.
+        if act is None:
+            action = self._random_action()
+        else:
+            action = act(self._observation.clone())
         step = self._environment.step(action.clone())
         self._latest = step
         self._replay.add(
@@ -252,19 +259,19 @@ class SimulatorSource(Source):
         self._reward_squares = self._reward_squares + squares
         self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
-        self._finished = (
-            finished if self._finished is None else self._finished + finished
-        )
+        if self._finished is not None:
+            finished = self._finished + finished
+        self._finished = finished
 
     def _random_action(self) -> Tensor:
         shape = (self._envs, *self._action_shape)
-        return (
-            torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
+        uniform = torch.rand(
+            shape, generator=self._exploration, device=self._device
         )
+        return uniform * 2 - 1
 
     def feedback(self, batch: Batch, output: Batch) -> None:
-        """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay
-        buffer.
+        """Passes the TD errors of the batch, ``output["td_error"]`` [B], to prioritized replay.
 
         Raises:
             UsageError: the replay is prioritized and the learner returns no TD errors.
@@ -288,16 +295,18 @@ class SimulatorSource(Source):
         environment, observation = self.held_out()
         total: Tensor | None = None
         for step, running in self.rollout(learner, environment, observation):
-            finished = (step.episodes * running.unsqueeze(-1)).sum(
-                0, dtype=torch.float64
-            )
+            # A simulation starts a second episode while others are in their first.
+            first_episodes = step.episodes * running.unsqueeze(-1)
+            finished = first_episodes.sum(0, dtype=torch.float64)
             total = finished if total is None else total + finished
         assert total is not None
         return environment.summarise(total.tolist())
 
     def held_out(self) -> tuple[BatchedEnvironment, Tensor]:
-        """The held-out episodes at their start, and what is observed there, [E, N, o]."""
-        generator = torch.Generator(self._device).manual_seed(self._evaluation_seed)
+        """Returns the held-out episodes at their start, and their observations, [E, N, o]."""
+        generator = torch.Generator(self._device).manual_seed(
+            self._evaluation_seed
+        )
         environment = self.make_environment(
             self.config, self._evaluation_episodes, self._device, generator
         )
@@ -305,36 +314,43 @@ class SimulatorSource(Source):
 
     @torch.no_grad()
     def rollout(
-        self, learner: Learner, environment: BatchedEnvironment, observation: Tensor
+        self,
+        learner: Learner,
+        environment: BatchedEnvironment,
+        observation: Tensor,
     ) -> Iterator[tuple[EnvironmentStep, Tensor]]:
         """Steps the deterministic policy until all episodes are over; with each step, which had
         not ended before, [E].
 
         On an accelerator, some steps more.
         """
-        running = torch.ones(len(observation), dtype=torch.bool, device=self._device)
+        running = torch.ones(
+            len(observation), dtype=torch.bool, device=self._device
+        )
         for steps in count(1):
             step = environment.step(learner.predict(observation.clone()))
             yield step, running
             running = running & ~(step.terminated | step.truncated)
             observation = step.observation
-            if (
+            may_check = (
                 self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0
-            ) and not running.any():
+            )
+            if may_check and not running.any():
                 return
             if steps == self._longest_episode:
-                left = int(running.sum())
-                who = type(self.config).__name__
+                unfinished = int(running.sum())
+                config_name = type(self.config).__name__
                 raise RunnerError(
-                    f"{left} of {len(running)} episodes of the evaluation have not ended after "
-                    f"{steps:,} steps: "
-                    f"let {who}'s environment terminate or truncate them, or set "
+                    f"{unfinished} of {len(running)} episodes of the evaluation have not ended "
+                    f"after {steps:,} steps: "
+                    f"let {config_name}'s environment terminate or truncate them, or set "
                     f"data.evaluation.longest"
                 )
 
     def statistics(self) -> dict[str, float]:
-        """Metrics of the training episodes that ended since the last call, and ``episodes``, how
-        many they are.
+        """Returns metrics of the training episodes that ended since the last call.
+
+        ``episodes`` is their number.
         """
         total = [0.0] if self._finished is None else self._finished.tolist()
         self._finished = None
@@ -345,15 +361,15 @@ class SimulatorSource(Source):
     def events(self) -> Mapping[str, bool]:
         """Returns whether an episode was terminated or truncated in the last draw."""
         step = self._latest
+        is_terminated = step is not None and bool(step.terminated.any())
+        is_truncated = step is not None and bool(step.truncated.any())
         return {
-            "an episode that is terminated": step is not None
-            and bool(step.terminated.any()),
-            "an episode that is truncated": step is not None
-            and bool(step.truncated.any()),
+            "an episode that is terminated": is_terminated,
+            "an episode that is truncated": is_truncated,
         }
 
     def state_dict(self) -> State:
-        """Environments, observations to act on, episodes not yet reported, replay buffer."""
+        """Returns environments, observations, unreported episodes and the replay buffer."""
         return {
             "environment": self._environment.state_dict(),
             "observation": self._observation,
@@ -368,7 +384,9 @@ class SimulatorSource(Source):
         self._environment.load_state_dict(state["environment"])
         self._observation = state["observation"].to(self._device, copy=True)
         self._finished = (
-            None if state["finished"] is None else state["finished"].to(self._device)
+            None
+            if state["finished"] is None
+            else state["finished"].to(self._device)
         )
         self._reward_squares = state["reward_squares"].to(self._device)
         self._replay.load_state_dict(state["replay"])

@@ -29,7 +29,9 @@ class SimulatorConfig(SourceConfig):
     """A multi-agent simulator with a replay buffer."""
 
     provides: ClassVar[str] = "multi_agent"
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
+    units: ClassVar[frozenset[Unit]] = frozenset(
+        {"updates", "samples", "env_steps"}
+    )
     evaluation_size: ClassVar[str] = "evaluation.episodes"
     evaluation_seed: ClassVar[str] = "evaluation.seed"
     fixed: ClassVar[frozenset[str]] = frozenset({"envs", "replay", "warmup"})
@@ -84,9 +86,12 @@ class SimulatorConfig(SourceConfig):
             "weight": (),
         }
         batch = {
-            name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()
+            name: TensorOutline((batch_size, *shape))
+            for name, shape in shapes.items()
         }
-        return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
+        return SourceOutline(
+            {**batch, "index": TensorOutline((batch_size,), "int64")}
+        )
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
         """Yields a few environments, a single one, and the usual number, each with a small
@@ -120,7 +125,9 @@ class SimulatorConfig(SourceConfig):
         """Returns whether the replay buffer is where the learner is."""
         return device == "cpu" or self.replay.device == "same"
 
-    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+    def contradictions(
+        self, unit: Unit, length: int
+    ) -> Iterator[tuple[str, str]]:
         """A warm-up that leaves nothing to learn from."""
         if unit == "env_steps" and self.warmup >= length:
             yield (

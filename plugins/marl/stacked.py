@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from runner.api import Slots, State, restore
 
-from .layout import apart, as_stacked, split, together
+from .layout import as_agent_states, as_stacked, as_vector_state, split
 from .networks import Precision
 from .roles import ALL, AgentsRole, MakeOptimizer
 
@@ -26,15 +26,17 @@ class Stack:
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
         layers = [
-            torch.stack([as_stacked(p.detach()) for p in same])
-            for same in zip(*networks, strict=True)
+            torch.stack([as_stacked(p.detach()) for p in parameters])
+            for parameters in zip(*networks, strict=True)
         ]
         self.shapes = [layer.shape for layer in layers]
         self.flat = torch.cat([layer.flatten() for layer in layers])
         self.views = split(self.flat, self.shapes)
-        for view, same in zip(self.views, zip(*networks, strict=True), strict=True):
-            for own, parameter in zip(view, same, strict=True):
-                parameter.data = as_stacked(own)
+        for view, parameters in zip(
+            self.views, zip(*networks, strict=True), strict=True
+        ):
+            for row, parameter in zip(view, parameters, strict=True):
+                parameter.data = as_stacked(row)
 
 
 class StackedRole(AgentsRole):
@@ -53,14 +55,15 @@ class StackedRole(AgentsRole):
         """Stacks the networks.
 
         Args:
-            networks: the parameters of each, an agent's side by side.
-            agents: how many share the networks out evenly.
-            max_grad_norm: to which every agent's gradient is clipped.
+            networks: the parameters of each network; those of an agent are neighbours.
+            agents: number of agents, which have equally many networks.
+            max_grad_norm: the norm to which every agent's gradient is clipped.
         """
         self.networks = networks
         self.agents = agents
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
+        # The layers collect gradients; the vector, in the same memory, is what is optimized.
         self.vector = nn.Parameter(self.stack.flat)
         self.vector.grad = torch.zeros_like(self.stack.flat)
         self.shares = split(self.stack.flat, self.stack.shapes)
@@ -71,7 +74,7 @@ class StackedRole(AgentsRole):
         self.max_grad_norm = max_grad_norm
 
     def leaves(self) -> Iterator[nn.Parameter]:
-        """The stacked layers, [M, ...] each."""
+        """Yields the stacked layers, [M, ...] each."""
         yield from self.layers
 
     def configure(self, make: MakeOptimizer) -> None:
@@ -103,18 +106,24 @@ class StackedRole(AgentsRole):
     def expose_gradients(self) -> None:
         """Assigns every network's share of the gradient to its parameters."""
         for layer, share, same in zip(
-            self.layers, self.shares, zip(*self.networks, strict=True), strict=True
+            self.layers,
+            self.shares,
+            zip(*self.networks, strict=True),
+            strict=True,
         ):
             gradient = None if layer.grad is None else share.grad
             for i, parameter in enumerate(same):
-                parameter.grad = None if gradient is None else as_stacked(gradient[i])
+                parameter.grad = (
+                    None if gradient is None else as_stacked(gradient[i])
+                )
 
     def state_dict(self) -> State:
-        """The state of one optimizer for every agent; its tensors are views of the one
-        optimizer's.
+        """Returns the state of one optimizer for every agent.
+
+        The tensors are views of those of the single optimizer.
         """
         return {
-            "optimizers": apart(
+            "optimizers": as_agent_states(
                 self.optimizers[0].state_dict(), self.stack.shapes, self.agents
             )
         }
@@ -125,7 +134,10 @@ class StackedRole(AgentsRole):
         Raises:
             ValueError: the agents have taken different numbers of steps.
         """
-        restore(self.optimizers[0], together(state["optimizers"], self.stack.shapes))
+        restore(
+            self.optimizers[0],
+            as_vector_state(state["optimizers"], self.stack.shapes),
+        )
 
 
 class ClipAgents:
@@ -173,11 +185,12 @@ class StackedMlp:
             for weight, bias, scale, shift in self.trunk:
                 hidden = torch.bmm(hidden, weight) + bias[:, None]
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
-                hidden = torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
+                hidden = torch.addcmul(
+                    shift[:, None], hidden, scale[:, None]
+                ).relu()
         hidden = hidden.to(self.head_weight.dtype)
-        # A matmul with one column is slower than what it computes.
+        # The matmul of a single column is slower than the same products and their sum.
         if self.head_weight.shape[-1] == 1:
-            return (hidden * self.head_weight.transpose(1, 2)).sum(
-                -1, keepdim=True
-            ) + self.head_bias[:, None]
+            products = hidden * self.head_weight.transpose(1, 2)
+            return products.sum(-1, keepdim=True) + self.head_bias[:, None]
         return torch.baddbmm(self.head_bias[:, None], hidden, self.head_weight)

@@ -13,9 +13,13 @@ agent.
 
 
 def least_flop(
-    agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int
+    agents: int,
+    observation: int,
+    action: int,
+    hidden: Sequence[int],
+    batch_size: int,
 ) -> int:
-    """The least matrix FLOP of one simultaneous update.
+    """Returns the minimal matrix FLOP of one simultaneous update.
 
     A forward through P weights costs 2 P per sample, as do the gradient of the weights and that of
     the inputs, which the first layer does not need. For every agent there are two target and two
@@ -24,15 +28,15 @@ def least_flop(
     """
     actor, critic = _weights(agents, observation, action, hidden)
     joint = agents * (observation + action)
-    first = hidden[0]
-    each = (
+    first_width = hidden[0]
+    flop_per_sample = (
         24 * critic
-        - 8 * joint * first
-        + 4 * action * first
+        - 8 * joint * first_width
+        + 4 * action * first_width
         + 8 * actor
-        - 2 * observation * first
+        - 2 * observation * first_width
     )
-    return agents * batch_size * each
+    return agents * batch_size * flop_per_sample
 
 
 def least_bytes(
@@ -43,12 +47,12 @@ def least_bytes(
     batch_size: int,
     parameters: int,
 ) -> int:
-    """The bytes that one update at least reads or writes.
+    """Returns the bytes that one update at least reads or writes.
 
     Args:
-        agents: how many.
-        observation: numbers that each observes.
-        action: numbers of each one's action.
+        agents: number of agents.
+        observation: numbers that an agent observes.
+        action: numbers of an agent's action.
         hidden: widths of the hidden layers.
         batch_size: transitions.
         parameters: trainable ones, of all agents.
@@ -65,7 +69,9 @@ def least_bytes(
 def _weights(
     agents: int, observation: int, action: int, hidden: Sequence[int]
 ) -> tuple[int, int]:
-    """Weights of one actor and of one critic, biases left out."""
+    """Returns the weights of one actor and of one critic, without biases."""
     between = sum(a * b for a, b in itertools.pairwise(hidden))
+    # An actor puts out mean and standard deviation of every number of an action.
     actor = observation * hidden[0] + between + hidden[-1] * 2 * action
-    return actor, agents * (observation + action) * hidden[0] + between + hidden[-1]
+    joint = agents * (observation + action)
+    return actor, joint * hidden[0] + between + hidden[-1]

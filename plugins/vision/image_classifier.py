@@ -1,4 +1,4 @@
-"""What every classifier of images does, whatever its network."""
+"""Base class of classifiers of images."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from runner.inference.ablate import Answering, InferenceResult
 
 REPORT = "README.md"
-# Columns from which on a terminal shows intervals.
 _WIDE = 130
-# Ratio from which on a linear scale would draw the others too close to 1.
+"""Columns from which on a terminal shows intervals."""
+# A linear scale would draw smaller ratios too close to 1.
 _LOGARITHMIC = 4.0
-# Of the scale around the intervals.
 _MARGIN = 1.1
+"""Factor of the scale around the intervals."""
 _MARKS = {
     Effect.FASTER: (BLUE, ">"),
     Effect.SLOWER: (VERMILLION, "<"),
@@ -79,7 +79,7 @@ def show(result: InferenceResult, console: Console) -> None:
 
 
 def write(result: InferenceResult) -> None:
-    """Leaves the report and its picture in the result's folder."""
+    """Writes the report and its plot to the result's folder."""
     panels = len(result.baseline.timings) + any(
         row.value is not None for row in result.rows
     )
@@ -142,12 +142,12 @@ def _rows(
     for row in result.rows:
         times: dict[str, str] = {}
         for size, timing in row.timings.items():
-            shown = (
+            ratio = (
                 str(timing.ratio)
                 if intervals or timing.caught
                 else f"{timing.ratio.value:.3g}x"
             )
-            times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": shown}
+            times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": ratio}
         yield {
             "variant": row.name,
             **times,
@@ -202,14 +202,15 @@ def _draw_ratios(axes: Any, rows: Sequence[Answering], size: int) -> None:
     axes.set_title("one request" if size == 1 else f"{size} requests together")
     axes.set_xlabel("speed-up (bar: 95 % interval)")
     axes.axvline(1, color=BLACK, linewidth=0.8)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         timing = row.timings[size]
+        # The bar of a ratio of different work would look like a result.
         if timing.caught:
-            axes.text(1, place, "not the same work", fontsize=7, va="center")
+            axes.text(1, position, "not the same work", fontsize=7, va="center")
             continue
         band = noise_factor(timing.a_a)
         axes.barh(
-            place,
+            position,
             band - 1 / band,
             left=1 / band,
             height=0.9,
@@ -221,14 +222,14 @@ def _draw_ratios(axes: Any, rows: Sequence[Answering], size: int) -> None:
         colour, mark = _MARKS[timing.effect]
         axes.plot(
             [ratio.low, ratio.high],
-            [place, place],
+            [position, position],
             color=colour,
             linewidth=2.5,
             solid_capstyle="butt",
         )
         axes.plot(
             ratio.value,
-            place,
+            position,
             mark,
             color=colour,
             markersize=5,
@@ -240,7 +241,7 @@ def _draw_ratios(axes: Any, rows: Sequence[Answering], size: int) -> None:
             "va": "bottom",
             "fontsize": 7,
         }
-        axes.annotate(f"{ratio.value:.2f}", (ratio.value, place), (0, 4), **text)
+        axes.annotate(f"{ratio.value:.2f}", (ratio.value, position), (0, 4), **text)
 
 
 def _draw_quality(axes: Any, result: InferenceResult) -> None:
@@ -248,14 +249,14 @@ def _draw_quality(axes: Any, result: InferenceResult) -> None:
     axes.set_title("quality")
     axes.set_xlabel(result.metric or "objective")
     axes.margins(x=0.3)
-    for place, row in enumerate(result.rows):
+    for position, row in enumerate(result.rows):
         if row.value is None:
             continue
         outcome = None if row.verdict is None else row.verdict.outcome
         label, marker = VERDICT_MARKERS[outcome]
         axes.plot(
             row.value,
-            place,
+            position,
             linestyle="none",
             color=BLACK,
             label=label,
@@ -267,4 +268,4 @@ def _draw_quality(axes: Any, result: InferenceResult) -> None:
             "va": "bottom",
             "fontsize": 7,
         }
-        axes.annotate(figure(row.value), (row.value, place), (0, 4), **text)
+        axes.annotate(figure(row.value), (row.value, position), (0, 4), **text)

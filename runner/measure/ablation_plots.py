@@ -98,12 +98,12 @@ def _quantities(result: Result) -> list[_Quantity]:
 
 def _panels(
     result: Result,
-    every: Any,
+    all_axes: Any,
     rows: Sequence[str],
     ratios: Callable[[CaseResult], Iterable[Ratio]],
 ) -> Any:
     """Prepares a panel for every case: its title, and the same rows from top to bottom."""
-    for axes, case in zip(every, result.cases, strict=True):
+    for axes, case in zip(all_axes, result.cases, strict=True):
         measured = list(ratios(case))
         counts = {
             unit: sorted({getattr(ratio, unit) for ratio in measured})
@@ -121,7 +121,7 @@ def _panels(
         axes.set(
             yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.5)
         )
-    return zip(every, result.cases, strict=True)
+    return zip(all_axes, result.cases, strict=True)
 
 
 def _ratios(result: Result, figure: Any) -> None:
@@ -161,14 +161,14 @@ def _measured(quantity: _Quantity, case: CaseResult) -> list[Ratio]:
     return [quantity.ratio(variant) for variant in _drawable(quantity, case)]
 
 
-def _mark_recommended(result: Result, every: Any, rows: Sequence[str]) -> None:
+def _mark_recommended(result: Result, panels: Any, rows: Sequence[str]) -> None:
     """Prints the name of the recommended variant of each case in its panel in bold."""
-    for axes, recommendation in zip(every, result.recommendations, strict=False):
+    for axes, recommendation in zip(panels, result.recommendations, strict=False):
         if recommendation.variant in rows:
-            place = (1, rows.index(recommendation.variant))
+            point = (1, rows.index(recommendation.variant))
             coordinates = ("axes fraction", "data")
             how = {"xycoords": coordinates, "va": "top", "fontweight": "bold"}
-            _write(axes, "recommended", place, (4, -5), **how)
+            _write(axes, "recommended", point, (4, -5), **how)
 
 
 def _draw_ratio(
@@ -203,9 +203,13 @@ def _draw_ratio(
             "label": "published",
         }
         axes.plot(variant.published, row, "D", **diamond)
-        below = {"ha": "center", "va": "top"}
+        alignment = {"ha": "center", "va": "top"}
         _write(
-            axes, f"{variant.published:g}", (variant.published, row), (0, -5), **below
+            axes,
+            f"{variant.published:g}",
+            (variant.published, row),
+            (0, -5),
+            **alignment,
         )
 
 
@@ -216,35 +220,41 @@ def _training(result: Result, figure: Any) -> None:
             v.name for case in result.cases for v in case.variants if v.throughput
         )
     )
-    trained = [
-        own
+    throughputs = [
+        throughput
         for case in result.cases
         for variant in case.variants
-        if (own := variant.throughput)
+        if (throughput := variant.throughput)
     ]
     largest = {
-        activity: max(own.shares.get(activity, 0.0) for own in trained)
-        for each in trained
-        for activity in each.shares
+        activity: max(
+            throughput.shares.get(activity, 0.0) for throughput in throughputs
+        )
+        for throughput in throughputs
+        for activity in throughput.shares
     }
-    # A source may have activities besides those of every training.
+    # Activities of the source differ between variants, and tiny ones would fill the legend.
     visible = [activity for activity, share in largest.items() if share >= _VISIBLE]
     colours = colours_by_name(visible, _COLOURS)
-    longest = max(1e3 / own.per_second for own in trained)
+    longest = max(1e3 / throughput.per_second for throughput in throughputs)
     shape = 1, len(result.cases)
-    every = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)[0]
-    for axes, case in _panels(result, every, rows, partial(_measured, _TRAINING_STEP)):
-        for variant, own in (
-            (variant, own) for variant in case.variants if (own := variant.throughput)
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)[0]
+    for axes, case in _panels(result, panels, rows, partial(_measured, _TRAINING_STEP)):
+        for variant, throughput in (
+            (variant, throughput)
+            for variant in case.variants
+            if (throughput := variant.throughput)
         ):
             row = rows.index(variant.name)
-            whole = 1e3 / own.per_second
-            left = 0.0
+            total_ms = 1e3 / throughput.per_second
+            offset = 0.0
             for activity, colour in colours.items():
-                width = own.shares.get(activity, 0.0) * whole
-                axes.barh(row, width, left=left, color=colour, label=activity)
-                left += width
-            _write(axes, format_figure(whole, 3), (whole, row), (3, 0), va="center")
+                width = throughput.shares.get(activity, 0.0) * total_ms
+                axes.barh(row, width, left=offset, color=colour, label=activity)
+                offset += width
+            _write(
+                axes, format_figure(total_ms, 3), (total_ms, row), (3, 0), va="center"
+            )
         unit = case.unit.removesuffix("s").replace("_", " ")
         axes.set(xlabel=f"training time per {unit} (ms)", xlim=(0, 1.15 * longest))
     legend(figure)
@@ -258,7 +268,7 @@ def _scaling(result: Result, figure: Any) -> None:
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
     whole_ms = [
-        math.nan if (whole := case.named(ALL)) is None else whole.steady_ms
+        math.nan if (variant := case.named(ALL)) is None else variant.steady_ms
         for case in cases
     ]
     lines = {
@@ -268,8 +278,8 @@ def _scaling(result: Result, figure: Any) -> None:
     }
     for label, (mark, colour, milliseconds) in lines.items():
         axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
-        for place in zip(flop, milliseconds, strict=True):
-            _write(axes, format_figure(place[1], 3), place, (0, 5), ha="center")
+        for point in zip(flop, milliseconds, strict=True):
+            _write(axes, format_figure(point[1], 3), point, (0, 5), ha="center")
     axes.set(
         xscale="log",
         yscale="log",
@@ -278,7 +288,7 @@ def _scaling(result: Result, figure: Any) -> None:
     )
     axes.set_xticks(
         flop,
-        [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)],
+        [f"{gflop:.3g}\n{case.name}" for gflop, case in zip(flop, cases, strict=True)],
     )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -291,16 +301,16 @@ def _scaling(result: Result, figure: Any) -> None:
 def _write(
     axes: Any,
     text: str,
-    place: tuple[float, float],
-    beside: tuple[float, float],
-    **how: Any,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    **options: Any,
 ) -> None:
     axes.annotate(
         text,
-        place,
-        beside,
+        point,
+        offset,
         textcoords="offset points",
         annotation_clip=False,
         fontsize=7,
-        **how,
+        **options,
     )

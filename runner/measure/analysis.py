@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 class Throughput:
     """A complete training: sampling, transfer and update."""
 
-    # In the unit that the recipe's training is counted in.
     per_second: float
-    # Baseline / variant in time per step.
+    """Progress per second, in the unit of the recipe's training."""
     ratio: Ratio
-    # Of that ratio.
+    """Baseline / variant in time per step."""
     effect: Effect
-    # Seconds of training for each update of the recipe, by the ratio.
+    """Effect on a training step."""
     update_s: float
-    # Of its time: activities of the source, draw, transfer, update, other.
+    """Seconds of training per update of the recipe, computed from the ratio."""
     shares: dict[str, float]
+    """Shares of the time: activities of the source, draw, transfer, update, other."""
 
 
 @dataclass(frozen=True)
@@ -51,40 +51,38 @@ class VariantResult:
     name: str
     also: tuple[str, ...]
     stages: tuple[str, ...]
-    # Baseline / variant in time per update.
     ratio: Ratio
+    """Baseline / variant in time per update."""
     effect: Effect
-    # The first update: compilation, capture, allocation.
     compile_s: float
-    # From then until it was steady.
+    """Seconds of the first update: compilation, capture, allocation."""
     warmup_s: float
-    overhead_s: (
-        # Compilation and warm-up beyond as many steady updates, and building.
-        float
-    )
-    # Of one update: the median over rounds.
+    """Seconds from the first update until updates were steady."""
+    overhead_s: float
+    """Seconds of building, and by which compilation and warm-up exceed steady updates."""
     steady_ms: float
-    # bytes: on a GPU the most that torch allocated there, else the most that the process held
+    """Time of one update, computed from the baseline's median over rounds and the ratio."""
     peak_memory: int
+    """Peak in bytes: on a GPU that of torch's allocator, else that of the process."""
     peak_host_memory: int
-    # Updates after which the start-up has paid off; None if never.
     break_even_updates: int | None
-    # The limit's time divided by that of the variant: the reached share of the limit's speed.
+    """Updates after which the start-up has paid off; None if never."""
     limit_fraction: float
+    """The limit's time divided by that of the variant: the reached share of the limit's speed."""
     throughput: Throughput | None
-    # A ratio that was published elsewhere.
     published: float | None
-    # The outcome of the gate; None if it did not judge.
+    """A ratio that was published elsewhere."""
     verdict: str | None
+    """Outcome of the gate; None if it did not judge."""
     verdict_summary: str | None
-    # Remarks of its stages.
     notes: tuple[str, ...]
-    # Updates after the timed ones that were compared with the baseline's.
+    """Remarks of the stages."""
     compared: int = 0
-    # How they deviated from the baseline's work, which makes the ratio meaningless.
+    """Number of updates that were compared with the baseline's, after the timed ones."""
     caught: str = ""
-    # Why none was.
+    """Deviation from the baseline's work, which makes the ratio meaningless; else empty."""
     not_compared: str = ""
+    """Reason why no update was compared."""
 
     @property
     def training_s(self) -> float:
@@ -133,10 +131,10 @@ class StageGain:
     """The gain of one stage."""
 
     stage: str
-    # To the baseline, with only the stages that this one requires.
     alone: Ratio | None
-    # To all other stages.
+    """Ratio to the baseline, with only the stages that this one requires."""
     together: Ratio | None
+    """Ratio of all stages to all others."""
 
 
 @dataclass(frozen=True)
@@ -144,48 +142,44 @@ class CaseResult:
     """Results of one setting of the recipe."""
 
     name: str
-    # Of the recipe.
     digest: str
+    """Digest of the recipe."""
     device: str
     threads: int
     batch_size: int
-    # The unit of the training's length; samples for a training in epochs.
     unit: str
-    # Of the recipe's training.
+    """The unit of the training's length; samples for a training in epochs."""
     planned_updates: int
-    # The baseline against itself, in separate processes.
+    """Number of updates of the recipe's training."""
     a_a: Ratio
-    # The same for a complete training; that of an update if nothing else was measured.
+    """Ratio of the baseline to itself, in separate processes."""
     training_a_a: Ratio
+    """The A/A ratio of a complete training; that of an update if nothing else was measured."""
     baseline_ms: float
-    # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     limit_ms: float
+    """Roofline of one update in float32; a variant with 16 bits has the limit of its type."""
     cost: UpdateCost
     rates: Rates
-    # The baseline first.
     variants: tuple[VariantResult, ...]
+    """The baseline first."""
     worth: tuple[StageGain, ...]
-    # All stages over the product of what each adds alone: above 1, they are synergistic.
     interaction: Ratio | None
+    """Gain of all stages over the product of the gains of each alone; synergy if above 1."""
     inactive: dict[str, str]
     refused: dict[str, str]
-    # Variants that were not measured to the end, with the reason.
     missing: dict[str, str]
-    # Why no more rounds were measured.
+    """Variants that were not measured to the end, with the reason."""
     ended: str
-    # Whether the data are synthetic.
+    """Reason why the measurement ended."""
     synthetic: bool = False
+    """True if the data are synthetic."""
 
     def named(self, name: str) -> VariantResult | None:
-        """The variant of that name."""
-        return next(
-            (
-                variant
-                for variant in self.variants
-                if name in (variant.name, *variant.also)
-            ),
-            None,
-        )
+        """Returns the variant of that name."""
+        for variant in self.variants:
+            if name in (variant.name, *variant.also):
+                return variant
+        return None
 
 
 @dataclass(frozen=True)
@@ -196,24 +190,23 @@ class Result:
     digest: str
     command: str
     machine: dict[str, str | int]
-    # other work on the machine while it was measured: the highest load average at the start of a
-    # session
     load: float
+    """Other work on the machine: the highest load average at the start of a session."""
     cases: tuple[CaseResult, ...]
-    # One for every case.
     recommendations: tuple[Recommendation, ...]
-    # With which power of its least FLOP the update with all stages grows from case to case.
+    """A recommendation for every case."""
     slope: float | None
+    """Exponent with which the time of an update with all stages grows with its minimal FLOP."""
     seconds: float
     folder: str
     interrupted: bool
     published_by: str
-    # Of the parent run in MLflow.
     run_id: str = ""
-    # Why MLflow does not have it.
+    """Id of the parent run in MLflow."""
     tracking_problem: str = ""
-    # The number of the signal that requested the end.
+    """Reason why the result is not in MLflow; else empty."""
     signal: int = 0
+    """The number of the signal that requested the end."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -222,20 +215,18 @@ class Result:
         """
         if self.signal:
             return ExitCode(128 + self.signal)
-        if any(
-            variant.verdict == Outcome.FAIL or variant.caught
-            for case in self.cases
-            for variant in case.variants
-        ):
+        variants = [variant for case in self.cases for variant in case.variants]
+        if any(item.verdict == Outcome.FAIL or item.caught for item in variants):
             return ExitCode.GATE_FAILED
         for case in self.cases:
-            whole = case.named(ALL)
-            if whole is None and case.missing:
+            all_stages = case.named(ALL)
+            if all_stages is None and case.missing:
                 return ExitCode.INCONCLUSIVE
-            if (
-                whole is not None
-                and whole.effect is whole.training_effect is Effect.UNCLEAR
-            ):
+            if all_stages is None:
+                continue
+            # A clear effect on either is a result.
+            effects = {all_stages.effect, all_stages.training_effect}
+            if effects == {Effect.UNCLEAR}:
                 return ExitCode.INCONCLUSIVE
         return ExitCode.DONE
 
@@ -243,22 +234,22 @@ class Result:
         """Returns the result as a JSON object; ``variants`` lists those of all
         cases, each with its ratio and interval.
         """
-        whole = asdict(self) | {"variants": []}
-        for case, plain in zip(self.cases, whole["cases"], strict=True):
-            plain["float32_flops"] = case.rates.float32_flops
-            for own in plain.pop("variants"):
-                ratio = own.pop("ratio")
+        tree = asdict(self) | {"variants": []}
+        for case, case_tree in zip(self.cases, tree["cases"], strict=True):
+            case_tree["float32_flops"] = case.rates.float32_flops
+            for variant in case_tree.pop("variants"):
+                ratio = variant.pop("ratio")
                 figures = {
                     "ratio": ratio["value"],
                     "ci95": [ratio["low"], ratio["high"]],
                 }
-                # It must not be mistaken for a ratio of the same work.
-                if own["caught"]:
+                # A ratio of different work would mislead a program that reads it.
+                if variant["caught"]:
                     figures = {"ratio": None, "ci95": None}
-                    own["throughput"] = None
-                figures |= {what: ratio[what] for what in ("rounds", "processes")}
-                whole["variants"].append({"case": case.name, **own, **figures})
-        return whole
+                    variant["throughput"] = None
+                figures |= {unit: ratio[unit] for unit in ("rounds", "processes")}
+                tree["variants"].append({"case": case.name, **variant, **figures})
+        return tree
 
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
@@ -266,17 +257,22 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     measured.
     """
     a_a = log.ratio(AGAIN, [BASELINE])
-    counted = log.values("cost")
-    rated = log.values("rates")
-    if a_a is None or not counted or not rated:
+    costs = log.values("cost")
+    rates_entries = log.values("rates")
+    # Without two processes of the baseline, no variant has an interval.
+    if a_a is None or not costs or not rates_entries:
         raise RunnerError(
             f"{case.name or 'the ablation'}: no two processes were measured; give it a larger "
             f"budget"
         )
-    rates = max((Rates(**each) for each in rated), key=lambda each: each.float32_flops)
-    cost = UpdateCost.of(counted[0])
-    base_s = statistics.median(
-        each["update"][name] for each in log.rounds for name in BASELINES
+    # Other programs can only lower the measured speed, so the highest is the best estimate.
+    rates = max(
+        (Rates(**entry) for entry in rates_entries),
+        key=lambda candidate: candidate.float32_flops,
+    )
+    cost = UpdateCost.of(costs[0])
+    baseline_s = statistics.median(
+        entry["update"][name] for entry in log.rounds for name in BASELINES
     )
     prepared = log.by_variant("prepared")
     failed = log.failed
@@ -284,25 +280,26 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     missing = {}
     for variant in variants.variants:
         measured = log.ratio(variant.name)
-        if (
-            variant.name in prepared
-            and variant.name not in failed
-            and measured is not None
-        ):
-            limit_s = cost.limit_s(
-                rates, dtype_of(case.recipe.stages[kind] for kind in variant.stages)
+        is_prepared = variant.name in prepared
+        if is_prepared and variant.name not in failed and measured is not None:
+            # A variant with 16 bits has the limit of that type.
+            dtype = dtype_of(case.recipe.stages[kind] for kind in variant.stages)
+            limit_s = cost.limit_s(rates, dtype)
+            results.append(
+                _variant(case, variant, log, measured, a_a, baseline_s, limit_s)
             )
-            results.append(_variant(case, variant, log, measured, a_a, base_s, limit_s))
         else:
-            unknown = (
-                "only one process was measured"
-                if variant.name in prepared
-                else "its turn did not come"
-            )
-            missing[variant.name] = failed.get(variant.name, unknown)
-    trained = [each[BASELINE] for each in log.values("train") if each]
+            reason = "its turn did not come"
+            if is_prepared:
+                reason = "only one process was measured"
+            missing[variant.name] = failed.get(variant.name, reason)
+
+    trained = [entry[BASELINE] for entry in log.values("train") if entry]
     training_a_a = log.ratio(AGAIN, [BASELINE], of=_step_s)
-    share = sum(each["share"] for each in trained)
+    # The length of a training is extrapolated from the share that the baseline has trained.
+    share = sum(entry["share"] for entry in trained)
+    updates = sum(entry["updates"] for entry in trained)
+    planned_updates = max(1, round(updates / share)) if share else 1
     worth, interaction = _worth(case, variants, log)
     unit, _ = case.recipe.length
     return CaseResult(
@@ -312,12 +309,10 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
         device=prepared[BASELINE]["device"],
         threads=prepared[BASELINE]["threads"],
         unit="samples" if unit == "epochs" else unit,
-        planned_updates=max(1, round(sum(each["updates"] for each in trained) / share))
-        if share
-        else 1,
+        planned_updates=planned_updates,
         a_a=a_a,
         training_a_a=training_a_a or a_a,
-        baseline_ms=1e3 * base_s,
+        baseline_ms=1e3 * baseline_s,
         limit_ms=1e3 * cost.limit_s(rates),
         cost=cost,
         rates=rates,
@@ -352,45 +347,45 @@ def _variant(
     log: CaseLog,
     measured: Ratio,
     a_a: Ratio,
-    base_s: float,
+    baseline_s: float,
     limit_s: float,
 ) -> VariantResult:
     prepared = log.by_variant("prepared")
     gate = log.by_variant("verdict").get(variant.name, {})
-    own = prepared[variant.name]
+    preparation = prepared[variant.name]
     memory = log.by_variant("memory").get(
         variant.name, {"host_bytes": 0, "device_bytes": None}
     )
-    # By the ratio, so that no variant gains from the quieter half of a session.
-    steady_s = base_s / measured.value
+    # The ratio compares within rounds, so that no variant gains from a quiet part of the session.
+    steady_s = baseline_s / measured.value
     compared = log.by_variant("compared").get(
         variant.name, {"updates": 0, "caught": "", "reason": ""}
     )
-    said = effect(measured, a_a) if variant.stages else Effect.UNCLEAR
-    said = Effect.INVALID if compared["caught"] else said
+    variant_effect = effect(measured, a_a) if variant.stages else Effect.UNCLEAR
+    variant_effect = Effect.INVALID if compared["caught"] else variant_effect
     throughput = _throughput(log, variant.name)
     break_even = None
-    if said is Effect.FASTER:
-        extra_s = own["overhead_s"] - prepared[BASELINE]["overhead_s"]
-        saved_s = (
-            base_s - steady_s
-            if throughput is None
-            else throughput.update_s * (throughput.ratio.value - 1)
-        )
+    if variant_effect is Effect.FASTER:
+        extra_s = preparation["overhead_s"] - prepared[BASELINE]["overhead_s"]
+        saved_s = baseline_s - steady_s
+        # A training saves less than its updates, because sampling stays the same.
+        if throughput is not None:
+            saved_s = throughput.update_s * (throughput.ratio.value - 1)
         break_even = max(0, math.ceil(extra_s / saved_s)) if saved_s > 0 else None
+    peak_memory = memory["device_bytes"]
+    if peak_memory is None:
+        peak_memory = memory["host_bytes"]
     return VariantResult(
         name=variant.name,
         also=variant.also,
         stages=variant.stages,
         ratio=measured,
-        effect=said,
-        compile_s=own["first_s"],
-        warmup_s=own["seconds"],
-        overhead_s=own["overhead_s"],
+        effect=variant_effect,
+        compile_s=preparation["first_s"],
+        warmup_s=preparation["seconds"],
+        overhead_s=preparation["overhead_s"],
         steady_ms=1e3 * steady_s,
-        peak_memory=memory["host_bytes"]
-        if memory["device_bytes"] is None
-        else memory["device_bytes"],
+        peak_memory=peak_memory,
         peak_host_memory=memory["host_bytes"],
         break_even_updates=break_even,
         limit_fraction=limit_s / steady_s,
@@ -402,7 +397,9 @@ def _variant(
         verdict=gate.get("outcome"),
         verdict_summary=gate.get("summary"),
         notes=tuple(
-            f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes
+            f"{kind}: {note}"
+            for kind, notes in preparation["notes"].items()
+            for note in notes
         ),
         compared=compared["updates"],
         caught=compared["caught"],
@@ -411,33 +408,46 @@ def _variant(
 
 
 def _throughput(log: CaseLog, name: str) -> Throughput | None:
-    gained = log.ratio(name, of=_step_s)
+    training_ratio = log.ratio(name, of=_step_s)
     a_a = log.ratio(AGAIN, [BASELINE], of=_step_s)
-    if gained is None or a_a is None:
+    if training_ratio is None or a_a is None:
         return None
-    rounds = [each for each in log.rounds if name in each["train"]]
-    own = [each["train"][name] for each in rounds]
-    seconds = sum(each["seconds"] for each in own)
+    rounds = [entry for entry in log.rounds if name in entry["train"]]
+    trainings = [entry["train"][name] for entry in rounds]
+    seconds = sum(entry["seconds"] for entry in trainings)
     shares = {
-        activity: sum(each["spent"][activity] for each in own) / seconds
-        for activity in own[0]["spent"]
+        activity: sum(entry["spent"][activity] for entry in trainings) / seconds
+        for activity in trainings[0]["spent"]
     }
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-    per_second = 1 / statistics.median(_step_s(each)[name] for each in rounds)
+    per_second = 1 / statistics.median(_step_s(entry)[name] for entry in rounds)
     baselines = (
-        each["train"][other]
-        for each in rounds
-        for other in BASELINES
-        if other in each["train"]
+        entry["train"][baseline]
+        for entry in rounds
+        for baseline in BASELINES
+        if baseline in entry["train"]
     )
-    base_s = statistics.median(each["seconds"] / each["updates"] for each in baselines)
-    said = Effect.UNCLEAR if name == BASELINE else effect(gained, a_a)
-    return Throughput(per_second, gained, said, base_s / gained.value, shares)
+    baseline_s = statistics.median(
+        entry["seconds"] / entry["updates"] for entry in baselines
+    )
+    training_effect = (
+        Effect.UNCLEAR if name == BASELINE else effect(training_ratio, a_a)
+    )
+    return Throughput(
+        per_second,
+        training_ratio,
+        training_effect,
+        baseline_s / training_ratio.value,
+        shares,
+    )
 
 
 def _step_s(entry: Entry) -> dict[str, float]:
     """Returns the seconds of one step of a complete training, by variant."""
-    return {name: own["seconds"] / own["done"] for name, own in entry["train"].items()}
+    return {
+        name: training["seconds"] / training["done"]
+        for name, training in entry["train"].items()
+    }
 
 
 def _worth(
@@ -446,41 +456,49 @@ def _worth(
     """Returns the gain of each stage and their interaction, from the processes
     that measured all variants involved.
     """
-    whole = variants.named(ALL)
-    if whole is None:
+    all_stages = variants.named(ALL)
+    if all_stages is None:
         return (), None
     caught = {
-        name for name, told in log.by_variant("compared").items() if told["caught"]
+        name
+        for name, comparison in log.by_variant("compared").items()
+        if comparison["caught"]
     }
     gains = []
     pairs = []
-    for stage in whole.stages:
-        below = required(case.recipe.stages, stage)
-        alone = _pair(variants.find({stage} | below), variants.find(below))
-        together = _pair(whole, variants.named(f"all but {stage}"))
+    for stage in all_stages.stages:
+        required_stages = required(case.recipe.stages, stage)
+        alone = _pair(
+            variants.find({stage} | required_stages), variants.find(required_stages)
+        )
+        joint = _pair(all_stages, variants.named(f"all but {stage}"))
         # A variant that does other work than the baseline has no ratio to any other.
-        alone, together = (
+        alone, joint = (
             pair if pair and not caught & {pair[0], *pair[1]} else None
-            for pair in (alone, together)
+            for pair in (alone, joint)
         )
         gains.append(
             StageGain(
                 stage,
-                *(log.ratio(*pair) if pair else None for pair in (alone, together)),
+                *(log.ratio(*pair) if pair else None for pair in (alone, joint)),
             )
         )
         pairs += [alone] if alone else []
-    if whole.name in caught or len(whole.stages) < 2 or len(pairs) < len(whole.stages):
+    if (
+        all_stages.name in caught
+        or len(all_stages.stages) < 2
+        or len(pairs) < len(all_stages.stages)
+    ):
         return tuple(gains), None
-    gained = log.ratios(whole.name)
-    adding = [log.ratios(*pair) for pair in pairs]
-    common = set(gained).intersection(*adding)
-    helped = [
-        gained[process] / math.prod(own[process] for own in adding)
+    all_ratios = log.ratios(all_stages.name)
+    single_ratios = [log.ratios(*pair) for pair in pairs]
+    common = set(all_ratios).intersection(*single_ratios)
+    interactions = [
+        all_ratios[process] / math.prod(ratios[process] for ratios in single_ratios)
         for process in sorted(common)
     ]
-    return tuple(gains), of_processes(helped, len(log.rounds)) if len(
-        helped
+    return tuple(gains), of_processes(interactions, len(log.rounds)) if len(
+        interactions
     ) > 1 else None
 
 

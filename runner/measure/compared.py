@@ -46,9 +46,9 @@ def record(step: Step, few: bool) -> bytes:
     for number in range(WINDOWS):
         batches = []
         for _ in range(length + number % 2):
-            drawn = step.next()
-            batches.append(RecordedBatch(on_host(drawn), step.progress.state_dict()))
-            step.count(drawn.batch)
+            sample = step.next()
+            batches.append(RecordedBatch(on_host(sample), step.progress.state_dict()))
+            step.count(sample.batch)
             step.progress.updates += 1
         windows.append(batches)
     return _packed(windows)
@@ -56,11 +56,11 @@ def record(step: Step, few: bool) -> bytes:
 
 def make(step: Step, recorded: bytes) -> bytes:
     """Makes windows with recorded batches; yields each with its batches and the prior state."""
-    made = []
+    windows = []
     for batches in _unpacked(recorded):
         state = on_host(step.learner.state_dict())
-        made.append((batches, state, _window(step, batches)))
-    return _packed(made)
+        windows.append((batches, state, _window(step, batches)))
+    return _packed(windows)
 
 
 def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
             updates is compared.
     """
     comparison = Comparison(Statistical() if statistical else Close())
-    # Whatever a plugin raises; the measurement is none the worse.
+    # A plugin may raise anything, and the times are valid without the comparison.
     try:
         _compare(step, made, comparison)
     except Exception as error:
@@ -94,6 +94,7 @@ def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
         comparison.add(baseline, candidate)
         if not comparison.is_deviating(baseline, candidate):
             continue
+        # Yardsticks cost as much as the comparison, and only a deviation needs them.
         for seed in range(YARDSTICK_SEEDS):
             load_learner(step, rounded(state, seed))
             yardstick = _window(step, batches, OTHER_NUMBERS * (seed + 1))
@@ -140,5 +141,5 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(content: bytes) -> Any:
-    # It comes from another process of the same measurement, over a private socket.
+    # The content is trusted: it comes from a process of this measurement, over a private socket.
     return torch.load(io.BytesIO(content), weights_only=False)

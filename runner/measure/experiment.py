@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KIND: Final = "ablation"
-# More add little, because a process keeps its speed, and fewer do not repay the start.
+# More rounds add little, because a process keeps its speed; fewer do not repay the start.
 ROUNDS_A_PROCESS = 4
 Assignments = list[Annotated[str, Field(min_length=1)]]
 
@@ -98,11 +98,11 @@ class AblationConfig(Config):
 class Case:
     """Describes one setting to measure."""
 
-    # Empty if there is only one.
     name: str
+    """Name of the case; empty if there is only one."""
     recipe: Recipe
-    # The assignments that lead from the recipe's file to it.
     sets: tuple[str, ...]
+    """The assignments that lead from the recipe's file to it."""
     published: dict[str, float]
 
 
@@ -110,8 +110,8 @@ class Case:
 class Experiment:
     """A validated ablation."""
 
-    # Its file, or the recipe's.
     path: Path
+    """The experiment's file, or the recipe's."""
     config: AblationConfig
     cases: tuple[Case, ...]
 
@@ -148,30 +148,37 @@ def load_experiment(
     else:
         config = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
         cases = []
-        for name, own in config.cases.items():
-            written = (*root.items("set"), *root.items("cases", name, "set"))
+        for name, case_config in config.cases.items():
+            assignments = (*root.items("set"), *root.items("cases", name, "set"))
             try:
                 recipe = load_named(
-                    root.get("recipe") or root, (*written, *sets), catalog
+                    root.get("recipe") or root, (*assignments, *sets), catalog
                 )
             except RecipeError as error:
                 problems += error.problems
                 continue
             cases.append(
-                Case(name, recipe, (*config.set, *own.set, *sets), own.published)
+                Case(
+                    name,
+                    recipe,
+                    (*config.set, *case_config.set, *sets),
+                    case_config.published,
+                )
             )
-            known = names(recipe)
-            for variant in own.published.keys() - known:
-                place = (root.get("cases", name, "published", variant) or root).anchor
-                message = f"no variant of that name{suggestion(variant, known)}"
+            variant_names = names(recipe)
+            for variant in case_config.published.keys() - variant_names:
+                location = (
+                    root.get("cases", name, "published", variant) or root
+                ).anchor
+                message = f"no variant of that name{suggestion(variant, variant_names)}"
                 problems.append(
-                    Problem(place, f"cases.{name}.published.{variant}", message)
+                    Problem(location, f"cases.{name}.published.{variant}", message)
                 )
     if not problems and not all(case.recipe.stages for case in cases):
-        place = (root.get("recipe") or root).place
+        location = (root.get("recipe") or root).place
         problems.append(
             Problem(
-                place,
+                location,
                 "optimization",
                 "no stage is switched on, so there is nothing to compare",
             )

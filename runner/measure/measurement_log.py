@@ -41,11 +41,11 @@ class MeasurementLog:
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         data = (folder / ROUNDS).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        # Without a line that a crash has torn.
-        self._file.truncate(len(whole))
+        # A crash may have left an incomplete last line.
+        complete = data[: data.rfind(b"\n") + 1]
+        self._file.truncate(len(complete))
         self.entries: list[Entry] = []
-        for line in whole.splitlines():
+        for line in complete.splitlines():
             with suppress(ValueError):
                 self.entries.append(json.loads(line))
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
@@ -57,11 +57,11 @@ class MeasurementLog:
 
     @property
     def seconds(self) -> float:
-        """Spent in all sessions so far."""
+        """Returns the seconds of all sessions so far."""
         return self.earlier_seconds + time.monotonic() - self._started
 
     def of(self, case: str) -> CaseLog:
-        """The lines about the case of that name."""
+        """Returns the lines about the case of that name."""
         return CaseLog([entry for entry in self.entries if entry.get("case") == case])
 
     def add(self, **entry: Any) -> None:
@@ -69,10 +69,10 @@ class MeasurementLog:
         it.
         """
         spent = round(time.monotonic() - self._started, 3)
-        whole = {"session": self._session, "spent": spent, **redact_values(entry)}
-        self._file.write((json.dumps(whole) + "\n").encode())
+        line = {"session": self._session, "spent": spent, **redact_values(entry)}
+        self._file.write((json.dumps(line) + "\n").encode())
         os.fsync(self._file)
-        self.entries.append(whole)
+        self.entries.append(line)
 
     def close(self) -> None:
         """Closes the file."""
@@ -82,8 +82,8 @@ class MeasurementLog:
 def identity_of(folder: Path) -> dict[str, Any] | None:
     """Returns the identity of the ablation in a folder; None if there is none."""
     with suppress(OSError, ValueError):
-        if isinstance(
-            found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict
-        ):
-            return found
+        identity = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        # A file of this name may be the user's.
+        if isinstance(identity, dict):
+            return identity
     return None

@@ -74,18 +74,17 @@ class MemoryMeter:
     def measure(self) -> UpdateMemory:
         """Measures all batches in every way that works here."""
         on_cpu = self.pipeline.device.type == "cpu"
-        grown = (
-            self._largest(self._grow(batch) for batch in self.batches)
-            if on_cpu
-            else None
-        )
+        grown = None
         allocated = None
-        if not on_cpu:
+        if on_cpu:
+            grown = self._largest(self._grow(batch) for batch in self.batches)
+        else:
             allocated = self._largest(self._allocate(batch) for batch in self.batches)
         saved = max(self.saved(batch).peak for batch in self.batches)
-        peaks = (
-            [] if self.is_compiled else [self.tracked(batch) for batch in self.batches]
-        )
+        # Compiled code allocates past the operators that the tracker observes.
+        peaks = []
+        if not self.is_compiled:
+            peaks = [self.tracked(batch) for batch in self.batches]
         tracked = max((peak.update for peak in peaks), default=None)
         update = next(
             value for value in (allocated, tracked, grown, saved) if value is not None

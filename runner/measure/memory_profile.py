@@ -309,11 +309,11 @@ def _draw(
     """Draws update memory over the course of the update, coloured by slot."""
     axes = canvas.subplots()
     end = timeline[-1].seconds or 1.0
-    shown = _largest_slots(timeline)
-    colours = {**colours_by_name(shown), _OTHERS: GREY}
+    coloured = _largest_slots(timeline)
+    colours = {**colours_by_name(coloured), _OTHERS: GREY}
     position = 0
     for slot, group in groupby(
-        timeline, key=lambda sample: sample.slot if sample.slot in shown else _OTHERS
+        timeline, key=lambda sample: sample.slot if sample.slot in coloured else _OTHERS
     ):
         samples = [*group]
         # The area reaches the first sample of the next slot.

@@ -32,10 +32,10 @@ from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 from runner.train.budget import fitted
 
-# A complete update: sampling its batch and noise, learning, and feedback.
 STEP = "step"
-# Python, and code that a stage has compiled.
+"""A complete update: sampling its batch and noise, learning, and feedback."""
 PYTHON = "(outside operators)"
+"""Python, and code that a stage has compiled."""
 TRACE = "trace.json"
 WAITS = frozenset(
     {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"}
@@ -44,10 +44,10 @@ SYNCS = WAITS | {"aten::item", "aten::_local_scalar_dense"}
 TO_HOST = "Memcpy DtoH"
 BARE_BURSTS = 3
 _LABEL = "slot "
-# Columns from which on a terminal shows all figures.
 _WIDE = 100
-# Operators that are shown; ``--json`` has all of them.
+"""Columns from which on a terminal shows all figures."""
 _TOP = 15
+"""Operators that are shown; ``--json`` has all of them."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,14 @@ class SlotTime:
     """The time of one slot, in the mean over the profiled updates."""
 
     name: str
-    # in one update; 0 where it runs inside something compiled or captured, or a stage does
-    # without it
     calls: float
-    # Wall-clock time between its beginning and its end on the host.
+    """Calls per update; 0 if the slot is compiled or captured with its caller, or replaced."""
     total_ms: float
-    # Without the slots that it calls.
+    """Wall-clock time on the host."""
     self_ms: float
-    # Of the kernels that it, and the slots that it calls, launched; None on a CPU.
+    """Time without the slots that it calls."""
     device_ms: float | None
+    """Time of the kernels that the slot and its callees launched; None on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,13 @@ class OperatorTime:
     """
 
     name: str
-    # ``cpu`` or ``cuda``.
     device: str
+    """``cpu`` or ``cuda``."""
     calls: float
-    # Without the operators that it calls.
     self_ms: float
-    # Of the update's time on the host, or of all kernels' time on the GPU.
+    """Time without the operators that it calls."""
     share: float
+    """Share of the update's time on the host, or of all kernels' time on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,12 @@ class HostSync:
     """An operation that makes the host wait for a GPU, or would do so on one."""
 
     name: str
-    # The innermost one that it happened in.
     slot: str
-    # In one update.
+    """The innermost slot in which it happened."""
     calls: float
-    waits: (
-        # Whether it is counted as a wait; the others are shown to find its cause.
-        bool
-    )
+    """Calls per update."""
+    waits: bool
+    """True if it counts as a wait; the others help to find the cause."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +102,19 @@ class Profile:
     device: str
     threads: int
     batch_size: int
-    # How many were profiled.
     updates: int
-    # Whether the warm-up ended because the update was steady.
+    """Number of profiled updates."""
     steady: bool
+    """True if the warm-up ended because updates were steady."""
     warmup_s: float
-    # One update without the profiler.
     update_ms: float
+    """Time of an update without the profiler."""
     profiled_update_ms: float
     slots: Sequence[SlotTime]
-    # All of them, those that take longest first.
     operators: Sequence[OperatorTime]
-    # Those that wait first.
+    """All operators, the slowest first."""
     syncs: Sequence[HostSync]
+    """Syncs, those that count as waits first."""
     trace: Path
 
     @property
@@ -173,7 +170,7 @@ def profile(
                 f"{folder} holds a {TRACE} already; name another folder with --out"
             )
         make_folder(folder)
-        # Fails now instead of after the measurement.
+        # A folder that is not writable should fail before the measurement.
         TemporaryFile(dir=folder).close()
     except OSError as error:
         raise _unwritten(folder, error.strerror) from error
@@ -257,7 +254,7 @@ class Burst:
             else [ProfilerActivity.CPU]
         )
         self.labels = True
-        # It prints to stderr when it starts and stops.
+        # The profiler prints to stderr when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch_profile(activities=activities):
             # The first use of the profiler is slow.
@@ -284,48 +281,52 @@ def tables(
     """
     # By slot, in microseconds.
     calls, total, nested, device = (defaultdict[str, float](float) for _ in range(4))
-    # By device and operator.
     spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    # Syncs by name and slot.
-    found: Counter[tuple[str, str]] = Counter()
-    # Slots with their end, the innermost last.
+    """By device and operator."""
+    sync_counts: Counter[tuple[str, str]] = Counter()
+    """Syncs by name and slot."""
     running: list[tuple[str, float]] = []
+    """Slots with their end, the innermost last."""
     for event in sorted(
         events, key=lambda event: (event.time_range.start, -event.time_range.end)
     ):
-        elapsed = event.time_range.elapsed_us()
+        duration = event.time_range.elapsed_us()
         slot = event.name.removeprefix(_LABEL)
         if (
             event.device_type == DeviceType.CUDA
             and slot == event.name
             and not event.is_user_annotation
         ):
-            spent["cuda", event.name].append(elapsed)
+            spent["cuda", event.name].append(duration)
         if event.device_type != DeviceType.CPU:
             continue
         while running and running[-1][1] <= event.time_range.start:
             running.pop()
         if slot != event.name:
             calls[slot] += 1
-            total[slot] += elapsed
-            nested[running[-1][0] if running else ""] += elapsed
+            total[slot] += duration
+            nested[running[-1][0] if running else ""] += duration
             running.append((slot, event.time_range.end))
         if running:
             spent["cpu", event.name if slot == event.name else PYTHON].append(
                 event.self_cpu_time_total
             )
-            for each in {name for name, _ in running}:
-                device[each] += sum(kernel.duration for kernel in event.kernels)
+            for open_slot in {name for name, _ in running}:
+                device[open_slot] += sum(kernel.duration for kernel in event.kernels)
             syncs = [
                 kernel.name
                 for kernel in event.kernels
                 if kernel.name.startswith(TO_HOST)
             ]
             syncs += [event.name] if event.name in SYNCS else []
-            found.update((name, running[-1][0]) for name in syncs)
-    whole = {
+            sync_counts.update((name, running[-1][0]) for name in syncs)
+    total_us = {
         "cpu": nested[""],
-        "cuda": sum(sum(own) for (where, _), own in spent.items() if where == "cuda"),
+        "cuda": sum(
+            sum(durations)
+            for (device_type, _), durations in spent.items()
+            if device_type == "cuda"
+        ),
     }
     waits = WAITS if on_gpu else {"aten::_local_scalar_dense"}
 
@@ -347,21 +348,26 @@ def tables(
             (
                 OperatorTime(
                     name,
-                    where,
-                    len(own) / updates,
-                    ms(sum(own)),
-                    sum(own) / (whole[where] or 1),
+                    device_type,
+                    len(durations) / updates,
+                    ms(sum(durations)),
+                    sum(durations) / (total_us[device_type] or 1),
                 )
-                for (where, name), own in spent.items()
+                for (device_type, name), durations in spent.items()
             ),
-            key=lambda each: -each.self_ms,
+            key=lambda open_slot: -open_slot.self_ms,
         ),
         sorted(
             (
                 HostSync(name, slot, count / updates, name in waits)
-                for (name, slot), count in found.items()
+                for (name, slot), count in sync_counts.items()
             ),
-            key=lambda each: (not each.waits, -each.calls, each.name, each.slot),
+            key=lambda open_slot: (
+                not open_slot.waits,
+                -open_slot.calls,
+                open_slot.name,
+                open_slot.slot,
+            ),
         ),
     )
 
@@ -375,35 +381,39 @@ def show(profile: Profile, console: Console) -> None:
 
     def table(minor: str, rows: Iterable[dict[str, str]]) -> None:
         """Prints rows, on a narrow terminal without the minor column."""
-        shown = [
+        visible = [
             {name: row[name] for name in row if wide or name != minor} for row in rows
         ]
-        if shown:
-            print_table(console, shown)
+        if visible:
+            print_table(console, visible)
 
-    where = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
+    setting = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
     console.print(
         CleanText(
-            f"{profile.recipe}: one update on {where}: {figure(profile.update_ms, 3)} ms"
+            f"{profile.recipe}: one update on {setting}: {figure(profile.update_ms, 3)} ms"
         )
     )
     table("calls", _slots(profile))
-    for device, what in (
+    for device, title in (
         ("cuda", "kernels on the GPU"),
         ("cpu", "operators on the host"),
     ):
-        if found := [each for each in profile.operators if each.device == device]:
-            console.print(CleanText(f"top {len(found[:_TOP])} of {len(found)} {what}"))
+        if operators := [
+            entry for entry in profile.operators if entry.device == device
+        ]:
+            console.print(
+                CleanText(f"top {len(operators[:_TOP])} of {len(operators)} {title}")
+            )
             table(
                 "calls",
                 (
                     {
-                        "name": each.name,
-                        "calls": f"{each.calls:g}",
-                        "self ms": f"{each.self_ms:.3f}",
-                        "share": f"{each.share:.1%}",
+                        "name": entry.name,
+                        "calls": f"{entry.calls:g}",
+                        "self ms": f"{entry.self_ms:.3f}",
+                        "share": f"{entry.share:.1%}",
                     }
-                    for each in found[:_TOP]
+                    for entry in operators[:_TOP]
                 ),
             )
     effect = " (each would stall a GPU)" if on_cpu else ""
@@ -412,12 +422,12 @@ def show(profile: Profile, console: Console) -> None:
         "counted",
         (
             {
-                "name": each.name,
-                "slot": each.slot,
-                "calls": f"{each.calls:g}",
-                "counted": "yes" if each.waits else "",
+                "name": entry.name,
+                "slot": entry.slot,
+                "calls": f"{entry.calls:g}",
+                "counted": "yes" if entry.waits else "",
             }
-            for each in profile.syncs
+            for entry in profile.syncs
         ),
     )
     for line in _remarks(profile):

@@ -29,12 +29,12 @@ class Unproven:
     variant: str
     stages: tuple[str, ...]
     ratio: Ratio
-    # Of the recipe's training.
     seconds: float
-    # Of the gate; None if it did not judge.
+    """Seconds of the recipe's training."""
     verdict: str | None
-    # The command with which the gate trains if only trainings can decide.
+    """Verdict of the gate; None if it did not judge."""
     command: str
+    """The command with which the gate trains if only trainings can decide."""
 
     def __str__(self) -> str:
         verdict = f"the gate: {self.verdict}" if self.verdict else NOT_JUDGED
@@ -49,22 +49,20 @@ class Recommendation:
     """The recommended stages, and the reasons against the others."""
 
     case: str
-    # The variant that it is; the baseline if no stage is worth it.
     variant: str
+    """The recommended variant; the baseline if no stage is worth it."""
     stages: tuple[str, ...]
-    # For every stage of the recipe that is to be off.
     reasons: dict[str, str]
-    # Of the recipe's training, for which the stages are recommended.
+    """Reason for every stage that should be off."""
     updates: int
-    seconds: (
-        # Of these updates, including the start-up that exceeds the baseline's.
-        float
-    )
+    """Updates of the recipe's training, for which the stages are recommended."""
+    seconds: float
+    """Seconds of these updates, including the start-up beyond the baseline's."""
     baseline_seconds: float
-    # That decided.
     rule: str
-    # The fastest first.
+    """The rule that decided."""
     unproven: tuple[Unproven, ...] = ()
+    """Faster sets that are not proven, the fastest first."""
 
     def __str__(self) -> str:
         prefix = f"{self.case}: " if self.case else ""
@@ -132,19 +130,19 @@ class _Totals:
         fastest = min(stages, key=lambda name: self.seconds[name])
         limit = self.seconds[fastest] * self.noise
         equal = [name for name in stages if self.seconds[name] <= limit]
-        chosen = min(equal, key=lambda name: (len(stages[name]), self.seconds[name]))
+        choice = min(equal, key=lambda name: (len(stages[name]), self.seconds[name]))
 
-        if chosen != fastest:
+        if choice != fastest:
             rule = (
                 f"within the noise of the fastest that passed ({self.described(fastest)}), "
                 f"fewer stages win"
             )
-            return chosen, rule + evidence[chosen]
-        if chosen != BASELINE:
-            return chosen, f"the fastest that passed the gate{evidence[chosen]}"
+            return choice, rule + evidence[choice]
+        if choice != BASELINE:
+            return choice, f"the fastest that passed the gate{evidence[choice]}"
         best = min(faster, key=lambda name: self.seconds[name])
         return (
-            chosen,
+            choice,
             f"with its start-up, no set that passed takes less time; the best is "
             f"{self.described(best)}",
         )
@@ -167,17 +165,17 @@ class _Totals:
         )
         return f"{name}: {duration(self.seconds[name])}{extra}; noise {self.noise:.2f}x"
 
-    def objection(self, name: str, chosen: str) -> str:
+    def objection(self, name: str, choice: str) -> str:
         """Returns why a variant that passed was not chosen."""
-        extra = self.start_up[name] - self.start_up[chosen]
-        difference = self.seconds[name] - self.seconds[chosen]
+        extra = self.start_up[name] - self.start_up[choice]
+        difference = self.seconds[name] - self.seconds[choice]
         if extra > 0 and 0 < difference <= extra:
             saved = duration(extra - difference)
             return (
                 f"it starts {duration(extra)} later, and {self.updates:,} updates save only "
                 f"{saved} of that "
-                f"({name}: {duration(self.seconds[name])}, {chosen}: "
-                f"{duration(self.seconds[chosen])})"
+                f"({name}: {duration(self.seconds[name])}, {choice}: "
+                f"{duration(self.seconds[choice])})"
             )
         if difference <= 0:
             return f"no gain beyond the noise, so fewer stages win ({self.described(name)})"
@@ -211,7 +209,7 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
         if item.stages and item.verdict == Outcome.PASS
     }
     totals = _Totals(result)
-    chosen, rule = totals.choose(passed)
+    choice, rule = totals.choose(passed)
 
     proof = partial(_proof, case, registry, result.inactive)
     unproven = [
@@ -227,9 +225,9 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
         if item.stages
         and item.name not in passed
         and item.training_effect is Effect.FASTER
-        and totals.seconds[item.name] * totals.noise < totals.seconds[chosen]
+        and totals.seconds[item.name] * totals.noise < totals.seconds[choice]
     ]
-    is_on = passed[chosen].stages if chosen in passed else ()
+    is_on = passed[choice].stages if choice in passed else ()
     reasons = {}
     for kind in case.recipe.stages:
         if kind not in is_on:
@@ -237,15 +235,15 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
             best = min(with_kind, key=lambda name: totals.seconds[name], default=None)
             objection = "no set of stages with it has passed the gate"
             if best is not None:
-                objection = totals.objection(best, chosen)
+                objection = totals.objection(best, choice)
             reasons[kind] = _reason(kind, case, result, is_on) or objection
     return Recommendation(
         case.name,
-        chosen,
+        choice,
         is_on,
         reasons,
         totals.updates,
-        totals.seconds[chosen],
+        totals.seconds[choice],
         totals.seconds[BASELINE],
         rule,
         tuple(sorted(unproven, key=lambda item: item.seconds)),
@@ -258,36 +256,38 @@ def _proof(
     """The command that judges exactly these stages, for as long as it takes."""
     recipe = case.recipe
     ships = shipped().get(recipe.path.stem)
-    bare = ships is not None and ships.resolve() == recipe.path.resolve()
-    sets = list(case.sets)
+    is_shipped = ships is not None and ships.resolve() == recipe.path.resolve()
+    assignments = list(case.sets)
     name = variant.name
-    # All of those that are on.
+    # The name of several stages is that of this ablation, which the command does not know.
     if name not in recipe.stages:
-        sets += [
+        assignments += [
             f"optimization.{kind}=off"
             for kind in recipe.stages
             if kind not in (*variant.stages, *inactive)
         ]
         name = ALL
-    arguments = [recipe.path.stem if bare else shown_path(recipe.path)]
-    arguments += [part for assignment in sets for part in ("--set", assignment)]
+    arguments = [recipe.path.stem if is_shipped else shown_path(recipe.path)]
+    arguments += [
+        argument for assignment in assignments for argument in ("--set", assignment)
+    ]
     return registry.command(
         shlex.join(["runner", "verify", *arguments, "--stage", name])
     )
 
 
-def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) -> str:
+def _reason(kind: str, case: Case, result: CaseResult, stages: tuple[str, ...]) -> str:
     """Returns why a stage is off, the strongest reason first; empty if only the totals decide."""
     if kind in result.inactive:
         return f"inactive here: {result.inactive[kind]}"
     if not any(kind in variant.stages for variant in result.variants):
         return "no set of stages with it was measured"
-    below = required(case.recipe.stages, kind)
+    required_stages = required(case.recipe.stages, kind)
     alone = next(
         (
             variant
             for variant in result.variants
-            if set(variant.stages) == {kind} | below
+            if set(variant.stages) == {kind} | required_stages
         ),
         None,
     )
@@ -295,21 +295,22 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
         return f"it does not do the baseline's work: {alone.caught}"
     if alone is not None and alone.verdict == Outcome.FAIL:
         return f"the gate failed: {alone.verdict_summary}"
-    if missing := sorted(below - set(kept)):
+    if missing := sorted(required_stages - set(stages)):
         return f"it requires {', '.join(missing)}, which is off"
-    for gain in (each for each in result.worth if each.stage == kind):
-        for measured, company in (
-            (gain.together, "with all others"),
-            (gain.alone, "alone"),
-        ):
-            said = (
-                effect(measured, result.a_a) if measured is not None else Effect.FASTER
-            )
-            if said is Effect.SLOWER:
-                return f"slower: {measured} {company}"
-            if said is Effect.UNCLEAR:
+    for gain in result.worth:
+        if gain.stage != kind:
+            continue
+        # The gain beside all other stages decides before the gain alone.
+        measurements = ((gain.together, "with all others"), (gain.alone, "alone"))
+        for measured, context in measurements:
+            if measured is None:
+                continue
+            gain_effect = effect(measured, result.a_a)
+            if gain_effect is Effect.SLOWER:
+                return f"slower: {measured} {context}"
+            if gain_effect is Effect.UNCLEAR:
                 return (
-                    f"no gain beyond the noise: {measured} {company}; noise "
+                    f"no gain beyond the noise: {measured} {context}; noise "
                     f"{noise_factor(result.a_a):.2f}x"
                 )
     with_it = result.named(ALL)

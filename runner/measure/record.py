@@ -30,7 +30,7 @@ def recorded(
         return sum("update" in entry for entry in log.entries)
 
     goal = experiment.config.rounds.most * len(experiment.cases)
-    with heartbeat_of(experiment, log, workspace, "rounds", goal, rounds) as ended:
+    with heartbeat_of(experiment, log, workspace, "rounds", goal, rounds) as final:
 
         def take(result: Result) -> None:
             ratios = {
@@ -42,7 +42,7 @@ def recorded(
                 for variant in case.variants
                 if not variant.caught
             }
-            ended.update(
+            final.update(
                 status="KILLED" if result.interrupted else "FINISHED",
                 run_id=result.run_id or None,
                 metrics={name: ratio for name, (_, ratio) in ratios.items()},
@@ -51,8 +51,8 @@ def recorded(
                 ),
             )
             if not result.interrupted:
-                # It needs no more rounds than these.
-                ended["goal"] = rounds()
+                # A finished ablation is shown as complete, although more rounds were allowed.
+                final["goal"] = rounds()
 
         yield take
 
@@ -86,7 +86,7 @@ def heartbeat_of(
         return
     folder = RunFolder(log.folder)
     recipe = experiment.cases[0].recipe
-    now = time.time()
+    started = time.time()
     record = Record(
         kind="ablation",
         name=folder.name,
@@ -97,12 +97,12 @@ def heartbeat_of(
         experiment=recipe.tracking.experiment,
         tracking_uri=workspace.recorded_uri(shown(workspace.tracking_uri)),
         owner=Owner.this_process(),
-        started=now - log.seconds,
-        heartbeat=now,
+        started=started - log.seconds,
+        heartbeat=started,
         overrides=params_of(recipe.overrides),
         synthetic=recipe.data.is_synthetic(),
     )
     with heartbeat(
         folder, record, lambda: {"seconds": log.seconds, "step": count()}
-    ) as ended:
-        yield ended
+    ) as final:
+        yield final

@@ -35,17 +35,17 @@ from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 
 _ENDLESS = 10_000
-# Columns from which on no verdict is split.
 _NARROW = 76
-# Columns from which on a terminal shows all figures.
+"""Columns from which on no verdict is split."""
 _WIDE = 160
-# Sets of stages that are faster but unproven.
+"""Columns from which on a terminal shows all figures."""
 _SHOWN = 3
+"""Largest number of faster but unproven sets of stages on a terminal."""
 _NONE = "-"
 _COSTS = ("ms", "compile s", "warm-up s", "break-even", "MiB", "limit", "per s")
 """Columns of a second table in the report: one with all columns is wider than a page."""
-# Columns that are not numbers.
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})
+"""Columns that are not numbers."""
 _HOW_TO_READ = """\
 * **ratio** is the baseline's time per update divided by the variant's: above 1 is faster.
   **training** is the same ratio of whole training steps, with sampling and transfer, and its
@@ -70,9 +70,10 @@ _HOW_TO_READ = """\
   that it requires.
 * The recommendation is the variant that passed the gate and takes the least time for the recipe's
   whole training, start-up included. Only variants whose **training** ratio is faster are
-  candidates. If totals differ by no more than the noise, the variant with the fewest stages wins."""
-# Of a table: texts by column.
+  candidates. If totals differ by no more than the noise, the variant with the fewest stages
+  wins."""
 Row = Mapping[str, str]
+"""A row of a table: texts by column."""
 
 
 def print_table(
@@ -92,18 +93,14 @@ def print_table(
         table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
     for row in rows:
         table.add_row(*map(CleanText, row.values()))
-    # A least width would be kept by cutting off what is on the right.
+    # With a minimal width of a column, rich cuts off the columns on the right instead of
+    # folding the others, so the width is computed here.
     if narrowest is not None:
-        too_wide = (
-            Measurement.get(
-                console, console.options.update_width(_ENDLESS), table
-            ).maximum
-            - console.width
-        )
-        table.columns[0].width = max(
-            narrowest,
-            max(len(next(iter(row.values()))) for row in rows) - max(0, too_wide),
-        )
+        options = console.options.update_width(_ENDLESS)
+        full_width = Measurement.get(console, options, table).maximum
+        excess = max(0, full_width - console.width)
+        longest = max(len(next(iter(row.values()))) for row in rows)
+        table.columns[0].width = max(narrowest, longest - excess)
     console.print(table)
 
 
@@ -128,9 +125,9 @@ def show(result: Result, console: Console) -> None:
         console.print(CleanText(_slope(result.slope)))
     for recommendation in result.recommendations:
         console.print(CleanText(str(recommendation)), style="bold")
-        for each in recommendation.unproven[:_SHOWN]:
-            console.print(CleanText(f"{each}; to prove it:"))
-            print_wrapped(f"    {each.command}", console, hang=2)
+        for candidate in recommendation.unproven[:_SHOWN]:
+            console.print(CleanText(f"{candidate}; to prove it:"))
+            print_wrapped(f"    {candidate.command}", console, hang=2)
         if len(recommendation.unproven) > _SHOWN:
             console.print(
                 CleanText(f"{len(recommendation.unproven) - _SHOWN} more in the report")
@@ -165,8 +162,8 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     }
     lines += _table(
         [
-            {"variant": name, "stages": ", ".join(own) or "none"}
-            for name, own in stages.items()
+            {"variant": name, "stages": ", ".join(kinds) or "none"}
+            for name, kinds in stages.items()
         ]
     )
     for case in result.cases:
@@ -218,22 +215,22 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     variants = _variants(case, wide=True)
     worth = [
         {
-            "stage": each.stage,
-            "adds alone, to what it requires": str(each.alone or _NONE),
-            "adds to all others": str(each.together or _NONE),
+            "stage": item.stage,
+            "adds alone, to what it requires": str(item.alone or _NONE),
+            "adds to all others": str(item.together or _NONE),
         }
-        for each in case.worth
+        for item in case.worth
     ]
     trained = [
         {
-            "training": each.name,
-            f"{unit}/s": f"{own.per_second:,.0f}",
-            "ratio": str(own.ratio),
-            "effect": str(own.effect) if each.stages else _NONE,
+            "training": item.name,
+            f"{unit}/s": f"{throughput.per_second:,.0f}",
+            "ratio": str(throughput.ratio),
+            "effect": str(throughput.effect) if item.stages else _NONE,
         }
-        | {activity: f"{share:.1%}" for activity, share in own.shares.items()}
-        for each in case.variants
-        if (own := each.throughput) is not None and not each.caught
+        | {activity: f"{share:.1%}" for activity, share in throughput.shares.items()}
+        for item in case.variants
+        if (throughput := item.throughput) is not None and not item.caught
     ]
     half = (
         "Products in {}: {:.0f} GFLOP/s; the limit of variants that may use this type."
@@ -288,35 +285,35 @@ def _table(rows: Sequence[Row]) -> list[str]:
 def _variants(case: CaseResult, wide: bool) -> list[Row]:
     """Returns the rows of all variants; ``wide`` adds all columns."""
     rows: list[Row] = []
-    for each in case.variants:
-        steady_ms = "-" if each.caught else figure(each.steady_ms, 3)
+    for variant in case.variants:
+        steady_ms = "-" if variant.caught else figure(variant.steady_ms, 3)
         row = {
-            "variant": each.title,
-            "ratio": each.shown_ratio,
+            "variant": variant.title,
+            "ratio": variant.shown_ratio,
             "ms": steady_ms,
-            "effect": str(each.effect) if each.stages else _NONE,
-            "verdict": each.verdict or _NONE,
+            "effect": str(variant.effect) if variant.stages else _NONE,
+            "verdict": variant.verdict or _NONE,
         }
-        if each.throughput is not None:
-            trains = each.stages and not each.caught
-            changed = f"{each.throughput.ratio} {each.throughput.effect}"
-            row["training"] = changed if trains else _NONE if each.caught else "1"
-        elif any(other.throughput is not None for other in case.variants):
+        if variant.throughput is not None:
+            trains = variant.stages and not variant.caught
+            changed = f"{variant.throughput.ratio} {variant.throughput.effect}"
+            row["training"] = changed if trains else _NONE if variant.caught else "1"
+        elif any(item.throughput is not None for item in case.variants):
             row["training"] = _NONE
         if wide:
-            even = each.break_even_updates
-            trained = each.throughput
+            even = variant.break_even_updates
+            trained = variant.throughput
             row |= {
-                "compile s": figure(each.compile_s, 2),
-                "warm-up s": figure(each.warmup_s, 2),
+                "compile s": figure(variant.compile_s, 2),
+                "warm-up s": figure(variant.warmup_s, 2),
                 "break-even": _NONE if even is None else f"{even:,}",
-                "MiB": f"{each.peak_memory / 2**20:,.0f}",
-                "limit": f"{each.limit_fraction:.0%}",
+                "MiB": f"{variant.peak_memory / 2**20:,.0f}",
+                "limit": f"{variant.limit_fraction:.0%}",
                 "per s": _NONE if trained is None else f"{trained.per_second:,.0f}",
             }
-        if wide and any(other.published is not None for other in case.variants):
+        if wide and any(item.published is not None for item in case.variants):
             row["published"] = (
-                _NONE if each.published is None else f"{each.published:g}x"
+                _NONE if variant.published is None else f"{variant.published:g}x"
             )
         rows.append(row)
     return rows
@@ -341,14 +338,14 @@ def _remarks(case: CaseResult) -> Iterator[str]:
             f"all stages together bring {relation} the product of the single stages: "
             f"{case.interaction}"
         )
-    for what, reasons in (
+    for title, reasons in (
         ("inactive", case.inactive),
         ("impossible", case.refused),
         ("not measured", case.missing),
     ):
         for reason in dict.fromkeys(reasons.values()):
-            names = ", ".join(name for name, own in reasons.items() if own == reason)
-            yield f"{what}: {names}: {(reason.strip().splitlines() or [''])[-1]}"
+            names = ", ".join(name for name, text in reasons.items() if text == reason)
+            yield f"{title}: {names}: {(reason.strip().splitlines() or [''])[-1]}"
     for variant in case.variants:
         if variant.caught:
             yield (
@@ -390,13 +387,13 @@ def write_recipe(
     """
     recipe = case.recipe
     measured = result.named(recommendation.variant)
-    where = (
+    hardware = (
         f"{cpu_model()}, {amount(result.threads, 'threads')}"
         if result.device == "cpu"
         else result.device
     )
     lines = [
-        f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}.",
+        f"# What to use on {hardware}; measured {time.strftime('%Y-%m-%d')}.",
         f"# The {recommendation.updates:,} updates of a training take "
         f"{recommendation.seconds:,.0f} s with start-up; "
         f"{recommendation.baseline_seconds:,.0f} s without stages.",
@@ -433,8 +430,8 @@ def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
         if path[0] not in ("optimization", "name") and MASK not in str(
             value := reduce(getitem, path, values)
         ):
-            below = assigned
+            mapping = assigned
             for key in path[:-1]:
-                below = below.setdefault(key, {})
-            below[path[-1]] = value
+                mapping = mapping.setdefault(key, {})
+            mapping[path[-1]] = value
     return assigned

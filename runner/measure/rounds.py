@@ -34,12 +34,12 @@ from runner.train.signals import Stop
 from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
 
 MEMORY_SHARE = 0.8
-# About what it takes to measure what the machine can do at best.
 LIMIT_SECONDS = 10.0
-# that a variant has for the updates that are compared, and the baseline for the same ones
+"""Approximate time to measure the roofline of the machine."""
 COMPARE_SECONDS = 120.0
-# Every second round of a process also trains for a moment, to measure throughput.
+"""Time limit of a variant for the updates that are compared, and of the baseline for the same."""
 TRAIN_EVERY = 2
+"""Every second round of a process also trains for a moment, to measure throughput."""
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 """Judges a recipe with exactly these stages within the given seconds."""
 
@@ -47,14 +47,14 @@ Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 class Reporter(Protocol):
     """Display of the progress of a measurement."""
 
-    # Since when the budget counts, by the monotonic clock.
     started: float
+    """Start of the budget, by the monotonic clock."""
 
     def say(self, text: str) -> None:
         """Reports a line that should remain visible."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Entered around what takes a while."""
+        """Returns a context manager for a phase that takes a while."""
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Measurement:
     log: MeasurementLog
     reporter: Reporter
     stop: Stop
-    # Of a longer budget that would be time to measure this case.
     share: float = 1.0
+    """Share of a longer budget that would be time to measure this case."""
 
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
@@ -79,15 +79,15 @@ class Measurement:
         }
         self.children: dict[str, Child] = {}
         self.waits = SharedWait(self.case.recipe.system, self._command)
-        # Of batches, by variant.
         self.sizes: dict[str, int] = {}
-        # Processes by variant.
+        """Batch sizes by variant."""
         self.starts = Counter[str]()
+        """Started processes by variant."""
         self.title = f"{self.case.name}: " if self.case.name else ""
 
     @property
     def lines(self) -> CaseLog:
-        """The log's about this case."""
+        """Returns the lines of the log about this case."""
         return self.log.of(self.case.name)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -111,20 +111,20 @@ class Measurement:
         UsageError if there is not the time for a single variant.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
-        left = [
+        remaining = [
             variant.name
             for variant in self.variants.variants[1:]
             if variant.name not in settled
         ]
         self.latest = deadline if latest is None else latest
-        if not left:
+        if not remaining:
             return
         with tempfile.TemporaryDirectory(
             prefix="runner-compiled-", ignore_cleanup_errors=True
         ) as self.compiled:
-            while left and not self.stop:
+            while remaining and not self.stop:
                 with ExitStack() as self.processes:
-                    left = self._squad(left, deadline)
+                    remaining = self._squad(remaining, deadline)
 
     def judge(self, gate: Gate, deadline: float) -> None:
         """Lets the gate judge every measured variant once, the fastest first, as
@@ -134,69 +134,77 @@ class Measurement:
         nothing is trained here.
         """
         lines = self.lines
-        known = lines.by_variant("verdict").keys() | lines.failed.keys()
-        asked = [
+        judged = lines.by_variant("verdict").keys() | lines.failed.keys()
+        unjudged = [
             variant
             for variant in self.variants.variants
-            if variant.stages and variant.name not in known
+            if variant.stages and variant.name not in judged
         ]
         speeds = {
-            each.name: ratio.value if (ratio := lines.ratio(each.name)) else 0.0
-            for each in asked
+            variant.name: ratio.value if (ratio := lines.ratio(variant.name)) else 0.0
+            for variant in unjudged
         }
         in_vain = {
-            each.name: isinstance(weakest(self.case.recipe, each.stages), Statistical)
-            for each in asked
+            variant.name: isinstance(
+                weakest(self.case.recipe, variant.stages), Statistical
+            )
+            for variant in unjudged
         }
-        asked.sort(key=lambda each: (in_vain[each.name], -speeds[each.name]))
-        for variant in asked:
-            left = deadline - time.monotonic()
-            if self.stop or left <= 0:
+        unjudged.sort(
+            key=lambda variant: (in_vain[variant.name], -speeds[variant.name])
+        )
+        for variant in unjudged:
+            remaining_seconds = deadline - time.monotonic()
+            if self.stop or remaining_seconds <= 0:
                 break
             with self.phase(f"is {variant.name} harmless?"):
-                verdict = gate(self.case.recipe, self.registry, variant.stages, left)
-            told = {
+                verdict = gate(
+                    self.case.recipe, self.registry, variant.stages, remaining_seconds
+                )
+            outcome = {
                 "outcome": str(verdict.outcome),
                 "contract": verdict.contract,
                 "summary": verdict.summary,
             }
-            self.add(variant=variant.name, verdict=told)
+            self.add(variant=variant.name, verdict=outcome)
 
-    def _squad(self, left: list[str], deadline: float) -> list[str]:
+    def _squad(self, remaining: list[str], deadline: float) -> list[str]:
         """Measures the first of these variants, as many as memory allows side by side; returns
         the others.
         """
         self.children = {}
-        begun = time.monotonic()
+        started = time.monotonic()
         with self.phase("starting the baseline, twice"):
             prepared = self._start(BASELINES)[BASELINE]
-        # Seconds of starting all once more.
-        again = time.monotonic() - begun
+        # All processes are replaced together, so a variant adds to the time of every restart.
+        restart_s = time.monotonic() - started
         self.add(cost=self.children[BASELINE].ask("cost"))
         memory = self.children[BASELINE].ask("memory")
         side_by_side = max(
             1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"])
         )
         round_s = prepared["block_s"] + prepared["train_s"] / TRAIN_EVERY
-        pace = Pace(again / len(BASELINES), round_s, self.config.rounds.a_process)
-        left, pace = self._fitting(left, pace, deadline - LIMIT_SECONDS, side_by_side)
+        pace = Pace(restart_s / len(BASELINES), round_s, self.config.rounds.a_process)
+        remaining, pace = self._fitting(
+            remaining, pace, deadline - LIMIT_SECONDS, side_by_side
+        )
         limit = Child("runner.train.roofline", options={"device": str(self.device)})
         with self.phase("measuring what this machine can do at best"), limit as child:
             self.add(rates=child.answer())
-        squad = left[:side_by_side]
+        squad = remaining[:side_by_side]
         for number, name in enumerate(squad, start=1):
             if self.stop:
                 break
             is_only = name == squad[-1] and self.children.keys() == set(BASELINES)
-            until = self.latest if is_only else deadline
-            allowed = (
-                until
+            variant_deadline = self.latest if is_only else deadline
+            allowed_s = (
+                variant_deadline
                 - time.monotonic()
-                - pace.rest(again + pace.start_s, len(self.children) + 1)
+                - pace.rest(restart_s + pace.start_s, len(self.children) + 1)
             )
-            # A compilation that never ends leaves something to those after it.
-            allowed /= 1 if name == squad[-1] else 2
-            if allowed < pace.start_s / 2:
+            # Half of the time remains for the others if a compilation never ends.
+            allowed_s /= 1 if name == squad[-1] else 2
+            if allowed_s < pace.start_s / 2:
                 self.add(
                     variant=name, failed="the budget was spent before its turn came"
                 )
@@ -205,19 +213,19 @@ class Measurement:
                 )
                 continue
             with self.phase(f"starting {name} ({number} of {len(squad)})"):
-                again += self._compile(
-                    name, min(START_SECONDS, max(allowed, 2 * pace.start_s))
+                restart_s += self._compile(
+                    name, min(START_SECONDS, max(allowed_s, 2 * pace.start_s))
                 )
-        if time.monotonic() + pace.rest(again, len(self.children)) > deadline:
+        if time.monotonic() + pace.rest(restart_s, len(self.children)) > deadline:
             deadline = self.latest
-        ended = self._rounds(deadline, again)
+        reason = self._rounds(deadline, restart_s)
         for name, child in self.children.items():
             self.add(variant=name, memory=child.ask("memory"))
         if not self.stop:
             self._compare()
         if not self.stop:
-            self.add(settled=squad, done=ended)
-        return left[side_by_side:]
+            self.add(settled=squad, done=reason)
+        return remaining[side_by_side:]
 
     def _compare(self) -> None:
         """Compares a few updates of every variant, after all that was timed, with the baseline's
@@ -240,14 +248,16 @@ class Measurement:
                 )
                 judge = "judge_number" if is_statistical else "judge"
                 try:
-                    made = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
-                    told = self.children[BASELINE].ask(judge, COMPARE_SECONDS, made)
+                    windows = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
+                    comparison = self.children[BASELINE].ask(
+                        judge, COMPARE_SECONDS, windows
+                    )
                 except ChildError as error:
-                    told = {"updates": 0, "caught": "", "reason": str(error)}
-                self.add(variant=name, compared=told)
+                    comparison = {"updates": 0, "caught": "", "reason": str(error)}
+                self.add(variant=name, compared=comparison)
 
     def _fitting(
-        self, left: list[str], pace: Pace, deadline: float, side_by_side: int
+        self, names: list[str], pace: Pace, deadline: float, side_by_side: int
     ) -> tuple[list[str], Pace]:
         """Returns the variants for which there is time, the most important ones first; the others
         are reported as not measured.
@@ -256,44 +266,42 @@ class Measurement:
         """
         seconds = deadline - time.monotonic()
         budget = self.config.budget
-        fit = pace.fitting(seconds, len(left), side_by_side)
-        whole = pace.needed(len(left), side_by_side)
+        fit = pace.fitting(seconds, len(names), side_by_side)
+        total_s = pace.needed(len(names), side_by_side)
         if not fit:
             pace = replace(pace, processes=FEWEST_PROCESSES)
             fit = pace.fitting(seconds, 1, side_by_side)
 
         def enough(needed: float) -> str:
             """Returns an option with a budget for these seconds and a margin for slower runs."""
-            return (
-                f"--budget "
-                f"{10 * math.ceil((budget + max(0.0, HEADROOM * needed - seconds) / self.share) / 10)}"
-            )
+            extra = max(0.0, HEADROOM * needed - seconds) / self.share
+            return f"--budget {10 * math.ceil((budget + extra) / 10)}"
 
-        why = (
+        cost = (
             f"each variant starts {pace.processes} processes, {pace.start_s:.1f} s each"
         )
         if not fit and not any("update" in entry for entry in self.log.entries):
-            said = f"{budget:g} s are not enough to compare a single variant with the baseline"
+            statement = f"{budget:g} s are not enough to compare a single variant with the baseline"
             raise UsageError(
-                f"{self.title}{said}: {why}; {enough(pace.needed(1, side_by_side))} would be"
+                f"{self.title}{statement}: {cost}; {enough(pace.needed(1, side_by_side))} would be"
             )
-        if fit == len(left):
-            said = f"{budget:g} s are enough for every variant that starts as fast as the baseline"
-            self.reporter.say(f"{self.title}{said}")
-            return left, pace
-        reason = (
-            f"did not fit the budget of {budget:g} s; {enough(whole)} is enough for all"
-        )
-        for name in left[fit:]:
+        if fit == len(names):
+            self.reporter.say(
+                f"{self.title}{budget:g} s are enough for every variant that starts as fast as "
+                f"the baseline"
+            )
+            return names, pace
+        reason = f"did not fit the budget of {budget:g} s; {enough(total_s)} is enough for all"
+        for name in names[fit:]:
             self.add(variant=name, failed=reason)
-        kept = ", ".join(left[:fit]) or "the baseline alone"
-        dropped = ", ".join(left[fit:])
+        fitting = ", ".join(names[:fit]) or "the baseline alone"
+        dropped = ", ".join(names[fit:])
         message = (
-            f"{budget:g} s are enough for: {kept}. Left out: {dropped} ({why}); "
-            f"{enough(whole)} is enough for all"
+            f"{budget:g} s are enough for: {fitting}. Left out: {dropped} ({cost}); "
+            f"{enough(total_s)} is enough for all"
         )
         self.reporter.say(f"{self.title}{message}")
-        return left[:fit], pace
+        return names[:fit], pace
 
     def _compile(self, name: str, timeout: float) -> float:
         """Starts a variant's first process; returns the seconds that the next will take.
@@ -301,11 +309,11 @@ class Measurement:
         The next process finds compiled code, unless its stages tune: then nothing of another
         process is used.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         prepared = self._start([name], timeout).get(name)
         if prepared is None:
             return 0.0
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         return (
             seconds
             if self._tunes(name)
@@ -343,13 +351,15 @@ class Measurement:
             )
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
-        found = {name: prepared for name, prepared in answers if prepared is not None}
-        known = self.lines
-        for name, prepared in found.items():
+        preparations = {
+            name: prepared for name, prepared in answers if prepared is not None
+        }
+        lines = self.lines
+        for name, prepared in preparations.items():
             self.sizes[name] = prepared["batch_size"]
-            if name in known.failed or name not in known.by_variant("prepared"):
+            if name in lines.failed or name not in lines.by_variant("prepared"):
                 self.add(variant=name, prepared=prepared)
-        return found
+        return preparations
 
     def _ask(
         self, name: str, command: str, timeout: float = 300.0
@@ -375,48 +385,50 @@ class Measurement:
             self.add(variant=name, failed=reason)
             return None
 
-    def _rounds(self, deadline: float, again: float) -> str:
+    def _rounds(self, deadline: float, restart_s: float) -> str:
         """Measures rounds of all that have a process, which is another one every few rounds;
         returns why it stopped.
         """
         limits = self.config.rounds
         precision = self.config.precision
         rounds = self.lines.rounds
-        done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
+        done = sum(entry["update"].keys() >= self.children.keys() for entry in rounds)
         number, process = (
-            max((each[what] for each in rounds), default=0)
-            for what in ("round", "process")
+            max((entry[key] for entry in rounds), default=0)
+            for key in ("round", "process")
         )
         # The next processes have to be started, too.
-        begun = time.monotonic() - again
+        started = time.monotonic() - restart_s
         while not self.stop:
             process += 1
-            for turn in range(min(limits.a_process, limits.most - done)):
+            for index in range(min(limits.a_process, limits.most - done)):
                 number = number + 1
                 done = done + 1
                 fewest, widest = self._known()
-                sure = (
+                precision_text = (
                     f", intervals up to +-{widest:.1%} (wanted {precision:.1%})"
                     if math.isfinite(widest)
                     else ""
                 )
-                with self.phase(f"round {done} of {limits.most} at most{sure}"):
-                    self._round(number, process, train=turn % TRAIN_EVERY == 0)
+                with self.phase(
+                    f"round {done} of {limits.most} at most{precision_text}"
+                ):
+                    self._round(number, process, train=index % TRAIN_EVERY == 0)
                 if self.stop:
                     return "interrupted"
             (fewest, widest) = self._known()
-            now = time.monotonic()
-            after = f"after {done} rounds in {fewest} processes"
+            time_now = time.monotonic()
+            summary = f"after {done} rounds in {fewest} processes"
             if fewest >= PROCESSES and done >= limits.least and widest <= precision:
-                return f"every interval is within +-{precision:.1%} {after}"
-            # The next ones would take as long as these.
-            if fewest > 1 and now + (now - begun) > deadline:
-                return f"the budget was spent {after}"
+                return f"every interval is within +-{precision:.1%} {summary}"
+            # The next processes would take as long as these.
+            if fewest > 1 and time_now + (time_now - started) > deadline:
+                return f"the budget was spent {summary}"
             if fewest > 1 and self.children.keys() == set(BASELINES):
                 return "no variant was left to measure"
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
-            begun = now
+            started = time_now
             with self.phase("restarting all processes"):
                 self.processes.close()
                 self._start(list(self.children))
@@ -457,9 +469,9 @@ class Measurement:
             lines.ratio(AGAIN, [BASELINE]),
             *map(lines.ratio, self.children.keys() - set(BASELINES)),
         ]
-        known = [each for each in ratios if each is not None]
-        if len(known) < len(ratios):
+        measured = [ratio for ratio in ratios if ratio is not None]
+        if len(measured) < len(ratios):
             return 1, math.inf
-        return min(each.processes for each in known), max(
-            each.half_width for each in known
+        return min(ratio.processes for ratio in measured), max(
+            ratio.half_width for ratio in measured
         )

@@ -32,12 +32,13 @@ def environment_maker(
     """
     module = _import(name)
     if not hasattr(module, "parallel_env"):
-        raise UsageError(f"data.environment: '{name}' has no parallel environment")
-    arguments = (
-        {"continuous_actions": True, **options}
-        if name.startswith("mpe2.")
-        else dict(options)
-    )
+        raise UsageError(
+            f"data.environment: '{name}' has no parallel environment"
+        )
+    arguments = dict(options)
+    # These environments have discrete actions by default, which no learner here supports.
+    if name.startswith("mpe2."):
+        arguments = {"continuous_actions": True, **options}
 
     def make() -> ParallelEnv[str, Any, Any]:
         try:

@@ -1,4 +1,4 @@
-"""The face of the PettingZoo source: settings only, nothing heavy."""
+"""Settings of the PettingZoo source, without heavy imports."""
 
 import re
 from typing import Annotated, ClassVar
@@ -45,7 +45,9 @@ class PettingZooConfig(SimulatorConfig):
         Field(json_schema_extra={"pattern": ALLOWED}),
     ]
     """Module of the environment, for example ``mpe2.simple_spread_v3``."""
-    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    options: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict
+    )
     """Arguments for the environment, for example ``{N: 3, max_cycles: 25}``."""
     evaluation: EvaluationConfig = Field(
         default_factory=lambda: EvaluationConfig(episodes=50)
@@ -59,7 +61,10 @@ class PettingZooConfig(SimulatorConfig):
 
         layout = Layout(environment_maker(self.environment, self.options)())
         return self.transitions(
-            batch_size, len(layout.agents), layout.observation_size, layout.action_size
+            batch_size,
+            len(layout.agents),
+            layout.observation_size,
+            layout.action_size,
         )
 
     def implementation(self) -> type[Source]:

@@ -22,7 +22,7 @@ SEEDS = 2**31 - 1
 
 
 class PettingZooEnvironment:
-    """Steps E copies one after another and hands their transitions over as tensors [E, N, ...]."""
+    """Steps E copies one after another and returns their transitions as tensors [E, N, ...]."""
 
     def __init__(
         self,
@@ -61,16 +61,20 @@ class PettingZooEnvironment:
         return self._observation()
 
     def _start(self, simulations: list[Simulation]) -> None:
-        drawn = torch.randint(
-            SEEDS, (len(simulations),), generator=self._generator, device=self._device
+        seeds = torch.randint(
+            SEEDS,
+            (len(simulations),),
+            generator=self._generator,
+            device=self._device,
         )
-        for simulation, seed in zip(simulations, drawn.tolist(), strict=True):
+        for simulation, seed in zip(simulations, seeds.tolist(), strict=True):
             simulation.reset(seed)
 
     def _observation(self) -> Tensor:
-        return self._tensor(
-            np.stack([simulation.observation for simulation in self._simulations])
-        )
+        observations = [
+            simulation.observation for simulation in self._simulations
+        ]
+        return self._tensor(np.stack(observations))
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self._device)
@@ -78,38 +82,43 @@ class PettingZooEnvironment:
     def step(self, action: Tensor) -> EnvironmentStep:
         """Applies actions [E, N, a] in [-1, 1] and starts a new episode where one ended."""
         actions = action.cpu().numpy().astype(np.float32)
-        outcomes = [
-            simulation.step(row)
-            for simulation, row in zip(self._simulations, actions, strict=True)
-        ]
-        done = [outcome.terminated or outcome.truncated for outcome in outcomes]
-        episodes = [
-            [1.0, simulation.returned, float(len(simulation.actions))]
-            if over
-            else [0.0, 0.0, 0.0]
-            for simulation, over in zip(self._simulations, done, strict=True)
-        ]
+        outcomes = []
+        episodes = []
+        done = []
+        for simulation, row in zip(self._simulations, actions, strict=True):
+            outcome = simulation.step(row)
+            outcomes.append(outcome)
+            if outcome.terminated or outcome.truncated:
+                done.append(simulation)
+                length = float(len(simulation.actions))
+                episodes.append([1.0, simulation.returned, length])
+            else:
+                episodes.append([0.0, 0.0, 0.0])
+
+        # The last observation of an episode, before the next episode starts.
         next_observation = self._observation()
-        if any(done):
-            self._start(
-                [
-                    simulation
-                    for simulation, over in zip(self._simulations, done, strict=True)
-                    if over
-                ]
-            )
+        observation = next_observation
+        if done:
+            self._start(done)
+            observation = self._observation()
         return EnvironmentStep(
-            observation=self._observation() if any(done) else next_observation,
+            observation=observation,
             next_observation=next_observation,
-            reward=self._tensor(np.stack([outcome.reward for outcome in outcomes])),
-            terminated=self._tensor([outcome.terminated for outcome in outcomes]),
+            reward=self._tensor(
+                np.stack([outcome.reward for outcome in outcomes])
+            ),
+            terminated=self._tensor(
+                [outcome.terminated for outcome in outcomes]
+            ),
             truncated=self._tensor([outcome.truncated for outcome in outcomes]),
             episodes=self._tensor(episodes),
         )
 
     def has_ended_agents(self) -> bool:
         """Returns whether an agent of a running episode has ended before the others."""
-        return any(simulation.has_ended_agents() for simulation in self._simulations)
+        return any(
+            simulation.has_ended_agents() for simulation in self._simulations
+        )
 
     def summarise(self, total: list[float]) -> dict[str, float]:
         """Metrics of finished episodes.
@@ -122,19 +131,21 @@ class PettingZooEnvironment:
             that ended early counts with what it had). ``episode_length``: mean number of steps.
         """
         episodes, returned, length = total
-        return {"return": returned / episodes, "episode_length": length / episodes}
+        return {
+            "return": returned / episodes,
+            "episode_length": length / episodes,
+        }
 
     def state_dict(self) -> State:
-        """Seed and actions of every running episode, and the observations that they led to."""
+        """Returns seed and actions of every running episode, and their last observations."""
         shape = (-1, self.agents, self.action_size)
+        actions = [
+            np.array(simulation.actions, np.float32).reshape(shape)
+            for simulation in self._simulations
+        ]
         return {
             "seeds": [simulation.seed for simulation in self._simulations],
-            "actions": [
-                torch.from_numpy(
-                    np.array(simulation.actions, np.float32).reshape(shape)
-                )
-                for simulation in self._simulations
-            ],
+            "actions": [torch.from_numpy(rows) for rows in actions],
             "observation": self._observation(),
         }
 
@@ -149,7 +160,9 @@ class PettingZooEnvironment:
             self._simulations, state["seeds"], state["actions"], strict=True
         ):
             simulation.restore(seed, actions.cpu().numpy())
-        if not torch.equal(self._observation(), state["observation"].to(self._device)):
+        if not torch.equal(
+            self._observation(), state["observation"].to(self._device)
+        ):
             raise RunnerError(
                 "the environment cannot be resumed bit for bit: the same seed and the same "
                 "actions led to other "

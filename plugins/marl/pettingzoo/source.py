@@ -34,5 +34,10 @@ class PettingZooSource(SimulatorSource):
         ended.
         """
         assert isinstance(self._environment, PettingZooEnvironment)
-        is_partial = self._latest is not None and self._environment.has_ended_agents()
-        return {**super().events(), "an agent that ends before the others": is_partial}
+        is_partial = (
+            self._latest is not None and self._environment.has_ended_agents()
+        )
+        return {
+            **super().events(),
+            "an agent that ends before the others": is_partial,
+        }

@@ -24,24 +24,33 @@ class BlockSums:
 
     def __init__(self, slots: int, device: torch.device) -> None:
         blocks = -(-slots // BLOCK)
-        self.masses = torch.zeros(blocks * BLOCK, dtype=torch.int64, device=device)
+        self.masses = torch.zeros(
+            blocks * BLOCK, dtype=torch.int64, device=device
+        )
         """Mass of every slot; the caller keeps their total below 2^63."""
         self._rows = self.masses.view(blocks, BLOCK)
         self._sums = torch.zeros(blocks, dtype=torch.int64, device=device)
-        self._cumulative = torch.zeros(blocks + 1, dtype=torch.int64, device=device)
+        self._cumulative = torch.zeros(
+            blocks + 1, dtype=torch.int64, device=device
+        )
         self._ends = self._cumulative[1:]
 
     def set(self, index: Tensor, masses: Tensor) -> None:
         """Replaces the masses of the slots at ``index``; of several for one slot the largest
         stays, on every device.
         """
-        self.masses.scatter_reduce_(0, index, masses, "amax", include_self=False)
+        self.masses.scatter_reduce_(
+            0, index, masses, "amax", include_self=False
+        )
         block = index // BLOCK
-        self._sums.index_copy_(0, block, self._rows.index_select(0, block).sum(1))
+        self._sums.index_copy_(
+            0, block, self._rows.index_select(0, block).sum(1)
+        )
 
     def find(self, fractions: Tensor) -> Tensor:
-        """The slots at these fractions of the total mass: the first whose cumulative mass is
-        greater.
+        """Returns the slots at these fractions of the total mass.
+
+        A slot is the first whose cumulative mass is greater.
 
         Args:
             fractions: In [0, 1], [B], float64; 1 represents the largest fraction below it.
@@ -55,7 +64,9 @@ class BlockSums:
         block = torch.searchsorted(self._ends, target, right=True)
         target -= self._cumulative.index_select(0, block)
         within = self._rows.index_select(0, block).cumsum(1)
-        slot = torch.searchsorted(within, target.unsqueeze(1), right=True).squeeze(1)
+        slot = torch.searchsorted(
+            within, target.unsqueeze(1), right=True
+        ).squeeze(1)
         return block.mul_(BLOCK).add_(slot)
 
     def load(self, masses: Tensor) -> None:

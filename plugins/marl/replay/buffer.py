@@ -53,7 +53,9 @@ class Replay(ABC):
         _require_memory(
             capacity, width * torch.float32.itemsize + self.extra_bytes, device
         )
-        self._rows = torch.empty(capacity, width, dtype=torch.float32, device=device)
+        self._rows = torch.empty(
+            capacity, width, dtype=torch.float32, device=device
+        )
         self._written = 0
 
     def __len__(self) -> int:
@@ -81,7 +83,11 @@ class Replay(ABC):
             )
         fields = zip(self.shapes, self._widths, strict=True)
         rows = torch.cat(
-            [batch[name].reshape(count, width).float() for name, width in fields], dim=1
+            [
+                batch[name].reshape(count, width).float()
+                for name, width in fields
+            ],
+            dim=1,
         )
         index = self._places(self._written, self._written + count)
         self._rows.index_copy_(0, index, rows.to(self.device))
@@ -113,7 +119,9 @@ class Replay(ABC):
         """Returns the transitions, as a ring that reads the buffer's memory."""
         return {
             "rows": Ring(self.capacity, self._written, self._read),
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "shapes": {
+                name: list(shape) for name, shape in self.shapes.items()
+            },
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -124,18 +132,23 @@ class Replay(ABC):
             UsageError: the state is that of a buffer of another capacity or other fields.
         """
         ring: Ring = state["rows"]
-        own = {"capacity": self.capacity, "shapes": self.state_dict()["shapes"]}
-        for name, theirs in (("capacity", ring.capacity), ("shapes", state["shapes"])):
-            if theirs != own[name]:
+        expected = {
+            "capacity": self.capacity,
+            "shapes": self.state_dict()["shapes"],
+        }
+        for name, stored in (
+            ("capacity", ring.capacity),
+            ("shapes", state["shapes"]),
+        ):
+            if stored != expected[name]:
                 raise UsageError(
-                    f"the checkpoint's replay buffer has {name} {theirs}, the recipe's "
-                    f"{own[name]}; "
+                    f"the checkpoint's replay buffer has {name} {stored}, the recipe's "
+                    f"{expected[name]}; "
                     "resume with the settings of the run that wrote it"
                 )
         for first, rows in ring.pieces():
-            self._rows.index_copy_(
-                0, self._places(first, first + len(rows)), rows.to(self.device)
-            )
+            index = self._places(first, first + len(rows))
+            self._rows.index_copy_(0, index, rows.to(self.device))
         self._written = ring.written
 
     def _read(self, first: int, last: int) -> Tensor:
@@ -145,7 +158,9 @@ class Replay(ABC):
         """Returns the positions of the transitions with these numbers, counted from the first that
         was ever stored.
         """
-        return torch.arange(first, last, device=self.device).remainder_(self.capacity)
+        return torch.arange(first, last, device=self.device).remainder_(
+            self.capacity
+        )
 
     def _require_transitions(self) -> None:
         if not len(self):
@@ -156,29 +171,31 @@ class Replay(ABC):
     def _take(self, index: Tensor) -> Batch:
         # Called with torch.ops because the stub of torch.split_with_sizes_copy declares
         # no return value.
-        columns = torch.ops.aten.split_with_sizes_copy(
-            self._rows.index_select(0, index), self._widths, 1
-        )
+        rows = self._rows.index_select(0, index)
+        columns = torch.ops.aten.split_with_sizes_copy(rows, self._widths, 1)
         fields = zip(self.shapes.items(), columns, strict=True)
         return {
-            name: column.view(len(index), *shape) for (name, shape), column in fields
+            name: column.view(len(index), *shape)
+            for (name, shape), column in fields
         }
 
 
-def _require_memory(capacity: int, transition: int, device: torch.device) -> None:
+def _require_memory(
+    capacity: int, transition: int, device: torch.device
+) -> None:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        remedy = ", or keep it in host memory with data.replay.device: cpu"
+        hint = ", or keep it in host memory with data.replay.device: cpu"
     elif device.type == "cpu":
         free = available_memory()
-        remedy = ""
+        hint = ""
     else:
         return
-    need = capacity * transition
-    if need > free:
+    required = capacity * transition
+    if required > free:
         raise UsageError(
             f"data.replay.capacity: {capacity} transitions of {transition} bytes need "
-            f"{need / GIB:.1f} GiB, but "
+            f"{required / GIB:.1f} GiB, but "
             f"{device} has {free / GIB:.1f} GiB free; lower it to at most "
-            f"{free // transition}{remedy}"
+            f"{free // transition}{hint}"
         )

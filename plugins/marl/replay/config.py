@@ -42,5 +42,7 @@ class PrioritizedConfig(_Storage):
     """Added to every error, so that no transition is lost for ever."""
 
 
-ReplayConfig = Annotated[UniformConfig | PrioritizedConfig, Field(discriminator="kind")]
+ReplayConfig = Annotated[
+    UniformConfig | PrioritizedConfig, Field(discriminator="kind")
+]
 """Either kind of replay buffer, distinguished by ``kind``."""

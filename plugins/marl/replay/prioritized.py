@@ -89,13 +89,11 @@ class PrioritizedReplay(Replay):
             generator=self.generator,
             device=self.device,
         )
-        index = self._priorities.find(
-            (share + torch.arange(batch_size, device=self.device)) / batch_size
-        )
+        strata = torch.arange(batch_size, device=self.device)
+        index = self._priorities.find((share + strata) / batch_size)
         priority = self._priorities.masses.index_select(0, index).float()
-        beta = self.beta[0] + (self.beta[1] - self.beta[0]) * min(
-            max(progress, 0.0), 1.0
-        )
+        first, last = self.beta
+        beta = first + (last - first) * min(max(progress, 0.0), 1.0)
         weight = priority.div_(priority.amin()).pow_(-beta)
         return {**self._take(index), "index": index, "weight": weight}
 
@@ -111,13 +109,14 @@ class PrioritizedReplay(Replay):
             td_error: temporal-difference errors of either sign, the mean over agents, [B].
         """
         error = td_error.to(self.device, torch.float32).abs()
-        units = (
-            error.add_(self.epsilon).pow_(self.alpha).div_(UNIT).clamp_(max=self._most)
-        )
-        # A number that is none converts to zero or less.
+        units = error.add_(self.epsilon).pow_(self.alpha).div_(UNIT)
+        units = units.clamp_(max=self._most)
+        # NaN converts to zero or less.
         priority = units.long().clamp_(min=1)
         self._priorities.set(index.to(self.device), priority)
-        torch.maximum(self._max_priority, priority.amax(), out=self._max_priority)
+        torch.maximum(
+            self._max_priority, priority.amax(), out=self._max_priority
+        )
 
     def state_dict(self) -> State:
         """Transitions and priorities; the tensors share the buffer's memory."""

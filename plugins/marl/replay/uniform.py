@@ -14,7 +14,10 @@ class UniformReplay(Replay):
         """Draws transitions with replacement; see ``Replay.sample``."""
         self._require_transitions()
         index = torch.randint(
-            len(self), (batch_size,), generator=self.generator, device=self.device
+            len(self),
+            (batch_size,),
+            generator=self.generator,
+            device=self.device,
         )
         return {
             **self._take(index),

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from runner.api import Batch, Exact, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import (
+    Batch,
+    Exact,
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    UsageError,
+)
 
 
 class ForwardCacheConfig(StageConfig):
@@ -36,22 +44,25 @@ class ForwardCacheConfig(StageConfig):
             UsageError: forwards would be reused between compiled functions that each free what
                 they made.
         """
-        if "compile" in setting.stages and "stacked_agents" not in setting.stages:
+        if (
+            "compile" in setting.stages
+            and "stacked_agents" not in setting.stages
+        ):
             raise UsageError(
                 "forward_cache cannot work with compile on agents that are not stacked: "
                 "switch stacked_agents on, or one of the two off"
             )
 
     def implementation(self) -> type[Stage]:
-        """The two memories."""
+        """Returns the implementation."""
         return ForwardCache
 
 
 class ForwardCache(Stage):
-    """Remembers forwards until the update is over."""
+    """Stores the results of forwards until the update is over."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the two forwards with a memory, and the update with forgetting."""
+        """Wraps the two forwards with a cache, and the update with functions that clear it."""
         self.next: Any = None
         self.current: dict[int | None, Any] = {}
         pipeline.slots.wrap("next_actions", self._remember_next)
@@ -74,19 +85,20 @@ class ForwardCache(Stage):
             if agents.start is None:
                 return step(batch, noise, agents)
             if agents.start not in self.current:
+                # The first caller may need no gradient, and a later one does.
                 with torch.enable_grad():
                     self.current[agents.start] = step(batch, noise, agents)
             action, log_prob = self.current[agents.start]
-            return (
-                (action, log_prob)
-                if torch.is_grad_enabled()
-                else (action.detach(), log_prob.detach())
-            )
+            if torch.is_grad_enabled():
+                return action, log_prob
+            # The loss of another agent must not reach this agent's parameters.
+            return action.detach(), log_prob.detach()
 
         return current_action
 
     def _forget_around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def update(*arguments: Any) -> Any:
+            # An interrupted update leaves results of other parameters.
             self._forget()
             try:
                 return step(*arguments)

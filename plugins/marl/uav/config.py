@@ -72,7 +72,9 @@ class UavConfig(SimulatorConfig):
     }
     objective = Objective("return", "maximize")
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
-    fixed: ClassVar[frozenset[str]] = SimulatorConfig.fixed | {"repeat_failures"}
+    fixed: ClassVar[frozenset[str]] = SimulatorConfig.fixed | {
+        "repeat_failures"
+    }
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""

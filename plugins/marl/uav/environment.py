@@ -87,9 +87,12 @@ class UavEnvironment:
                 device=device,
             )
 
-        self._start_low = table(LEADER_START[0], FOLLOWER_START[0], SCENE_START[0])
+        self._start_low = table(
+            LEADER_START[0], FOLLOWER_START[0], SCENE_START[0]
+        )
         self._start_span = (
-            table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1]) - self._start_low
+            table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1])
+            - self._start_low
         )
         limits = table(LEADER_LIMITS, FOLLOWER_LIMITS)
         self._gain = limits[:, :2]
@@ -117,71 +120,97 @@ class UavEnvironment:
     def step(self, action: Tensor) -> EnvironmentStep:
         """Applies accelerations and turns [E, N, 2]; values beyond [-1, 1] count as -1 or 1."""
         moved = self._move(action)
-        judged = self._bodies if self._legacy_timing else moved
-        geometry = measure(judged, self._scene)
+        measured_bodies = self._bodies if self._legacy_timing else moved
+        geometry = measure(measured_bodies, self._scene)
         reward = rewards(geometry, self._coefficients)
         success = geometry.goal_distance[:, 0] < GOAL_RADIUS
         collision = geometry.obstacle_distance[:, 0] < COLLISION_RADIUS
         terminated = success | collision
 
-        one = torch.ones_like(reward[:, 0])
-        formed = geometry.in_formation
+        ones = torch.ones_like(reward[:, 0])
+        in_formation = geometry.in_formation
         sums = self._sums + torch.stack(
-            [one, reward[:, 0], formed.float().mean(1), formed.all(1).float()], 1
+            [
+                ones,
+                reward[:, 0],
+                in_formation.float().mean(1),
+                in_formation.all(1).float(),
+            ],
+            1,
         )
         steps = sums[:, 0]
         truncated = (steps >= self.episode_limit) & ~terminated
         done = terminated | truncated
-        outcome = torch.stack([one, success, collision, truncated, steps * success], 1)
+        outcome = torch.stack(
+            [ones, success, collision, truncated, steps * success], 1
+        )
+        rates = sums[:, 2:] / steps.unsqueeze(1)
         episodes = torch.cat(
-            [outcome, sums[:, 1:2], sums[:, 2:] / steps.unsqueeze(1)], 1
+            [outcome, sums[:, 1:2], rates], 1
         ) * done.unsqueeze(1)
 
-        next_observation = self._observe(judged, self._scene)
+        # New starts are sampled for all simulations: the random numbers that are consumed must
+        # not depend on which episodes end.
+        next_observation = self._observe(measured_bodies, self._scene)
         start = self._draw_starts()
         if self._failed_starts is not None:
             start = self._failed_starts.replace(start)
             self._failed_starts.end(done, done & ~success, start)
         bodies = start[:, :-1]
         scene = start[:, -1]
-        ended = done.view(-1, 1, 1)
-        observation = torch.where(ended, self._observe(bodies, scene), next_observation)
-        self._bodies = torch.where(ended, bodies, moved)
-        self._scene = torch.where(ended[:, 0], scene, self._scene)
-        self._sums = sums * ~ended[:, 0]
+        is_done = done.view(-1, 1, 1)
+        observation = torch.where(
+            is_done, self._observe(bodies, scene), next_observation
+        )
+        self._bodies = torch.where(is_done, bodies, moved)
+        self._scene = torch.where(is_done[:, 0], scene, self._scene)
+        self._sums = sums * ~is_done[:, 0]
         return EnvironmentStep(
-            observation, next_observation, reward, terminated, truncated, episodes
+            observation,
+            next_observation,
+            reward,
+            terminated,
+            truncated,
+            episodes,
         )
 
     def _draw_starts(self) -> Tensor:
         """Returns uniformly distributed bodies, followed by the scene, [E, N + 1, 4]."""
         shape = (self._envs, *self._start_low.shape)
         uniform = torch.rand(
-            shape, generator=self._generator, dtype=torch.float32, device=self._device
+            shape,
+            generator=self._generator,
+            dtype=torch.float32,
+            device=self._device,
         )
         return torch.addcmul(self._start_low, uniform, self._start_span)
 
     def _move(self, action: Tensor) -> Tensor:
         x, y, speed, heading = self._bodies.unbind(-1)
-        acceleration, turn = (action.float().clamp(-1, 1) * self._gain).unbind(-1)
+        acceleration, rotation = (
+            action.float().clamp(-1, 1) * self._gain
+        ).unbind(-1)
         speed = torch.clamp(speed + acceleration, self._slowest, self._fastest)
-        # a heading just below 0 may be rounded up to the full turn itself, which flies and is
-        # observed like 0
-        heading = torch.remainder(heading + turn, TURN)
+        # Rounding can make a heading just below 0 a full turn, which is equivalent to 0.
+        heading = torch.remainder(heading + rotation, TURN)
         x = torch.addcmul(x, speed, heading.cos()).clamp(*FIELD_X)
         y = torch.addcmul(y, speed, heading.sin(), value=-1).clamp(*FIELD_Y)
         return torch.stack([x, y, speed, heading], -1)
 
     def _observe(self, bodies: Tensor, scene: Tensor) -> Tensor:
-        """Observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
-        own = bodies * self._scale
+        """Returns observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
+        scaled = bodies * self._scale
         to_obstacle = bodies[:, 0, :2] - scene[:, :2]
-        warning = torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
-        leader_sees = torch.cat(
-            [scene[:, 2:] * SCALE[0], warning.unsqueeze(1)], 1
-        ).unsqueeze(1)
-        follower_sees = own[:, :1, :3].expand(-1, self.agents - 1, -1)
-        return torch.cat([own, torch.cat([leader_sees, follower_sees], 1)], -1)
+        warning = (
+            torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
+        )
+        # The leader observes the goal and the obstacle, its followers observe the leader.
+        goal_and_obstacle = [scene[:, 2:] * SCALE[0], warning.unsqueeze(1)]
+        leader_sees = torch.cat(goal_and_obstacle, 1).unsqueeze(1)
+        follower_sees = scaled[:, :1, :3].expand(-1, self.agents - 1, -1)
+        return torch.cat(
+            [scaled, torch.cat([leader_sees, follower_sees], 1)], -1
+        )
 
     def summarise(self, total: list[float]) -> dict[str, float]:
         """Metrics of finished episodes.
@@ -213,14 +242,16 @@ class UavEnvironment:
             "success_rate": success / episodes,
             "collision_rate": collision / episodes,
             "timeout_rate": timeout / episodes,
-            "steps_to_goal": steps / success if success else float(self.episode_limit),
+            "steps_to_goal": steps / success
+            if success
+            else float(self.episode_limit),
             "return": leader_return / episodes,
             "formation_rate": formation / episodes,
             "formation_strict": strict / episodes,
         }
 
     def state_dict(self) -> State:
-        """Bodies, scenes, the sums over the running episodes, and starts of failed episodes."""
+        """Returns bodies, scenes, sums over the running episodes, and starts of failed ones."""
         state: State = {
             "bodies": self._bodies,
             "scene": self._scene,

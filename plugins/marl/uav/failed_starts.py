@@ -20,7 +20,9 @@ class FailedStarts:
     operation waits for the device.
     """
 
-    def __init__(self, share: float, start: Tensor, generator: torch.Generator) -> None:
+    def __init__(
+        self, share: float, start: Tensor, generator: torch.Generator
+    ) -> None:
         """Creates an empty store.
 
         Args:
@@ -65,7 +67,11 @@ class FailedStarts:
 
     def state_dict(self) -> State:
         """Returns the stored starts and those of the running episodes."""
-        return {"running": self._running, "stored": self._stored, "count": self._count}
+        return {
+            "running": self._running,
+            "stored": self._stored,
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from runner.api import UsageError
 
-from .rewards import COLLISION_RADIUS, FORMATION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS
+from .rewards import (
+    COLLISION_RADIUS,
+    FORMATION_RADIUS,
+    GOAL_RADIUS,
+    OBSTACLE_RADIUS,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,10 +46,10 @@ GOAL = "#009e73"
 
 @dataclass(frozen=True)
 class Flight:
-    """One episode from its start to its end."""
+    """An episode from its start to its end."""
 
     path: Tensor
-    """[T + 1, N, 2]: where the agents were, the leader first."""
+    """[T + 1, N, 2]: positions of the agents, the leader first."""
     scene: Tensor
     """[4]: obstacle x, y, goal x, y."""
     outcome: str
@@ -54,12 +59,9 @@ class Flight:
         """Share of (step, follower) pairs with the follower within the formation radius of the
         leader.
         """
-        apart = self.path[1:, 1:] - self.path[1:, :1]
-        return float(
-            (torch.hypot(apart[..., 0], apart[..., 1]) < FORMATION_RADIUS)
-            .float()
-            .mean()
-        )
+        offset = self.path[1:, 1:] - self.path[1:, :1]
+        distance = torch.hypot(offset[..., 0], offset[..., 1])
+        return float((distance < FORMATION_RADIUS).float().mean())
 
 
 def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
@@ -99,18 +101,20 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             ncols=min(len(labels), 2 * columns),
             frameon=False,
         )
-        last = max(len(flight.path) for flight in flights) - 1
+        last_step = max(len(flight.path) for flight in flights) - 1
         if path.suffix == ".png":
-            _show(panels, last)
+            _show(panels, last_step)
             figure.savefig(path, dpi=DPI[".png"])
             return
         figure.draw_without_rendering()
-        # It would compute the layout for every frame.
+        # Otherwise matplotlib computes the layout for every frame.
         figure.set_layout_engine("none")
-        shown = [*range(0, last, math.ceil(last / FRAMES)), *[last] * FRAMES_AT_THE_END]
+        stride = math.ceil(last_step / FRAMES)
+        # The last picture stays for a while, because the animation is repeated.
+        steps = [*range(0, last_step, stride), *[last_step] * FRAMES_AT_THE_END]
         writer = PillowWriter(fps=FRAMES_PER_SECOND)
         with writer.saving(figure, str(path), DPI[".gif"]):
-            for step in shown:
+            for step in steps:
                 _show(panels, step)
                 writer.grab_frame()
 
@@ -121,7 +125,7 @@ def _show(panels: Sequence[_Panel], step: int) -> None:
 
 
 class _Panel:
-    """One flight: its scene, and the agents' paths up to a step."""
+    """Axes with a flight: its scene, and the agents' paths up to a step."""
 
     def __init__(self, axes: Axes, flight: Flight) -> None:
         from matplotlib.patches import Circle
@@ -134,33 +138,34 @@ class _Panel:
             "linestyle": ":",
             "label": "obstacle in sight",
         }
-        axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen))
         axes.add_patch(
-            Circle(
-                (obstacle_x, obstacle_y),
-                COLLISION_RADIUS,
-                color=OBSTACLE,
-                label="obstacle",
-            )
+            Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen)
         )
-        axes.add_patch(
-            Circle(
-                (goal_x, goal_y),
-                GOAL_RADIUS,
-                color=GOAL,
-                alpha=0.4,
-                linewidth=0,
-                label="goal",
-            )
+        obstacle = Circle(
+            (obstacle_x, obstacle_y),
+            COLLISION_RADIUS,
+            color=OBSTACLE,
+            label="obstacle",
         )
-        formation = {
-            "fill": False,
-            "edgecolor": LEADER,
-            "linewidth": 0.6,
-            "linestyle": "--",
-            "label": "formation",
-        }
-        self.formation = Circle((0, 0), FORMATION_RADIUS, **formation)
+        axes.add_patch(obstacle)
+        goal = Circle(
+            (goal_x, goal_y),
+            GOAL_RADIUS,
+            color=GOAL,
+            alpha=0.4,
+            linewidth=0,
+            label="goal",
+        )
+        axes.add_patch(goal)
+        self.formation = Circle(
+            (0, 0),
+            FORMATION_RADIUS,
+            fill=False,
+            edgecolor=LEADER,
+            linewidth=0.6,
+            linestyle="--",
+            label="formation",
+        )
         axes.add_patch(self.formation)
         followers = range(1, flight.path.shape[1])
         styles: list[dict[str, Any]] = [
@@ -181,7 +186,9 @@ class _Panel:
             }
             for agent in followers
         ]
-        self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
+        self.lines = [
+            axes.plot([], [], marker="o", **style)[0] for style in styles
+        ]
         axes.set(xlim=X, ylim=Y, aspect="equal", xticks=TICKS_X, yticks=TICKS_Y)
         axes.tick_params(labelsize=6)
         steps = len(self.path) - 1
@@ -191,11 +198,11 @@ class _Panel:
         )
 
     def show(self, step: int) -> None:
-        """Shows the ways up to a step, or to the end if that comes before."""
-        flown = self.path[: step + 1]
+        """Shows the paths up to a step, or to the end of a shorter flight."""
+        path = self.path[: step + 1]
         for agent, line in enumerate(self.lines):
-            line.set_data(
-                [each[agent][0] for each in flown], [each[agent][1] for each in flown]
-            )
-            line.set_markevery([len(flown) - 1])
-        self.formation.set_center(tuple(flown[-1][0]))
+            x = [positions[agent][0] for positions in path]
+            y = [positions[agent][1] for positions in path]
+            line.set_data(x, y)
+            line.set_markevery([len(path) - 1])
+        self.formation.set_center(tuple(path[-1][0]))

@@ -38,23 +38,26 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         ]
         self.agents: list[str] = []
         self._observation_spaces = {
-            agent: Box(0.0, FASTEST, (7,), np.float32) for agent in self.possible_agents
+            agent: Box(0.0, FASTEST, (7,), np.float32)
+            for agent in self.possible_agents
         }
         self._action_spaces = {
-            agent: Box(-1.0, 1.0, (2,), np.float32) for agent in self.possible_agents
+            agent: Box(-1.0, 1.0, (2,), np.float32)
+            for agent in self.possible_agents
         }
         self._generator = torch.Generator()
+        # Without a seed for ``reset``, PettingZoo expects episodes that cannot be predicted.
         self._generator.seed()
         self._environment = UavEnvironment(
             config, 1, torch.device("cpu"), self._generator
         )
 
     def observation_space(self, agent: str) -> Space[Floats]:
-        """The box of that agent's observations [7]."""
+        """Returns the box of that agent's observations [7]."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> Space[Floats]:
-        """The box of that agent's actions [2]: acceleration and turn in [-1, 1]."""
+        """Returns the box of that agent's actions [2]: acceleration and turn in [-1, 1]."""
         return self._action_spaces[agent]
 
     def reset(
@@ -89,12 +92,9 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         step = self._environment.step(action)
         terminated = bool(step.terminated)
         truncated = bool(step.truncated)
-        metrics = (
-            self._environment.summarise(step.episodes[0].tolist())
-            if terminated or truncated
-            else {}
-        )
+        metrics: dict[str, float] = {}
         if terminated or truncated:
+            metrics = self._environment.summarise(step.episodes[0].tolist())
             self.agents = []
         return (
             self._by_agent(step.next_observation),
@@ -105,7 +105,9 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         )
 
     def _by_agent(self, observation: torch.Tensor) -> dict[str, Floats]:
-        return dict(zip(self.possible_agents, observation[0].numpy(), strict=True))
+        return dict(
+            zip(self.possible_agents, observation[0].numpy(), strict=True)
+        )
 
 
 def parallel_env(

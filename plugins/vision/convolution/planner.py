@@ -165,9 +165,9 @@ class Planner:
     def notes(self) -> Sequence[str]:
         """Returns what was selected, for the closing table."""
         plans = list(self._known.values())
-        others = sum(not plan.is_native for plan in plans)
+        changed = sum(not plan.is_native for plan in plans)
         lines = [
-            f"{len(plans)} plans, {others} of them not native: {self.searches} searches in "
+            f"{len(plans)} plans, {changed} of them not native: {self.searches} searches in "
             f"{self.seconds:.1f} s, "
             f"{self.cached} from the cache"
         ]

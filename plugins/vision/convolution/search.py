@@ -222,13 +222,13 @@ class Search:
             seconds[direction] = self._screen(works)
         joint: dict[str, float] = {}
         if all(self.needs):
-            both = [
+            joint_times = [
                 backend
                 for backend in legal["backward_data"]
                 if backend in legal["backward_weight"]
             ]
             joint = self._screen(
-                [backward_work(backend, key, self.workspace) for backend in both]
+                [backward_work(backend, key, self.workspace) for backend in joint_times]
             )
         return fastest_plan(seconds, joint)
 
@@ -318,11 +318,11 @@ def fastest_plan(
     data = _fastest(seconds.get("backward_data", {}))
     weight = _fastest(seconds.get("backward_weight", {}))
     if joint:
-        both = _fastest(joint)
+        joint_times = _fastest(joint)
         separate = seconds["backward_data"][data] + seconds["backward_weight"][weight]
-        if joint[both] <= separate or data == weight:
-            data = both
-            weight = both
+        if joint[joint_times] <= separate or data == weight:
+            data = joint_times
+            weight = joint_times
     return ConvPlan(forward, data, weight)
 
 

@@ -67,7 +67,8 @@ class Winograd(PlainBackend):
             key.transposed and key.direction != "backward_weight"
         ):
             size = key.y_size[2:] if key.transposed else (key.h, key.w)
-            channels, outputs = outputs, channels
+            channels = key.w_size[0]
+            outputs = key.w_size[1] * key.groups
         count = key.n * self._tiles(size[0]) * self._tiles(size[1])
         if key.direction == "backward_weight":
             return bytes_of(self._weight_shapes(channels, outputs, count), key.itemsize)
