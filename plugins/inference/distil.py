@@ -160,7 +160,7 @@ class Distil(Stage):
             student.parameters(), self.config.lr, weight_decay=0.0
         )
         lessons = _lessons(learner, teacher, pipeline)
-        # The run's sequence of random numbers continues as if there were no student.
+        # The student must not change the run's sequence of random numbers.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(learner.context.seed)
             for update, call in enumerate(islice(lessons, updates)):

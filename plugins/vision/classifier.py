@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GROUPS = 8
 POOLED = 4
-"""Height and width that are left for the last layer, about."""
+"""Approximate height and width of the input of the last layer."""
 
 
 class ResidualBlock(nn.Module):
@@ -38,21 +38,22 @@ class ResidualBlock(nn.Module):
             outputs, outputs, 3, padding=1, bias=False, convolve=convolve
         )
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
-        same = inputs == outputs and stride == 1
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else Convolution(inputs, outputs, 1, stride, bias=False, convolve=convolve)
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.shortcut = Convolution(
+                inputs, outputs, 1, stride, bias=False, convolve=convolve
+            )
+        # With a residual of zero, a deep network starts as a shallow one.
         nn.init.zeros_(self.norm2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
+        """Returns [B, outputs, H / stride, W / stride] for [B, inputs, H, W]."""
         residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(self.shortcut(x) + residual)
 
     def prunable(self) -> Iterator[Prunable]:
-        """Channels between the convolutions, in the groups that are normalised together."""
+        """Yields the channels between the convolutions, by group of the normalisation."""
+        # Single channels cannot be removed, because the groups would have different sizes.
         norm = self.norm1
         yield Prunable(
             "ff",
@@ -89,12 +90,11 @@ class ResidualNet(nn.Module):
             width = (width + 1) // 2
         kernel = (max(1, height // POOLED), max(1, width // POOLED))
         self.pool = nn.AvgPool2d(kernel)
-        self.head = nn.Linear(
-            widths[-1] * (height // kernel[0]) * (width // kernel[1]), classes
-        )
+        pixels = (height // kernel[0]) * (width // kernel[1])
+        self.head = nn.Linear(widths[-1] * pixels, classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        """The logits."""
+        """Returns the logits."""
         x = self.stem(image)
         for block in self.blocks:
             x = block(x)

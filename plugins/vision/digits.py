@@ -24,7 +24,7 @@ class Digits(DatasetSource):
     sizes = {"classes": 10}  # noqa: RUF012 (nobody changes it)
 
     def datasets(self, config: DigitsConfig) -> tuple[Any, Any]:
-        """Images [N, 1, H, W] in [0, 1] and labels [N].
+        """Returns images [N, 1, H, W] in [0, 1] and labels [N], of both sets.
 
         Raises:
             UsageError: scikit-learn is not installed.
@@ -38,6 +38,7 @@ class Digits(DatasetSource):
         held_out = config.held_out
         if config.scale > 1:
             image = F.interpolate(image, scale_factor=config.scale, mode="bilinear")
+        # Copies, because the digits are cached and must not be changed.
         return (
             {"image": image[held_out:].clone(), "label": label[held_out:].clone()},
             {"image": image[:held_out].clone(), "label": label[:held_out].clone()},
@@ -73,6 +74,6 @@ def read_digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return torch.from_numpy(digits.images).float()[:, None] / 16, torch.from_numpy(
-        digits.target
-    ).long()
+    # The grey levels are from 0 to 16.
+    images = torch.from_numpy(digits.images).float()[:, None] / 16
+    return images, torch.from_numpy(digits.target).long()

@@ -49,30 +49,27 @@ class ImageClassifier(GradientLearner):
         return {"shift": shift}
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Cross-entropy and accuracy; without noise, images stay where they are."""
+        """Returns cross-entropy and accuracy; without noise, images are not shifted."""
         image = batch["image"]
         label = batch["label"]
-        logits = self.slots.forward(
-            shifted(image, noise["shift"], self.shift) if noise else image
-        )
+        if noise:
+            image = shifted(image, noise["shift"], self.shift)
+        logits = self.slots.forward(image)
+        count = len(label)
         correct = (logits.detach().argmax(-1) == label).sum()
-        return Loss(
-            F.cross_entropy(logits, label, reduction="sum"),
-            len(label),
-            {"accuracy": Mean(correct, len(label))},
-        )
+        total = F.cross_entropy(logits, label, reduction="sum")
+        return Loss(total, count, {"accuracy": Mean(correct, count)})
 
     def inputs(self, batch: Batch) -> Any:
-        """The images."""
+        """Returns the images."""
         return batch["image"]
 
     def refused(self, request: ImageRequest) -> str | None:
         """Returns that images have another size than those of the training."""
         channels, height, width = self.shape
-        rows = [len(row) for channel in request.image for row in channel]
-        if [len(channel) for channel in request.image] == [height] * channels and set(
-            rows
-        ) == {width}:
+        heights = [len(channel) for channel in request.image]
+        widths = {len(row) for channel in request.image for row in channel}
+        if heights == [height] * channels and widths == {width}:
             return None
         return f"image: should be {channels} x {height} x {width} numbers: channels, rows, columns"
 
@@ -90,13 +87,14 @@ class ImageClassifier(GradientLearner):
         return {"image": [rows] * channels}
 
     def requested(self, requests: Sequence[ImageRequest]) -> Tensor:
-        """The images."""
+        """Returns the images."""
         return torch.tensor([request.image for request in requests], device=self.device)
 
     def answered(
         self, requests: Sequence[ImageRequest], outputs: Tensor
     ) -> Sequence[ClassesResponse]:
-        """Their classes."""
+        """Returns classes with their probabilities."""
+        # Rounding can make a probability slightly larger than one, which the response refuses.
         shares = outputs.float().softmax(-1).clamp(max=1).tolist()
         return [
             ClassesResponse(label=row.index(max(row)), probabilities=row)
@@ -113,7 +111,7 @@ class ConvolutionalClassifier(ImageClassifier):
 
     @property
     def conv_slot(self) -> Convolve:
-        """The slot ``conv``, as it is when it is called."""
+        """Returns a function that calls the slot ``conv``."""
         slots = self.slots
         # Copies of the network share a function; they would copy the slots, and the learner with
         # them.

@@ -47,7 +47,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """The image [C, side, side] in bytes, and its label."""
+        """Returns the image [C, side, side] in bytes, and its label."""
         from PIL import Image
 
         path, label = self.files[index]
@@ -79,22 +79,22 @@ def decode(image: PillowImage, side: int, grey: bool) -> np.ndarray:
         ImageOps.exif_transpose(image, in_place=True)
     size = side, side
     if image.mode == "F" or image.mode.startswith("I"):
-        levels = Image.fromarray(_eight_bit_levels(image)).resize(
-            size, Image.Resampling.BILINEAR
-        )
+        # Pillow clips such images when it converts them, so they are scaled as floats.
+        levels = Image.fromarray(_eight_bit_levels(image))
+        levels = levels.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(levels).round().clip(0, 255).astype(np.uint8)[..., None]
         return pixels if grey else pixels.repeat(3, axis=2)
+    # Otherwise the colours below transparent pixels would become visible.
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    scaled = image.convert("L" if grey else "RGB").resize(
-        size, Image.Resampling.BILINEAR
-    )
+    converted = image.convert("L" if grey else "RGB")
+    scaled = converted.resize(size, Image.Resampling.BILINEAR)
     return np.array(scaled).reshape(side, side, -1)
 
 
 def _eight_bit_levels(image: PillowImage) -> np.ndarray:
-    """Levels of an image of more than 8 bits, from 0 to 255 in float32.
+    """Returns the levels of an image of more than 8 bits, from 0 to 255 in float32.
 
     Raises:
         ValueError: A level is outside of the range.
@@ -107,7 +107,7 @@ def _eight_bit_levels(image: PillowImage) -> np.ndarray:
     )
     lowest = levels.min()
     highest = levels.max()
-    # Not true of NaN either.
+    # Written as a negation, which is also true for NaN.
     if not (lowest >= 0 and highest <= largest):
         raise ValueError(
             f"its values range from {lowest:,g} to {highest:,g}; convert them to {kind}"
@@ -116,7 +116,7 @@ def _eight_bit_levels(image: PillowImage) -> np.ndarray:
 
 
 def printable(value: object) -> str:
-    """The text of a path or an error; bytes of a file name that are not UTF-8 appear as escapes."""
+    """Returns the text of a path or an error, with escapes for bytes that are not UTF-8."""
     return (
         str(value)
         .encode("utf-8", "surrogateescape")
@@ -128,7 +128,7 @@ class ImageFolder(DatasetSource):
     """A source of images with one subfolder for each class."""
 
     def datasets(self, config: ImageFolderConfig) -> tuple[Any, Any]:
-        """The images that are trained on, and those that are held out.
+        """Returns the training and the held-out images.
 
         Raises:
             UsageError: Pillow is not installed, or the folder is not as it should be.
@@ -142,6 +142,7 @@ class ImageFolder(DatasetSource):
         folder = config.folder
         if not folder.is_dir():
             raise UsageError(f"data.folder: no such folder: {folder}")
+        # File managers and version control create hidden folders.
         classes = sorted(
             path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."
         )
@@ -171,7 +172,7 @@ class ImageFolder(DatasetSource):
         return Images(train, side, grey), Images(held_out, side, grey)
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> Batch:
-        """Images [B, C, side, side] in [0, 1], labels [B]."""
+        """Returns images [B, C, side, side] in [0, 1] and labels [B]."""
         images, labels = zip(*samples, strict=True)
         return {
             "image": torch.stack(images).float() / 255,

@@ -222,7 +222,7 @@ class InferenceGate:
                 f"the objective"
             )
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        # Without a seed there are no other data, so all parts are evaluated together.
+        # Without a seed, the data are fixed, so all parts are evaluated together.
         looks: tuple[int, ...] = LOOKS
         if self.trained.recipe.data.evaluation_seed is None:
             looks = (len(self.evaluations(())),)
@@ -238,7 +238,7 @@ class InferenceGate:
             compared = [
                 self.evaluations(variant, look)[first:look] for variant in ((), stages)
             ]
-            # Without a unit, the margin is a share of what the training has improved.
+            # Without a unit, the margin is a share of the improvement by the training.
             untrained = [0.0] * (look - first)
             if relative:
                 untrained = self.evaluations(None, look)[first:look]

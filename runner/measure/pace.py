@@ -12,7 +12,7 @@ PROCESSES = 5
 HEADROOM = 1.2
 """Ratio of a suggested budget to the time that was needed."""
 FEWEST_PROCESSES = 3
-"""Number of processes if there is no time for more; the intervals are wider."""
+"""Number of processes if the time is short; the intervals are wider."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pace:
 
         As many take turns as there is memory for, each time with two baselines.
         """
-        # Every group of variants has two baselines, the first of which are running already.
+        # Every group of variants has two baselines. Those of the first group are running already.
         measured = variants + 2 * math.ceil(variants / side_by_side)
         variant_s = self.processes * self.start_s + self.rounds_s
         return measured * variant_s - 2 * self.start_s

@@ -259,7 +259,7 @@ def _proof(
     is_shipped = ships is not None and ships.resolve() == recipe.path.resolve()
     assignments = list(case.sets)
     name = variant.name
-    # The name of several stages is that of this ablation, which the command does not know.
+    # Names of sets of stages exist in an ablation only, and the command needs single stages.
     if name not in recipe.stages:
         assignments += [
             f"optimization.{kind}=off"
@@ -300,7 +300,7 @@ def _reason(kind: str, case: Case, result: CaseResult, stages: tuple[str, ...]) 
     for gain in result.worth:
         if gain.stage != kind:
             continue
-        # The gain beside all other stages decides before the gain alone.
+        # The gain together with all other stages decides before the gain alone.
         measurements = ((gain.together, "with all others"), (gain.alone, "alone"))
         for measured, context in measurements:
             if measured is None:

@@ -56,6 +56,7 @@ class Backend(ABC):
         """Returns the largest relative L2 error to a float64 reference that counts as correct."""
         if key.dtype != "float32":
             return TOLERANCE[key.dtype]
+        # Torch may be allowed to round the factors of float32 products, and then so may others.
         convolution, product = key.math.split("/")[:2]
         relaxed = RELAXED_TOLERANCE.get(convolution, 0.0)
         if product != "highest":
@@ -134,14 +135,13 @@ class PlainBackend(Backend):
     ) -> Tensor:
         """Returns the output [N, K, P, Q] of an input [N, C, H, W]."""
         if geometry.transposed:
-            size = (
-                x.shape[0],
-                w.shape[1] * geometry.groups,
-                *geometry.output_size(x.shape[2:], w.shape[2:]),
-            )
+            channels = w.shape[1] * geometry.groups
+            pixels = geometry.output_size(x.shape[2:], w.shape[2:])
+            size = (x.shape[0], channels, *pixels)
             y = self.data_gradient(x, w, geometry.swapped(), size, workspace)
         else:
             y = self.convolve(x, w, geometry, workspace)
+        # Later layers are faster with the format that torch would have returned.
         return y.contiguous(memory_format=format_of(x))
 
     def backward_data(

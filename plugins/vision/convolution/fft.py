@@ -50,6 +50,8 @@ class Fft(PlainBackend):
         lengths = _lengths(x.shape[2:], geometry)
         inputs = _spectrum(_padded(x, geometry), lengths, geometry.groups, 1)
         weights = _spectrum(w, lengths, geometry.groups, 0)
+        # The conjugate of the weights makes it a correlation, which deep learning calls
+        # convolution.
         y = _inverse(inputs @ weights.mH, lengths, 1)
         height, width = geometry.output_size(x.shape[2:], w.shape[2:])
         return y[:, :, :height, :width].contiguous()
@@ -67,6 +69,7 @@ class Fft(PlainBackend):
         gradients = _spectrum(gradient, lengths, geometry.groups, 1)
         weights = _spectrum(w, lengths, geometry.groups, 0)
         x = _inverse(gradients @ weights, lengths, 1)
+        # The result is that of the padded input; the gradient of the padding is not needed.
         first_row, first_column = geometry.padding
         rows = slice(first_row, first_row + size[2])
         columns = slice(first_column, first_column + size[3])
@@ -93,6 +96,7 @@ def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     return F.pad(x, (columns, columns, rows, rows))
 
 
+# The search of SciPy takes longer than the transform of a small image.
 @cache
 def _fast_length(length: int) -> int:
     return int(next_fast_len(length, real=True))

@@ -59,6 +59,8 @@ def convolve(
     forward = _chosen(choose, key)
     data = weight = NATIVE
     if torch.is_grad_enabled():
+        # A direction without a gradient gets the backend of another one, so that it is no
+        # reason against torch's function.
         data = _chosen(choose, data_key) if x.requires_grad else forward
         weight = _chosen(choose, weight_key) if w.requires_grad else data
         data = data if x.requires_grad else weight
@@ -97,6 +99,7 @@ def _autocast(
     ``torch.autocast``.
     """
     kind = x.device.type
+    # Autocast ignores float64, and converts the arguments of torch's functions only.
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x, w, bias
     dtype = torch.get_autocast_dtype(kind)
@@ -135,6 +138,7 @@ class _Convolution(torch.autograd.Function):
         x, w = ctx.saved_tensors
         geometry: ConvGeometry = ctx.geometry
         needs_data, needs_weight = ctx.needs_input_grad[:2]
+        # A backend may share work between both gradients.
         if needs_data and needs_weight and data is weight:
             gradients = data.backward(gradient, x, w, geometry, ctx.workspace)
             return *gradients, None, None, None

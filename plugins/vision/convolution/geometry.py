@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 Pair = tuple[int, int]
-"""Of height and width."""
+"""A number for the height and one for the width."""
 
 
 class ConvGeometry(NamedTuple):
@@ -96,6 +96,7 @@ class ConvGeometry(NamedTuple):
             return f"groups: {self.groups} should be at least 1"
         if any(self.output_padding) and not self.transposed:
             return "output_padding: only a transposed convolution has one"
+        # Torch has the same limit: a larger padding has rows that no input reaches.
         limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
         if any(
             extra >= limit

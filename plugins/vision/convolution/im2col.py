@@ -26,8 +26,11 @@ class Im2Col(PlainBackend):
 
     def workspace_bytes(self, key: ConvKey) -> int:
         """Returns the bytes of the columns."""
+        # The pixels are the columns already.
         if _is_pointwise(key.kernel, key.geometry):
             return 0
+        # A transposed convolution is computed as the gradient of a plain one, whose input is
+        # its output.
         channels, size = (
             (key.k, (key.h, key.w)) if key.transposed else (key.c, key.y_size[2:])
         )
@@ -41,9 +44,8 @@ class Im2Col(PlainBackend):
         """Returns the output of a plain convolution."""
         size = geometry.output_size(x.shape[2:], w.shape[2:])
         columns = _columns(x, w.shape, geometry, workspace)
-        y = _by_group(w.flatten(1), geometry.groups, 0) @ _by_group(
-            columns, geometry.groups, 1
-        )
+        weights = _by_group(w.flatten(1), geometry.groups, 0)
+        y = weights @ _by_group(columns, geometry.groups, 1)
         return y.view(x.shape[0], w.shape[0], *size)
 
     def data_gradient(

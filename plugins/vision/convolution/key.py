@@ -80,7 +80,7 @@ class ConvKey:
 
     @property
     def geometry(self) -> ConvGeometry:
-        """The geometry."""
+        """Returns the geometry."""
         return ConvGeometry(
             self.stride,
             self.padding,
@@ -92,33 +92,34 @@ class ConvKey:
 
     @property
     def device_type(self) -> str:
-        """``cpu`` or ``cuda``."""
+        """Returns ``cpu`` or ``cuda``."""
         return self.device.partition(":")[0]
 
     @property
     def x_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the input."""
+        """Returns the sizes of the input."""
         return self.n, self.c, self.h, self.w
 
     @property
     def w_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the weight."""
+        """Returns the sizes of the weight."""
+        # Torch stores the weight of a transposed convolution with its input channels first.
         outer, inner = (self.c, self.k) if self.transposed else (self.k, self.c)
         return outer, inner // self.groups, *self.kernel
 
     @property
     def y_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the output."""
+        """Returns the sizes of the output."""
         return self.n, self.k, *self.geometry.output_size((self.h, self.w), self.kernel)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type as torch has it."""
+        """Returns the type as an object of torch."""
         return cast("torch.dtype", getattr(torch, self.dtype))
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
+        """Returns the bytes of a number."""
         return self.torch_dtype.itemsize
 
     @property
@@ -146,6 +147,7 @@ class ConvKey:
         Raises:
             ValueError: The text is not that of a key.
         """
+        # A value contains no spaces: ``str`` replaces them.
         values = dict(entry.partition("=")[::2] for entry in text.split(" "))
         expected = [field.name for field in fields(cls)]
         if list(values) != expected:
@@ -180,7 +182,7 @@ def keys_of(
     )
 
 
-# To make a key takes longer than a small convolution.
+# Making a key takes longer than a small convolution.
 @lru_cache(maxsize=4096)
 def _keys(
     x_size: tuple[int, ...],

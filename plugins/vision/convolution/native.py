@@ -91,9 +91,10 @@ class Native(Backend):
     ) -> Tensor:
         """Returns the gradient of the weight, which has this size, from that of the output."""
         w = gradient.new_empty(1).expand(*size)
-        return self._backward(gradient, self.converted(x), w, geometry, (False, True))[
-            1
-        ].contiguous()
+        x = self.converted(x)
+        _, weight = self._backward(gradient, x, w, geometry, (False, True))
+        # Gradients have the format of their parameters, which optimizers expect.
+        return weight.contiguous()
 
     def backward(
         self,
@@ -117,6 +118,7 @@ class Native(Backend):
         geometry: ConvGeometry,
         needed: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
+        # Without the gradient of the input, the weight is a placeholder of the right size.
         if needed[0]:
             w = self.converted(w)
         with self.settings():
@@ -223,6 +225,7 @@ class CudnnHeuristic(Native):
     @contextmanager
     def settings(self) -> Iterator[None]:
         """Returns a context in which cuDNN selects algorithms this way."""
+        # The setting is global, so the caller's value is restored.
         benchmark = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.benchmark
         try:

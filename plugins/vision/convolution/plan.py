@@ -73,6 +73,7 @@ def parse_plan(values: object, key: ConvKey, needs: Needs) -> ConvPlan:
     if not isinstance(values, Mapping) or values.keys() != expected:
         raise ValueError(f"should name a backend for {needs}, got {values!r:.80}")
     for direction in needs.directions:
+        # A file or a lock may contain anything.
         name = values[direction]
         backend = BACKENDS.get(name) if isinstance(name, str) else None
         if backend is None:

@@ -55,6 +55,7 @@ class RecentPlans:
 
     def get(self, key: str) -> Any:
         """Returns a plan, which becomes the most recent one; None if there is none."""
+        # A dictionary is ordered by insertion: what was used last is removed last.
         plan = self._plans.pop(key, None)
         if plan is not None:
             self._plans[key] = plan
@@ -113,6 +114,7 @@ class FilePlans(RecentPlans):
         super().put(key, plan)
         try:
             with self._lock:
+                # Another process may have added plans since the file was read.
                 self._merge()
                 values = {
                     "version": VERSION,
@@ -121,6 +123,7 @@ class FilePlans(RecentPlans):
                 }
                 with replacing(self.path) as partial:
                     partial.write_text(sealed(values), encoding="utf-8")
+        # Without the file, only another process has to search again.
         except (OSError, Timeout) as error:
             self._warn(
                 f"cannot be written: {getattr(error, 'strerror', None) or error}"
@@ -150,6 +153,7 @@ class FilePlans(RecentPlans):
             problem = (
                 f"it has version {values.get('version')!r:.20}, and this is {VERSION}"
             )
+        # JSON turns tuples into lists, so both sides are compared after a conversion.
         elif values.get("machine") != json.loads(json.dumps(self.machine)):
             problem = "it was written on another machine"
         elif not isinstance(plans, dict):
@@ -161,6 +165,7 @@ class FilePlans(RecentPlans):
         return plans
 
     def _warn(self, text: str) -> None:
+        # Every plan would repeat the same warning.
         if not self._is_warned:
             self._is_warned = True
             _log.warning("%s %s", self.path, text)

@@ -97,6 +97,7 @@ class Planner:
             self._revision = self.choices.revision
         plan = self._known.get((key, needs))
         if plan is None:
+            # Shapes that change all the time would fill the memory.
             if len(self._known) >= MOST_PLANS:
                 self._known.clear()
             plan = self._known[key, needs] = self._new_plan(key, needs, plans)
@@ -107,14 +108,13 @@ class Planner:
         recorded = self.choices.get(text)
         if recorded is not None:
             return self._recorded(recorded, key, needs)
+        # A strided input has no layout that a sample could have.
         if not self.choices.searches or key.layout == "strided":
             return ConvPlan()
         plan = self._cached(plans.get(text), key, needs)
         if plan is None:
-            if (
-                self.limits.seconds <= self.seconds
-                or len(self.choices.items()) >= MOST_PLANS
-            ):
+            is_out_of_time = self.limits.seconds <= self.seconds
+            if is_out_of_time or len(self.choices.items()) >= MOST_PLANS:
                 self.untested += 1
                 plan = ConvPlan()
             else:
@@ -145,11 +145,10 @@ class Planner:
         return plan
 
     def _search(self, key: ConvKey, needs: Needs) -> SearchResult:
-        remaining = (
-            self.limits.seconds
-            if self.every_call
-            else self.limits.seconds - self.seconds
-        )
+        # The time limit is that of all searches together, unless each call searches.
+        remaining = self.limits.seconds
+        if not self.every_call:
+            remaining -= self.seconds
         limits = SearchLimits(
             self.limits.workspace,
             self.limits.error_ratio,

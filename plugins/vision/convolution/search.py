@@ -152,6 +152,7 @@ class Search:
 
     def candidates(self, direction: Direction) -> list[Backend]:
         """Returns the backends that may be timed; ``native`` is the first."""
+        # What a backend refuses depends on the direction.
         key = self.key.towards(direction)
         legal = [
             backend
@@ -160,6 +161,8 @@ class Search:
         ]
         if not legal:
             return [NATIVE]
+        # ``native`` in float64 is the reference, and its error in the type of the recipe is
+        # the yardstick of the others.
         sample = self.sampler.draw()
         reference = compute(NATIVE, key, direction, sample.double(), new_workspace)
         baseline = compute(NATIVE, key, direction, sample, self.workspace)
@@ -222,13 +225,14 @@ class Search:
             seconds[direction] = self._screen(works)
         joint: dict[str, float] = {}
         if all(self.needs):
-            joint_times = [
+            # A backend that computes both gradients in one call may be faster than in two.
+            common = [
                 backend
                 for backend in legal["backward_data"]
                 if backend in legal["backward_weight"]
             ]
             joint = self._screen(
-                [backward_work(backend, key, self.workspace) for backend in joint_times]
+                [backward_work(backend, key, self.workspace) for backend in common]
             )
         return fastest_plan(seconds, joint)
 
@@ -240,6 +244,7 @@ class Search:
         }
         timed = [work for work in works if work.name in counts]
         for _ in range(SCREENING_ROUNDS):
+            # New inputs and a new order: neither caches nor load may favour a backend.
             sample = self.sampler.draw()
             for work in self.order.sample(timed, len(timed)):
                 blocks[work.name].append(self._block(work, sample, counts[work.name]))
@@ -250,6 +255,7 @@ class Search:
         seconds = {}
         sample = self.sampler.draw()
         for work in works:
+            # The first calls allocate memory and select kernels.
             self._block(work, sample, WARM_UPS - 1)
             seconds[work.name] = self._block(work, sample, 1)
         least = min(seconds.values())
@@ -318,11 +324,12 @@ def fastest_plan(
     data = _fastest(seconds.get("backward_data", {}))
     weight = _fastest(seconds.get("backward_weight", {}))
     if joint:
-        joint_times = _fastest(joint)
+        joint_name = _fastest(joint)
         separate = seconds["backward_data"][data] + seconds["backward_weight"][weight]
-        if joint[joint_times] <= separate or data == weight:
-            data = joint_times
-            weight = joint_times
+        # A plan with one backend for both gradients calls it once, so its joint time counts.
+        if joint[joint_name] <= separate or data == weight:
+            data = joint_name
+            weight = joint_name
     return ConvPlan(forward, data, weight)
 
 

@@ -97,6 +97,7 @@ def rounding_error(result: Tensor, reference: Tensor) -> float:
     if result.shape != reference.shape:
         return float("inf")
     error = (result.double() - reference).norm() / reference.norm()
+    # NaN compares as not larger than any limit.
     return float(error.nan_to_num(float("inf")))
 
 
@@ -133,6 +134,7 @@ def step_work(
         return backends[getattr(plan, part.direction)]
 
     def call(sample: Sample) -> object:
+        # Leaves of this call alone: gradients must not accumulate over the calls of a block.
         x = sample.x.detach().requires_grad_(needs.data)
         w = sample.w.detach().requires_grad_(needs.weight)
         with torch.set_grad_enabled(any(needs)):

@@ -91,10 +91,11 @@ class Winograd(PlainBackend):
         """Returns the gradient of a plain convolution's input: a convolution with the kernel
         turned around.
         """
+        # Within a group, input and output channels change places.
         grouped = w.reshape(geometry.groups, -1, *w.shape[1:]).transpose(1, 2)
-        turned = grouped.flatten(0, 1).flip(2, 3)
+        flipped = grouped.flatten(0, 1).flip(2, 3)
         padding = KERNEL - 1 - geometry.padding[0], KERNEL - 1 - geometry.padding[1]
-        return self._convolve(gradient, turned, padding, geometry.groups, workspace)
+        return self._convolve(gradient, flipped, padding, geometry.groups, workspace)
 
     def weight_gradient(
         self,
@@ -115,20 +116,19 @@ class Winograd(PlainBackend):
         tiles, inputs, pixels, gradients = take(workspace, shapes, x)
         self._transform_inputs(x, geometry.padding, rows, columns, tiles, inputs)
 
+        # Zeros complete the last tiles, and add nothing to the gradient.
         m = self.outputs
         padded = F.pad(gradient, (0, columns * m - width, 0, rows * m - height))
-        pixels.view(m, m, k, n, rows, columns).copy_(
-            padded.view(n, k, rows, m, columns, m).permute(3, 5, 1, 0, 2, 4)
-        )
+        blocks = padded.view(n, k, rows, m, columns, m).permute(3, 5, 1, 0, 2, 4)
+        pixels.view(m, m, k, n, rows, columns).copy_(blocks)
         torch.mm(
             _square(self.output_matrix, x).T,
             pixels.flatten(1),
             out=gradients.flatten(1),
         )
 
-        products = _by_group(gradients, geometry.groups) @ _by_group(
-            inputs, geometry.groups
-        ).transpose(2, 3)
+        grouped_inputs = _by_group(inputs, geometry.groups).transpose(2, 3)
+        products = _by_group(gradients, geometry.groups) @ grouped_inputs
         w = _square(self.kernel_matrix, x).T @ products.flatten(1)
         return w.view(KERNEL, KERNEL, *size[:2]).permute(2, 3, 0, 1).contiguous()
 
@@ -151,9 +151,8 @@ class Winograd(PlainBackend):
             workspace, self._shapes(c, k, n * rows * columns), x
         )
         self._transform_inputs(x, padding, rows, columns, tiles, inputs)
-        kernels = _square(self.kernel_matrix, x) @ w.permute(2, 3, 0, 1).reshape(
-            KERNEL * KERNEL, -1
-        )
+        flat_weights = w.permute(2, 3, 0, 1).reshape(KERNEL * KERNEL, -1)
+        kernels = _square(self.kernel_matrix, x) @ flat_weights
         kernels = kernels.view(-1, groups, k // groups, w.shape[1])
 
         torch.matmul(
@@ -190,12 +189,12 @@ class Winograd(PlainBackend):
         return -(-length // self.outputs)
 
     def _shapes(self, c: int, k: int, count: int) -> list[tuple[int, int, int]]:
-        """Shapes of tiles, their transforms and the products."""
+        """Returns the shapes of tiles, their transforms and the products."""
         area = (self.outputs + KERNEL - 1) ** 2
         return [(area, c, count), (area, c, count), (area, k, count)]
 
     def _weight_shapes(self, c: int, k: int, count: int) -> list[tuple[int, int, int]]:
-        """Shapes of tiles, their transforms, the gradient's tiles and their transforms."""
+        """Returns the shapes of both kinds of tiles and of their transforms, inputs first."""
         area = (self.outputs + KERNEL - 1) ** 2
         return [
             (area, c, count),
@@ -210,6 +209,7 @@ def _square(matrix: tuple[tuple[float, ...], ...], like: Tensor) -> Tensor:
     return _kronecker(matrix, like.dtype, like.device)
 
 
+# The matrix is small, and computing it for each call takes longer than using it.
 @cache
 def _kronecker(
     matrix: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device

@@ -68,11 +68,10 @@ class GrowingWorkspace:
         buffers: dict[tuple[torch.device, int], Tensor] = vars(self._local).setdefault(
             "buffers", {}
         )
-        stream = (
-            torch.cuda.current_stream(device).cuda_stream
-            if device.type == "cuda"
-            else 0
-        )
+        # Kernels of two streams run at the same time, and would overwrite a common buffer.
+        stream = 0
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
         buffer = buffers.get((device, stream))
         if buffer is None or buffer.numel() < count:
             # The old buffer goes first, so that both are never in memory at a time.
@@ -87,5 +86,5 @@ class GrowingWorkspace:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest buffer that was made."""
+        """Returns the bytes of the largest buffer that was made."""
         return max(self._bytes.values(), default=0)

@@ -80,7 +80,7 @@ class AlgorithmSearch(Stage):
             ),
             every_call=config.search_every_call,
         )
-        # Torch cannot trace a function that is selected by a table, and computes it between graphs.
+        # Torch cannot trace a function that is selected by a table; it runs between graphs.
         slots.replace("conv", torch.compiler.disable(self.convolve))  # type: ignore[no-untyped-call]
 
     def convolve(

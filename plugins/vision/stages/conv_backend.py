@@ -78,7 +78,7 @@ class ConvBackend(Stage):
         self.slots = pipeline.slots
         self.choices: dict[ConvKey, Backend] = {}
         self.refused: dict[str, set[str]] = {}
-        # Torch cannot trace a function that is selected by a table, and computes it between graphs.
+        # Torch cannot trace a function that is selected by a table; it runs between graphs.
         pipeline.slots.replace("conv", torch.compiler.disable(self.convolve))  # type: ignore[no-untyped-call]
         self._check(pipeline)
 
@@ -138,6 +138,7 @@ class ConvBackend(Stage):
         learner = pipeline.learner
         image = torch.zeros(1, *pipeline.source.shapes["image"], device=pipeline.device)
         (network,) = learner.modules().values()
+        # The layers of a network are known only when it is called.
         with learner.evaluating(), torch.no_grad(), pipeline.slots.precision():
             network(image)
         keys = list(self.choices)
@@ -146,5 +147,6 @@ class ConvBackend(Stage):
             reasons = {backend.refusal(key.towards(direction)) for key in keys}
             if keys and None not in reasons:
                 raise UsageError(f"conv_backend: {direction}: {min(map(str, reasons))}")
+        # The call was made with one image; the training has other batches.
         self.choices.clear()
         self.refused.clear()
