@@ -291,6 +291,7 @@ class CubeGrasps(DatasetSource):
 
         Both are [B, G, 25], rotated back to the frames of the cubes.
         """
+        # The grasps of scenes are scaled to [-1, 1], those of a prediction are not.
         lower, upper = (
             self.tables[name].to(self.device) for name in ("lower", "upper")
         )

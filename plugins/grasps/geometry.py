@@ -103,6 +103,7 @@ class Hand(nn.Module):
                 ``box_half`` [N, 3], boxes in the frames of their links, in metres.
         """
         super().__init__()
+        # Buffers move to the device together with a network.
         for name in HAND:
             self.register_buffer(name, tables[name].clone())
         self.parents: list[int] = tables["parent"].tolist()

@@ -140,6 +140,7 @@ class GraspLearner(GradientLearner):
 
     def example_request(self) -> Mapping[str, Any]:
         """Returns points on the faces of a cube, and one grasp to make."""
+        # Few points: people read this request in the documentation of the server.
         half = 0.03
         axis = torch.arange(-1, 2) * half
         grid = torch.cartesian_prod(axis, axis, axis)
@@ -288,6 +289,7 @@ class GraspDiffusion(GraspLearner):
         """Returns clouds and noise; and the steps if they are requested."""
         steps = requests[0].steps
         grasps = requests[0].grasps
+        # Only these samplers add noise after the start.
         is_ddpm = self.sampler == "ddpm" and steps is None
         levels = self.config.steps if self.eta > 0 or is_ddpm else 1
         noise = drawn(requests, levels, grasps, NUMBERS)

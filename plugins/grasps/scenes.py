@@ -80,6 +80,7 @@ class Scenes(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Returns one scene."""
+        # Without an IndexError, a loop over the dataset would not end.
         if not 0 <= index < self.count:
             raise IndexError(index)
         return {

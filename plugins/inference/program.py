@@ -104,6 +104,7 @@ def _fits(tensor: Any, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> boo
 @contextmanager
 def quietly() -> Iterator[None]:
     """Silences the advice of exporters inside the ``with``."""
+    # Some exporters log to the root logger.
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOUD]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -168,6 +169,7 @@ def write_torch(program: ExportedProgram, path: Path) -> None:
     """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a
     sample of the data.
     """
+    # They would be a sample of the data in a file that may be shared.
     program.example_inputs = None
     buffer = io.BytesIO()
     torch.export.save(program, buffer)

@@ -155,6 +155,7 @@ class Quantise(Stage):
                 rounding(set_inductor_config=False, version=2),
                 lambda _, name: name in selected,
             )
+        # Rounded weights have no gradients, and an update would fail without a clear message.
         pipeline.slots.wrap("forward", self._untrained(learner))
         float_layers = sum(
             isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Embedding)
@@ -251,6 +252,7 @@ def _round(
             source, shaped, skip_optimization=True, skip_symbolic_shape=True
         )
         graph = onnx.load(shaped, load_external_data=False).graph
+        # Biases have one dimension, and stay in float32.
         weights = {value.name for value in graph.initializer if len(value.dims) > 1}
         layers = [
             n

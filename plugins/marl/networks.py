@@ -46,6 +46,7 @@ class Mlp(nn.Module):
         """Returns [B, outputs] for [B, inputs]; the trunk runs in the context of ``precision``."""
         with precision():
             hidden = self.trunk(inputs)
+        # The head computes in the type of its parameters, outside of autocast.
         output: Tensor = self.head(hidden.to(self.head.weight.dtype))
         return output
 

@@ -60,6 +60,7 @@ class AgentsRole:
         """Lets gradients through to the inputs inside the ``with``, but computes none for the
         parameters.
         """
+        # The same list is restored, whatever happens to the role in between.
         leaves = list(self.leaves())
         for parameter in leaves:
             parameter.requires_grad_(False)

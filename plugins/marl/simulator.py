@@ -119,6 +119,7 @@ class SimulatorSource(Source):
         self._environment = self.make_environment(
             config, self._envs, self._device, context.generator("environment")
         )
+        # A copy, because an environment may reuse its memory.
         self._observation = self._environment.reset().clone()
         agents = self._environment.agents
         size = self._environment.observation_size
@@ -187,6 +188,7 @@ class SimulatorSource(Source):
         """Returns the root mean square of every agent's rewards so far, [N]; 1 for an
         agent with only zeros.
         """
+        # In float64, because the sum grows over the entire training.
         scale = (self._reward_squares / self._steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
@@ -196,6 +198,7 @@ class SimulatorSource(Source):
         self._slots.collect(None if warming_up else self._explore)
         self._steps += self._envs
         self._uncounted += self._envs
+        # A buffer with fewer transitions would fill a batch with repetitions.
         if warming_up or len(self._replay) < batch_size:
             return 0
         # A larger batch than the recipe's has fewer updates of the same number of samples. The

@@ -30,6 +30,7 @@ class Stack:
             for parameters in zip(*networks, strict=True)
         ]
         self.shapes = [layer.shape for layer in layers]
+        # One vector: an optimizer or an average then needs one kernel instead of hundreds.
         self.flat = torch.cat([layer.flatten() for layer in layers])
         self.views = split(self.flat, self.shapes)
         for view, parameters in zip(
@@ -90,6 +91,7 @@ class StackedRole(AgentsRole):
         """Copies the layers' gradients into the vector's."""
         for share, layer in zip(self.shares, self.layers, strict=True):
             assert share.grad is not None
+            # The optimizer steps the complete vector, and would use the previous gradient again.
             if layer.grad is None:
                 share.grad.zero_()
             else:
@@ -188,6 +190,7 @@ class StackedMlp:
                 hidden = torch.addcmul(
                     shift[:, None], hidden, scale[:, None]
                 ).relu()
+        # Q values of some hundreds do not fit the spacing of 16-bit numbers.
         hidden = hidden.to(self.head_weight.dtype)
         # The matmul of a single column is slower than the same products and their sum.
         if self.head_weight.shape[-1] == 1:

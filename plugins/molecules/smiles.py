@@ -186,6 +186,7 @@ def skeleton(molecule: Molecule) -> str:
     """
     neighbours = molecule.neighbours()
     labels = [atom.element for atom in molecule.atoms]
+    # After as many rounds as atoms, every label contains the entire molecule.
     for _ in range(min(len(labels), _ROUNDS)):
         joined = [
             # Sorted, because the order of the bonds depends on the text.

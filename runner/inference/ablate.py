@@ -178,6 +178,7 @@ def ablate_inference(
     """
     started = time.perf_counter()
     load = os.getloadavg()[0]
+    # An error of the folder should be reported before the measurement.
     if not is_writable(folder):
         raise StorageError(
             f"{folder} cannot be written; name another folder with --out"
@@ -256,6 +257,7 @@ def _measured(
         asks = {pipeline.batch_size: partial(ask, None)}
     for variant in possible.variants:
         only = variant.stages[0] if len(variant.stages) == 1 else variant.name
+        # The baseline is timed against itself, which shows the noise.
         name = AGAIN if variant.name == BASELINE else only
         timings = {}
         for size, new_question in asks.items():

@@ -332,6 +332,7 @@ def _parts(pipeline: Assembly) -> list[Batch] | None:
         pipeline.transfer(batch)
         for batch, _ in zip(held_out(), range(PARTS), strict=False)
     ]
+    # A few large batches are cut, because a test needs pairs.
     pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(batch) // pieces) for batch in batches]
     parts = [

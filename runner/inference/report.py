@@ -179,6 +179,7 @@ def _plots(result: InferenceResult, canvas: Any) -> None:
         for size in sizes
         if not row.timings[size].caught
     ]
+    # Ratios of different work are not drawn, and must not stretch the scale.
     highest = max((timing.ratio.high for timing in timings), default=1.0)
     lowest = min((timing.ratio.low for timing in timings), default=1.0)
     for axes, size in zip(panels, sizes, strict=False):

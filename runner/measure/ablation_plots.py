@@ -131,6 +131,7 @@ def _ratios(result: Result, figure: Any) -> None:
     variants = [v for case in result.cases for v in case.variants if v.stages]
     rows = list(dict.fromkeys(variant.name for variant in variants))
     quantities = _quantities(result)
+    # A common scale, so that ratios of several cases can be compared.
     shape = len(quantities), len(result.cases)
     grid = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
     for line, quantity in zip(grid, quantities, strict=True):

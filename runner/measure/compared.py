@@ -48,6 +48,7 @@ def record(step: Step, few: bool) -> bytes:
         for _ in range(length + number % 2):
             sample = step.next()
             batches.append(RecordedBatch(on_host(sample), step.progress.state_dict()))
+            # Sources may change with the progress, so the batches are counted as in a training.
             step.count(sample.batch)
             step.progress.updates += 1
         windows.append(batches)

@@ -154,6 +154,7 @@ def load_experiment(
                 recipe = load_named(
                     root.get("recipe") or root, (*assignments, *sets), catalog
                 )
+            # The problems of all cases are reported together.
             except RecipeError as error:
                 problems += error.problems
                 continue

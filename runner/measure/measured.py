@@ -105,6 +105,7 @@ class Measured:
             for sample in batches:
                 self.advance(sample)
 
+        # A stage may have changed the batch size, and times of other sizes cannot be compared.
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
         self.meter.read()
         seconds = self.stopwatch.seconds(block) / len(batches) * scale
@@ -158,6 +159,7 @@ class Measured:
         updates = progress.updates
         self.activities.read()
         started = time.perf_counter()
+        # A slow training still needs at least one update.
         while (
             time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates
         ):

@@ -98,6 +98,7 @@ class MemoryCase:
         for number, variant in enumerate(names, start=1):
             if self.stop:
                 return
+            # Without the baseline there is no result at all.
             if variant.name != BASELINE and time.monotonic() > deadline:
                 self._add(variant, failed="the budget was spent; --budget allows more")
                 continue
@@ -203,6 +204,8 @@ class MemoryCase:
         """Measures a variant in child processes, and adds a line to the log."""
         stages = {kind: self.case.recipe.stages[kind] for kind in variant.stages}
         recipe = replace(self.case.recipe, stages=stages)
+        # The thresholds that make freed memory visible would change the size of the process, so
+        # each purpose has a process.
         try:
             answers = {}
             for purpose in ("update", "process"):

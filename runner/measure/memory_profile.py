@@ -222,6 +222,7 @@ def _refuse_compiled(kinds: Sequence[str]) -> None:
 
 def thinned(samples: Sequence[MemorySample]) -> Sequence[MemorySample]:
     """Returns at most ``LONGEST_TIMELINE`` samples: of neighbours, the one with the most bytes."""
+    # The highest sample of every group keeps the peak visible.
     size = -(-len(samples) // LONGEST_TIMELINE)
     groups = (
         samples[start : start + size] for start in range(0, len(samples), max(1, size))

@@ -131,6 +131,7 @@ def remarks(case: CaseMemory) -> Iterator[str]:
     difference = case.disagreement
     if difference is not None:
         yield from _agreement(case, difference)
+    # The tracker observes torch's operators only.
     compiled = [item.name for item in case.variants if item.memory.tracked is None]
     if compiled:
         reason = "compiled code allocates past torch's operators"

@@ -144,6 +144,7 @@ def without_nan(tree: Any) -> Any:
 
 def remaining(memory: UpdateMemory, baseline: UpdateMemory) -> float:
     """Returns the share of a baseline's update memory, both measured in the same way."""
+    # Tracked bytes and growth of the process differ, so only like is compared with like.
     if (
         memory.tracked is not None
         and baseline.tracked is not None

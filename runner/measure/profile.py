@@ -175,6 +175,7 @@ def profile(
     except OSError as error:
         raise _unwritten(folder, error.strerror) from error
     burst = Burst(pipeline, updates)
+    # The profiler slows updates, so their time is measured without it first.
     warmth = warm_up(burst, burst.stopwatch, warmup_s)
     bare = median(burst.stopwatch.seconds(burst) for _ in range(BARE_BURSTS))
     profiled, events = burst.profiled(folder / TRACE)
@@ -300,6 +301,7 @@ def tables(
             spent["cuda", event.name].append(duration)
         if event.device_type != DeviceType.CPU:
             continue
+        # Events are sorted by their start: labels that ended before this event are closed.
         while running and running[-1][1] <= event.time_range.start:
             running.pop()
         if slot != event.name:

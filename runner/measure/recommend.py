@@ -195,6 +195,7 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
         variant.name: variant.verdict == Outcome.FAIL or bool(variant.caught)
         for variant in result.variants
     }
+    # A set that contains a failed set is excluded, even if it passed.
     failed = [
         set(variant.stages) for variant in result.variants if is_failed[variant.name]
     ]

@@ -81,6 +81,7 @@ def heartbeat_of(
     Yields:
         Entries of the record at the end.
     """
+    # ``runner ls`` lists the folders of the workspace only.
     if log.folder.parent != workspace.ablations:
         yield {}
         return

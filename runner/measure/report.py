@@ -403,6 +403,7 @@ def write_recipe(
             1,
             f"# Complete training steps are {measured.training_ratio} as fast as without stages.",
         )
+    # A relative path stays valid if the workspace is moved; a shipped recipe is found by name.
     extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
     if (
         ships := shipped().get(recipe.path.stem)

@@ -191,6 +191,7 @@ class Measurement:
         limit = Child("runner.train.roofline", options={"device": str(self.device)})
         with self.phase("measuring what this machine can do at best"), limit as child:
             self.add(rates=child.answer())
+        # Variants that do not fit into memory take their turn after these.
         squad = remaining[:side_by_side]
         for number, name in enumerate(squad, start=1):
             if self.stop:
@@ -372,6 +373,7 @@ class Measurement:
                 raise RunnerError(
                     f"{self.title}the baseline cannot be measured: {error}"
                 ) from error
+            # The others continue without this variant.
             del self.children[name]
             hung = (
                 error.cause is Cause.HUNG
@@ -439,6 +441,7 @@ class Measurement:
         update = {}
         trained = {}
         noticed = []
+        # The order changes from round to round, so that periodic load favours no variant.
         for name in order(list(self.children), number):
             if (answer := self._ask(name, "update")) is None:
                 continue

@@ -55,6 +55,7 @@ class SharedWait:
 
     def observe(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """Takes what the processes noticed of other programs in a round, before the next one."""
+        # A single thread does not wait for others.
         if answers and self._use.threads > 1:
             waited = median(answer["waited"] for answer in answers)
             other_load = median(answer["others"] for answer in answers)

@@ -81,6 +81,7 @@ class PettingZooEnvironment:
 
     def step(self, action: Tensor) -> EnvironmentStep:
         """Applies actions [E, N, a] in [-1, 1] and starts a new episode where one ended."""
+        # One transfer for all copies, because every transfer waits for the device.
         actions = action.cpu().numpy().astype(np.float32)
         outcomes = []
         episodes = []

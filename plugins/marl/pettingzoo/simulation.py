@@ -70,6 +70,7 @@ class Simulation:
         observations, rewards, terminations, truncations, _ = environment.step(
             layout.actions(action, live)
         )
+        # PettingZoo removes agents from its list as soon as they have ended.
         ended_agents = [
             agent for agent in live if terminations[agent] or truncations[agent]
         ]

@@ -59,6 +59,7 @@ class BlockSums:
             Slots, [B]; a slot of mass m of a total of M holds m / M of all fractions, one of mass
             0 none.
         """
+        # The sums of the blocks change with every update, so they are added up for each draw.
         torch.cumsum(self._sums, 0, out=self._ends)
         target = (fractions * BELOW_ONE).mul_(self._ends[-1]).long()
         block = torch.searchsorted(self._ends, target, right=True)

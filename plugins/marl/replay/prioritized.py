@@ -59,6 +59,7 @@ class PrioritizedReplay(Replay):
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
+        # The sum of a full buffer must fit an integer of 64 bits.
         self._most = 2 ** (TOTAL_BITS - capacity.bit_length())
         self._priorities = BlockSums(capacity, device)
         self._max_priority = torch.full(
@@ -89,6 +90,7 @@ class PrioritizedReplay(Replay):
             generator=self.generator,
             device=self.device,
         )
+        # One fraction in each of B equal intervals.
         strata = torch.arange(batch_size, device=self.device)
         index = self._priorities.find((share + strata) / batch_size)
         priority = self._priorities.masses.index_select(0, index).float()

@@ -59,6 +59,8 @@ class FailedStarts:
             failed: [E], bool, only where an episode ended.
             start: [E, A, 4], starts of the next episodes.
         """
+        # Failed episodes get consecutive positions; all others are written to the last row,
+        # because a selection by a mask would wait for the device.
         position = (self._count + failed.cumsum(0) - 1) % CAPACITY
         row = torch.where(failed, position, CAPACITY)
         self._stored = self._stored.index_copy(0, row, self._running)

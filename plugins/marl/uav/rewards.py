@@ -113,6 +113,7 @@ def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
     matched = c.speed_match * (
         geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE)
     )
+    # A follower in formation pays nothing, unless it is nearer to the goal than its leader.
     behind = geometry.goal_distance[:, :1] < geometry.goal_distance[:, 1:]
     follower = matched + distance_penalty * ~(geometry.in_formation & behind)
 

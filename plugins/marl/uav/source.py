@@ -22,6 +22,7 @@ class UavSource(SimulatorSource):
 
     def __init__(self, config: UavConfig, context: Context) -> None:
         super().__init__(config, context)
+        # These settings concern the training only; an evaluation makes other environments.
         assert isinstance(self._environment, UavEnvironment)
         if config.training_limit is not None:
             self._environment.episode_limit = min(

@@ -74,7 +74,7 @@ class Native(Backend):
         workspace: Workspace = new_workspace,
     ) -> Tensor:
         """Returns the gradient of the input, which has this size, from that of the output."""
-        # Torch reads the input's size alone, but only a tensor has one.
+        # Torch reads the size of the input only; an expanded tensor has it without its memory.
         x = gradient.new_empty(1).expand(*size)
         return self.restored(
             self._backward(gradient, x, w, geometry, (True, False))[0],

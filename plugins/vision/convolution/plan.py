@@ -26,6 +26,7 @@ class Needs(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, w: Tensor) -> Needs:
         """Returns what torch will compute for these tensors."""
+        # A prediction and a training step of the same convolution have different plans.
         if not torch.is_grad_enabled():
             return cls(False, False)
         return cls(x.requires_grad, w.requires_grad)

@@ -349,6 +349,7 @@ def gain_of(
     """
     pairs = zip(baseline, control, strict=True)
     means = [statistics.fmean(pair) for pair in pairs]
+    # The mean of both runs of ``native`` is the better estimate of the baseline.
     gain = ratio(means, candidate)
     return gain, effect(gain, ratio(baseline, control)) is Effect.FASTER
 
