@@ -85,6 +85,7 @@ def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     unbounded = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     # The direct form, log(1 - tanh(u)^2), is the logarithm of zero for large u.
+    linear = math.log(2) - unbounded
     softplus = functional.softplus(-2 * unbounded)
-    log_prob = log_prob - 2 * (math.log(2) - unbounded - softplus)
+    log_prob = log_prob - 2 * (linear - softplus)
     return unbounded.tanh(), log_prob.sum(-1)
