@@ -156,7 +156,7 @@ def _type(annotation: Any) -> str:
 
 def _print(names: str, card: dict[str, Any]) -> None:
     """Prints the card of a plugin."""
-    from runner.recipe.document import dump_inline
+    from runner.recipe.dumping import dump_inline
 
     tell(f"{names} ({card['provider']})\n")
     if "error" in card:

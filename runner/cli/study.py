@@ -65,8 +65,9 @@ def plan(
 ) -> None:  # fmt: skip
     """Print what a study will try, what it will cost, and what prevents it."""
     with working("study plan", "reading the study", quiet) as bar:
-        from runner.study.definition import FORECAST_SECONDS, load_study
-        from runner.study.definition import plan as look_ahead
+        from runner.study.definition import load_study
+        from runner.study.plan import FORECAST_SECONDS
+        from runner.study.plan import plan as look_ahead
         from runner.study.report import show_plan
 
         registry = registry_of(plugin)
