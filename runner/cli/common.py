@@ -38,10 +38,15 @@ RecipeName = Annotated[
 ]  # fmt: skip
 Sets = Annotated[
     list[str] | None,
-    Option("--set", metavar="A.B.C=VALUE", help="Override a recipe value. Repeatable; the word --set is optional."),
+    Option(
+        "--set",
+        metavar="A.B.C=VALUE",
+        help="Override a recipe value. Repeatable; the word --set is optional.",
+    ),
 ]
 Bare = Annotated[
-    list[str] | None, Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False)
+    list[str] | None,
+    Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False),
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -120,8 +125,9 @@ def load_lock(
 
 def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
     """Returns all runs, the newest first, after setting the status of runs whose process has crashed."""
+    from runner.tracking.lookup import folders
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import Workspace, folders
+    from runner.tracking.workspace import Workspace
 
     here = Workspace()
     reap(here, partial(working, verb, "recording crashed runs in MLflow", quiet))
@@ -134,7 +140,8 @@ def sharing_processor(recipe: "Recipe", locked_threads: int | None = None) -> It
     ``locked_threads`` is the number of threads of a run that is continued.
     """
     from runner.system.processor import share_processor
-    from runner.tracking.workspace import Workspace, computing
+    from runner.tracking.lookup import computing
+    from runner.tracking.workspace import Workspace
 
     system = recipe.system
     with share_processor(system.threads, system.wait, locked_threads, computing(Workspace())):
@@ -150,7 +157,10 @@ def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
 
 
 def output(
-    as_json: bool, data: Callable[[], dict[str, Any]], show: "Callable[[*_Shown, Console], None]", *shown: *_Shown
+    as_json: bool,
+    data: Callable[[], dict[str, Any]],
+    show: "Callable[[*_Shown, Console], None]",
+    *shown: *_Shown,
 ) -> None:
     """Prints the result of a command: its data as JSON, or a display for a person."""
     if as_json:

@@ -25,10 +25,12 @@ from runner.system.hardware import available_memory, cpu_model, slow_bf16, usabl
 from runner.system.lines import labelled
 from runner.system.places import RECORD, VARIABLE
 from runner.system.processor import WAIT_VARIABLES, Surroundings, choose, describe, is_fixed_by
+from runner.tracking.access import is_http, on_network_disk
+from runner.tracking.lookup import folders
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
-from runner.tracking.store import Store, is_http, on_network_disk, shown
-from runner.tracking.workspace import Workspace, folders
+from runner.tracking.store import Store, shown
+from runner.tracking.workspace import Workspace
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
@@ -105,7 +107,11 @@ def _torch() -> Iterator[Diagnosis]:
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
             memory = f"{device.total_memory / _GIB:.0f} GiB"
-            yield Diagnosis(f"cuda:{index}", "ok", f"{device.name}, {memory}, capability {device.major}.{device.minor}")
+            yield Diagnosis(
+                f"cuda:{index}",
+                "ok",
+                f"{device.name}, {memory}, capability {device.major}.{device.minor}",
+            )
         if find_spec("pynvml") is None:
             remedy = f"pip install '{_DISTRIBUTION}[nvidia]'"
             yield Diagnosis("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
@@ -170,7 +176,12 @@ def _workspace(workspace: Workspace) -> Iterator[Diagnosis]:
         return
     yield Diagnosis("workspace", "ok", str(root) if nearest == root else f"{root}, created by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB
-    yield _warn_if(free < _DISK_GIB, "disk", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
+    yield _warn_if(
+        free < _DISK_GIB,
+        "disk",
+        f"{free:.1f} GiB free",
+        f"free some, or name another disk in {VARIABLE}",
+    )
 
 
 def _store(workspace: Workspace) -> Iterator[Diagnosis]:
@@ -199,7 +210,10 @@ def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
     waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
     if waiting:
         yield Diagnosis(
-            "unsent", "warn", f"metrics are missing in MLflow for {len(waiting)} runs: {_names(waiting)}", "runner sync"
+            "unsent",
+            "warn",
+            f"metrics are missing in MLflow for {len(waiting)} runs: {_names(waiting)}",
+            "runner sync",
         )
     damaged = [folder.name for folder in found if folder not in known]
     if damaged:

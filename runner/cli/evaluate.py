@@ -33,15 +33,20 @@ if TYPE_CHECKING:
     from runner.train.evaluate import Evaluation
 
 Checkpoint = Annotated[
-    Literal["best", "last"], Option(help="Use the checkpoint with the best objective, or the last one.")
+    Literal["best", "last"],
+    Option(help="Use the checkpoint with the best objective, or the last one."),
 ]
 Size = Annotated[
     int | None,
     Option(min=1, metavar="N", help="Number of evaluated items, for data that have such a setting."),
 ]
-Seed = Annotated[int | None, Option(min=0, help="Seed of the evaluated data, for data that are drawn from a seed.")]
+Seed = Annotated[
+    int | None,
+    Option(min=0, help="Seed of the evaluated data, for data that are drawn from a seed."),
+]
 Render = Annotated[
-    Path | None, Option(metavar="FILE", help="Draw the evaluation to a file, for data that can be drawn.")
+    Path | None,
+    Option(metavar="FILE", help="Draw the evaluation to a file, for data that can be drawn."),
 ]
 
 
@@ -61,7 +66,7 @@ def evaluate(
     [bold]runner evaluate 3f2a91c0 --render flights.gif[/]
     """
     from runner.system.places import LOCK_NAME
-    from runner.tracking.workspace import folder_of
+    from runner.tracking.lookup import folder_of
 
     run, bare = run_and_settings(run, bare)
     with working("evaluate", "reading the run", quiet) as bar:
@@ -85,7 +90,10 @@ def evaluate(
 def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[str]:
     """Returns assignments with the effect of these options."""
     found = []
-    for option, value, name in (("--size", size, data.evaluation_size), ("--seed", seed, data.evaluation_seed)):
+    for option, value, name in (
+        ("--size", size, data.evaluation_size),
+        ("--seed", seed, data.evaluation_seed),
+    ):
         if value is not None and name is None:
             raise UsageError(f"{option}: '{data.kind}' has no such setting; it always evaluates the same data")
         if value is not None:
@@ -102,7 +110,10 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
     table = Table(box=None, pad_edge=False)
     for title in ("", "now", "then")[: 3 if recorded else 2]:
         table.add_column(title, justify="right" if title else "left", overflow="fold")
-    for name in [*(name for name in headline if name in metrics), *sorted(metrics.keys() - set(headline))]:
+    for name in [
+        *(name for name in headline if name in metrics),
+        *sorted(metrics.keys() - set(headline)),
+    ]:
         values = [each.get(name) for each in (metrics, recorded) if each]
         table.add_row(name, *("-" if value is None else figure(value) for value in values))
     remark = f"Took {evaluation.seconds:.1f} s."

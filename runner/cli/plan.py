@@ -63,7 +63,8 @@ def _show(memory: "MemoryPlan", seconds: float | None, console: "Console") -> No
 
 def _seconds_of_updates(recipe: "Recipe") -> float | None:
     """Returns the expected time of the first updates, from the newest run of the same recipe here."""
-    from runner.tracking.workspace import Workspace, folders
+    from runner.tracking.lookup import folders
+    from runner.tracking.workspace import Workspace
 
     for folder in reversed(folders(Workspace().runs)):
         record = folder.record()

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 Recipes = Annotated[
     list[str],
     Argument(
-        metavar="RECIPE...", help="Recipe files, or names of recipes that ship.", autocompletion=completion.recipes
+        metavar="RECIPE...",
+        help="Recipe files, or names of recipes that ship.",
+        autocompletion=completion.recipes,
     ),
 ]
 RecipeOrRun = Annotated[
@@ -61,7 +63,9 @@ Origin = Annotated[bool, Option("--origin", help="Print where every value was wr
 Copied = Annotated[
     str | None,
     Option(
-        metavar="NAME", help="Copy this recipe to NAME.yaml in the current folder.", autocompletion=completion.recipes
+        metavar="NAME",
+        help="Copy this recipe to NAME.yaml in the current folder.",
+        autocompletion=completion.recipes,
     ),
 ]
 
@@ -84,7 +88,11 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
             loaded = load(reference, settings(sets, given), registry)
         except RecipeError as error:
             problems = [
-                {"source": str(each.place.source), "line": each.place.line, "column": each.place.column}
+                {
+                    "source": str(each.place.source),
+                    "line": each.place.line,
+                    "column": each.place.column,
+                }
                 | {"path": each.path, "message": each.message}
                 for each in error.problems
             ]
@@ -120,7 +128,8 @@ def show(
             raise UsageError(f"{folder.name} is a run, whose settings are in {folder.path / 'recipe.lock.yaml'}")
         from runner.tracking.card import show as show_card
         from runner.tracking.listing import described
-        from runner.tracking.workspace import Workspace, below
+        from runner.tracking.lookup import below
+        from runner.tracking.workspace import Workspace
 
         run = described(folder)
         runs = [described(each) for each in reversed(below(Workspace(), folder.name))] if run["kind"] == "seeds" else []
@@ -141,7 +150,8 @@ def _run_of(reference: str) -> "RunFolder | None":
     """The run, ablation, study or group of seeds that is meant, by its name or its folder; None if a recipe is."""
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
-    from runner.tracking.workspace import RunFolder, Workspace, find, folders
+    from runner.tracking.lookup import find, folders
+    from runner.tracking.workspace import RunFolder, Workspace
 
     folder, here = RunFolder(Path(reference).absolute()), Workspace()
     if folder.record() is not None:
@@ -218,4 +228,7 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
 def _first_comment(path: Path) -> str:
     """The first line of the comment at the top of a recipe, past the line for editors."""
     comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return next((line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line), "")
+    return next(
+        (line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line),
+        "",
+    )

@@ -38,19 +38,28 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
     from runner.train.result import RunResult
 
-GoOn = Annotated[bool, Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one.")]
+GoOn = Annotated[
+    bool,
+    Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
+]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Take the run over from another machine, where it must have stopped.")
+    bool,
+    Option("--takeover", help="Take the run over from another machine, where it must have stopped."),
 ]
 Retune = Annotated[
-    bool, Option("--retune", help="Search again for tuning choices, instead of taking over those of the lock.")
+    bool,
+    Option(
+        "--retune",
+        help="Search again for tuning choices, instead of taking over those of the lock.",
+    ),
 ]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
-    list[str] | None, Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable.")
+    list[str] | None,
+    Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable."),
 ]
 Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its description in MLflow.")]
 KeepBatch = Annotated[bool, Option("--keep-batch", help="Write the batch to a file if an update runs out of memory.")]
@@ -111,7 +120,18 @@ def run(
     if go_on and (folder := _unfinished(loaded, takeover, quiet)) is not None:
         # The lock does not contain secrets.
         given = [*secret_assignments(loaded), *given]
-        resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
+        resume(
+            folder.name,
+            given,
+            None,
+            allow_drift,
+            plugin,
+            takeover,
+            keep_batch,
+            retune,
+            quiet,
+            as_json,
+        )
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
@@ -119,7 +139,16 @@ def run(
         from runner.train.run import run as train
 
         start = process_start()
-        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note, retune=retune, started=start)
+        return train(
+            loaded,
+            registry,
+            Workspace(),
+            display,
+            own_tags=own_tags,
+            note=note,
+            retune=retune,
+            started=start,
+        )
 
     _train(loaded, quiet, as_json, begin, keep_batch)
 
@@ -141,7 +170,8 @@ def resume(
     """
     from runner.system.lines import amount
     from runner.system.places import LOCK_NAME
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.lookup import find
+    from runner.tracking.workspace import Workspace
 
     run, bare = run_and_settings(run, bare)
     found, runs = run_folders("resume", quiet), Workspace().runs

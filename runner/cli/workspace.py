@@ -9,22 +9,39 @@ from typing import Annotated, Literal
 from typer import Argument, Exit, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say, tell, working
+from runner.cli.common import (
+    AsJson,
+    Plugins,
+    output,
+    print_json,
+    registry_of,
+    run_folders,
+    say,
+    tell,
+    working,
+)
 from runner.system.errors import ExitCode, StorageError, UsageError
 
 Sent = Annotated[
     list[str] | None,
     Argument(
-        metavar="[RUN...]", help="Runs to send; by default all with something to send.", autocompletion=completion.runs
+        metavar="[RUN...]",
+        help="Runs to send; by default all with something to send.",
+        autocompletion=completion.runs,
     ),
 ]
 Removed = Annotated[
     list[str] | None,
-    Argument(metavar="[RUN...]", help="Names, digits or MLflow ids of runs.", autocompletion=completion.removable),
+    Argument(
+        metavar="[RUN...]",
+        help="Names, digits or MLflow ids of runs.",
+        autocompletion=completion.removable,
+    ),
 ]
 Purge = Annotated[bool, Option("--purge", help="Delete permanently; without a run, empty the trash.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Also remove runs of another machine, where they must have stopped.")
+    bool,
+    Option("--takeover", help="Also remove runs of another machine, where they must have stopped."),
 ]
 Runs = Annotated[
     list[str],
@@ -36,7 +53,8 @@ Runs = Annotated[
 Where = Annotated[
     list[str] | None,
     Option(
-        metavar="METRIC>NUMBER", help="Only runs whose newest value fulfils this; also <, <=, >=, = and !=. Repeatable."
+        metavar="METRIC>NUMBER",
+        help="Only runs whose newest value fulfils this; also <, <=, >=, = and !=. Repeatable.",
     ),
 ]
 OfRecipe = Annotated[
@@ -54,10 +72,14 @@ OfKind = Annotated[
 ]
 Since = Annotated[
     str | None,
-    Option(metavar="AGE|DATE", help="Only runs that started at most 2d, 3h or 30min ago, or since 2026-01-31."),
+    Option(
+        metavar="AGE|DATE",
+        help="Only runs that started at most 2d, 3h or 30min ago, or since 2026-01-31.",
+    ),
 ]
 Everything = Annotated[
-    bool, Option("--all", help="Also show what always differs or cannot matter: speed, load, process, tools.")
+    bool,
+    Option("--all", help="Also show what always differs or cannot matter: speed, load, process, tools."),
 ]
 Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -101,8 +123,9 @@ def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, a
 
     [bold]runner rm --purge[/]
     """
+    from runner.tracking.lookup import find
     from runner.tracking.trash import empty, remove
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.workspace import Workspace
 
     here = Workspace()
     if not runs and not purge:
@@ -133,9 +156,10 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
 
     [bold]MLFLOW_TRACKING_URI=http://127.0.0.1:5000 runner sync latest[/]
     """
+    from runner.tracking.lookup import find
     from runner.tracking.recovery import deliver
     from runner.tracking.spool import unsent
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.workspace import Workspace
 
     here, found = Workspace(), run_folders("sync")
     chosen = [find(here.runs, name) for name in runs or ()]

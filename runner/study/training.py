@@ -28,7 +28,7 @@ from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
 from runner.system.places import LOCK_NAME
 from runner.system.processor import share_processor
-from runner.tracking.tracker import Recorder
+from runner.tracking.recorder import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train.assemble import assemble
 from runner.train.checkpoint import CHECKPOINTS

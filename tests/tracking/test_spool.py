@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.system import faults
+from runner.tracking.recorder import Recorder
 from runner.tracking.spool import Spool, lines, place_of, reached, unsent
-from runner.tracking.tracker import Recorder
 
 names = st.text(max_size=8)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
