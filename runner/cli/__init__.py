@@ -11,7 +11,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import data, evaluate, models, plan, plugins, prove, recipes, runs, serve, study, workspace
+from runner.cli import (
+    data,
+    evaluate,
+    models,
+    plan,
+    plugins,
+    prove,
+    recipes,
+    runs,
+    serve,
+    study,
+    workspace,
+)
 from runner.cli.common import emit, say
 from runner.cli.exit import QuickExit
 from runner.cli.help import Verb, Verbs
@@ -56,10 +68,15 @@ def _version(asked: bool) -> None:
 @app.callback()
 def runner(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     complete: Annotated[
-        bool, typer.Option("--traceback", help="After an error, print the complete traceback. Also after a command.")
+        bool,
+        typer.Option(
+            "--traceback",
+            help="After an error, print the complete traceback. Also after a command.",
+        ),
     ] = False,
 ) -> None:
     """Train PyTorch models from recipes in YAML, and prove that speed-ups are real and harmless.

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from runner.system.console import Console
     from runner.tracking import RunFolder
 
-_Shown = TypeVarTuple("_Shown")
+_Arguments = TypeVarTuple("_Arguments")
 SCHEMA_VERSION = 1  # of everything that --json prints
 
 RecipeName = Annotated[
     str,
     Argument(
-        metavar="RECIPE", help="Recipe file, lock of a run, or name of a recipe that ships.",
+        metavar="RECIPE",
+        help="Recipe file, lock of a run, or name of a recipe that ships.",
         autocompletion=completion.recipes,
     ),
-]  # fmt: skip
+]
 Sets = Annotated[
     list[str] | None,
     Option(
@@ -71,7 +72,9 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
 
 def run_and_settings(run: str, bare: list[str] | None) -> tuple[str, list[str] | None]:
     """Returns a run and the settings that follow it; the latest run if only settings are given."""
-    return ("latest", [run, *(bare or ())]) if "=" in run and not Path(run).exists() else (run, bare)
+    if "=" in run and not Path(run).exists():
+        return "latest", [run, *(bare or ())]
+    return run, bare
 
 
 def registry_of(plugin_files: list[Path] | None, quiet: bool = False) -> "Registry":
@@ -96,9 +99,11 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
     from runner.recipe.document import is_lock
     from runner.recipe.loader import find, load
 
-    registry, path = registry_of(plugin_files), find(recipe)
+    registry = registry_of(plugin_files)
+    path = find(recipe)
     if is_lock(path):
-        return load_lock(path, sets, registry, f"runner {verb} {recipe}")[:2]
+        loaded, complete_registry, _ = load_lock(path, sets, registry, f"runner {verb} {recipe}")
+        return loaded, complete_registry
     return load(path, sets, registry), registry
 
 
@@ -114,13 +119,15 @@ def load_lock(
     from runner.tracking.locked import load_locked
 
     def remedy(files: Mapping[Path, str]) -> str:
-        needed = f" {accept}" if accept and any(files.values()) else ""
-        return f"the command is: {registry.command(command, files)}{needed}"
+        has_changes = any(files.values())
+        option = f" {accept}" if accept and has_changes else ""
+        return f"the command is: {registry.command(command, files)}{option}"
 
-    recipe, whole = load_locked(lock, lock.parent.name, sets, registry, remedy)
-    for path in whole.files[len(registry.files) :]:
+    recipe, complete_registry = load_locked(lock, lock.parent.name, sets, registry, remedy)
+    # The files of the lock come after those of the command line.
+    for path in complete_registry.files[len(registry.files) :]:
         say(f"using the plugins of {path}, which is unchanged")
-    return recipe, whole, drift(lock, recipe, whole)
+    return recipe, complete_registry, drift(lock, recipe, complete_registry)
 
 
 def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
@@ -129,9 +136,9 @@ def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
     from runner.tracking.recovery import reap
     from runner.tracking.workspace import Workspace
 
-    here = Workspace()
-    reap(here, partial(working, verb, "recording crashed runs in MLflow", quiet))
-    return folders(here.runs)
+    workspace = Workspace()
+    reap(workspace, partial(working, verb, "recording crashed runs in MLflow", quiet))
+    return folders(workspace.runs)
 
 
 @contextmanager
@@ -159,8 +166,8 @@ def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
 def output(
     as_json: bool,
     data: Callable[[], dict[str, Any]],
-    show: "Callable[[*_Shown, Console], None]",
-    *shown: *_Shown,
+    show: "Callable[[*_Arguments, Console], None]",
+    *arguments: *_Arguments,
 ) -> None:
     """Prints the result of a command: its data as JSON, or a display for a person."""
     if as_json:
@@ -168,12 +175,13 @@ def output(
         return
     from runner.system.console import Console
 
-    show(*shown, Console(file=results.stream))
+    show(*arguments, Console(file=results.stream))
 
 
 def print_json(data: dict[str, Any]) -> None:
     """Prints one JSON object with its schema version on stdout, secrets masked."""
-    emit(json.dumps({"schema_version": SCHEMA_VERSION, **redact_values(data)}, indent=2, ensure_ascii=False))
+    document = {"schema_version": SCHEMA_VERSION, **redact_values(data)}
+    emit(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def emit(text: object, nl: bool = True) -> None:

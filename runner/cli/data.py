@@ -47,7 +47,11 @@ RUNNER_DATA if it is set, otherwise into the cache.
 FileName = Annotated[str, Argument(metavar="NAME", help="Name of a file that 'runner data list' prints.")]
 Out = Annotated[
     Path | None,
-    Option("--out", metavar="FILE.png", help="File of the plot; by default NAME_data.png in the current folder."),
+    Option(
+        "--out",
+        metavar="FILE.png",
+        help="File of the plot; by default NAME_data.png in the current folder.",
+    ),
 ]
 
 
@@ -56,17 +60,17 @@ def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the files: content, sources that read them, and path if present."""
     from runner.plugin.files import find
 
-    shown: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for file, kinds in _files(registry_of(plugin)).items():
         path = find(file.name)
-        shown.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
+        entries.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
     if as_json:
-        print_json({"files": shown})
+        print_json({"files": entries})
         return
-    for each in shown:
-        where = each["path"] or "not on this machine"
-        tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
-        tell(f"    {each['about']}")
+    for entry in entries:
+        location = entry["path"] or "not on this machine"
+        tell(f"{entry['name']}  {entry['size']:,} bytes, for {', '.join(entry['sources'])}: {location}")
+        tell(f"    {entry['about']}")
 
 
 @data.command(cls=Verb)
@@ -88,9 +92,13 @@ def where(name: FileName, plugin: Plugins = None) -> None:
 
 @data.command(cls=Verb)
 def show(
-    recipe: RecipeName, bare: Bare = None, out: Out = None, sets: Sets = None, plugin: Plugins = None,
+    recipe: RecipeName,
+    bare: Bare = None,
+    out: Out = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw the training data of a recipe, and print the path of the plot.
 
     Images with poses are drawn with their cameras and with rays, so that a wrong convention is visible.
@@ -121,14 +129,14 @@ def fetched(file: "DataFile") -> str:
 
 def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
     """Every published file with the kinds that read it; a source that cannot be imported has none."""
-    found: dict[DataFile, list[str]] = {}
+    kinds_by_file: dict[DataFile, list[str]] = {}
     for kind in registry.kinds("data"):
         try:
             for file in registry.get("data", kind).files:
-                found.setdefault(file, []).append(kind)
+                kinds_by_file.setdefault(file, []).append(kind)
         except RunnerError as error:
             say(str(error))
-    return found
+    return kinds_by_file
 
 
 def _named(name: str, registry: "Registry") -> "DataFile":

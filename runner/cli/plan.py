@@ -20,9 +20,13 @@ Compiled = Annotated[
 
 
 def plan(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None,
-    compiled: Compiled = False, as_json: AsJson = False
-) -> None:  # fmt: skip
+    recipe: RecipeName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    compiled: Compiled = False,
+    as_json: AsJson = False,
+) -> None:
     """Predict the memory of an update, without data and without a GPU.
 
     It prints the bytes at the peak of an update, by use and by module; and the time of the first

@@ -46,10 +46,11 @@ Takeover = Annotated[
 Runs = Annotated[
     list[str],
     Argument(
-        metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.",
+        metavar="RUN RUN...",
+        help="Ids, unique beginnings of ids, names, or 'latest'.",
         autocompletion=completion.comparable,
     ),
-]  # fmt: skip
+]
 Where = Annotated[
     list[str] | None,
     Option(
@@ -88,8 +89,12 @@ Port = Annotated[int, Option(min=1, max=65535, help="Port; another free port is 
 
 
 def ls(
-    where: Where = None, recipe: OfRecipe = None, kind: OfKind = None, since: Since = None, as_json: AsJson = False
-) -> None:  # fmt: skip
+    where: Where = None,
+    recipe: OfRecipe = None,
+    kind: OfKind = None,
+    since: Since = None,
+    as_json: AsJson = False,
+) -> None:
     """List the runs, ablations, studies and groups of seeds of this workspace.
 
     The list contains status, progress, objective and overridden settings. A group of seeds has the
@@ -106,9 +111,9 @@ def ls(
     from runner.tracking.selection import select
 
     run_folders("ls")
-    known = listing(Workspace())
-    runs = select(known, where or (), recipe, since, kind)
-    none = f"none of {len(known)} matches" if known else ""
+    all_runs = listing(Workspace())
+    runs = select(all_runs, where or (), recipe, since, kind)
+    none = f"none of {len(all_runs)} matches" if all_runs else ""
     output(as_json, lambda: {"runs": runs}, show, runs, none)
 
 
@@ -127,22 +132,26 @@ def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, a
     from runner.tracking.trash import empty, remove
     from runner.tracking.workspace import Workspace
 
-    here = Workspace()
+    workspace = Workspace()
     if not runs and not purge:
         raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
     run_folders("rm")
-    chosen = {folder.name: folder for folder in (find(here.runs, name, *here.places[1:]) for name in runs or ())}
+    selected = [find(workspace.runs, name, *workspace.places[1:]) for name in runs or ()]
+    # A run may be named twice.
+    run_folders_by_name = {folder.name: folder for folder in selected}
     with working("rm", "removing"):
-        removals = remove(here, list(chosen.values()), purge, takeover)
-        purged = [] if runs else empty(here)
+        removals = remove(workspace, list(run_folders_by_name.values()), purge, takeover)
+        purged = [] if runs else empty(workspace)
     if as_json:
-        print_json({"runs": [asdict(each) for each in removals], "purged": purged})
+        print_json({"runs": [asdict(removal) for removal in removals], "purged": purged})
         return
-    where = "" if "MLFLOW_TRACKING_URI" in os.environ else f"MLFLOW_TRACKING_URI={shlex.quote(here.tracking_uri)} "
-    for each in removals:
-        tell(f"{each.run}: {each.trash or 'deleted permanently'}; {each.mlflow}")
-        for run_id in each.run_ids:
-            say(f"MLflow restores it with: {where}mlflow runs restore --run-id {run_id}")
+    variable = ""
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        variable = f"MLFLOW_TRACKING_URI={shlex.quote(workspace.tracking_uri)} "
+    for removal in removals:
+        tell(f"{removal.run}: {removal.trash or 'deleted permanently'}; {removal.mlflow}")
+        for run_id in removal.run_ids:
+            say(f"MLflow restores it with: {variable}mlflow runs restore --run-id {run_id}")
     for name in purged:
         tell(f"{name}: deleted permanently")
     if not removals and not purged:
@@ -161,16 +170,20 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
     from runner.tracking.spool import unsent
     from runner.tracking.workspace import Workspace
 
-    here, found = Workspace(), run_folders("sync")
-    chosen = [find(here.runs, name) for name in runs or ()]
+    workspace = Workspace()
+    all_folders = run_folders("sync")
+    if runs:
+        folders = [find(workspace.runs, name) for name in runs]
+    else:
+        folders = [folder for folder in all_folders if unsent(folder.spool)]
     with working("sync", "sending"):
-        deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
+        deliveries = deliver(workspace, folders)
     if as_json:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:
-        for each in deliveries:
-            what = each.problem or ("its process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
-            tell(f"{each.run}: {what}")
+        for delivery in deliveries:
+            result = "its process sends it" if delivery.alive else f"{delivery.sent_bytes} bytes sent"
+            tell(f"{delivery.run}: {delivery.problem or result}")
         if not deliveries:
             say("nothing to send: MLflow is complete")
     if any(delivery.problem for delivery in deliveries):
@@ -214,7 +227,8 @@ def ui(port: Port = 5000, browser: Browser = True) -> None:
         def announce(address: str) -> None:
             bar.close()
             say(address)
-            if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
+            has_screen = sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))
+            if browser and sys.stderr.isatty() and has_screen:
                 webbrowser.open(address)
 
         serve(Workspace(), announce, port, bar.phase)

@@ -14,8 +14,8 @@ import psutil
 from optuna.trial import FrozenTrial, Trial
 
 from runner.child.spawn import Cause
+from runner.study.intervals import Interval, union
 from runner.study.leases import Lease
-from runner.study.logged_values import union
 
 ATTEMPTS = "runner.attempts"  # the attribute of a trial
 KILLED = "killed with its worker"
@@ -77,7 +77,7 @@ class Used:
         unfinished trials were alive.
         """
         last_seen = {lease.trial: lease.seen for lease in leases}
-        intervals: list[tuple[float, float]] = []
+        intervals: list[Interval] = []
         for trial in trials:
             for attempt in trial.user_attrs.get(ATTEMPTS, ()):
                 begin = attempt["begin"]

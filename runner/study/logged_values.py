@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.study.config import ObjectiveConfig, StudyConfig
+from runner.study.intervals import Interval, union
 from runner.system.errors import UsageError
 from runner.system.names import suggestion
 from runner.tracking.spool import lines
-
-Interval = tuple[float, float]  # start and end in seconds since 1970
 
 
 class Point(NamedTuple):
@@ -63,16 +62,6 @@ def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
         under_minimum = -math.inf if bound.min is None else -(last - bound.min)
         excesses[name] = math.inf if math.isnan(last) else max(under_minimum, over_maximum)
     return excesses
-
-
-def union(intervals: Sequence[Interval]) -> float:
-    """Seconds that at least one of the intervals covers."""
-    total = 0.0
-    covered_until = float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, covered_until))
-        covered_until = max(covered_until, end)
-    return total
 
 
 def _objective_value(objective: ObjectiveConfig, points: Sequence[Point], active: Sequence[Interval]) -> float | None:

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.study import Study
 
 from runner.recipe.recipe import flatten
 from runner.study.definition import Definition
 from runner.study.store import IDENTITY
-from runner.study.summary import Summary
 from runner.system.errors import StorageError
 from runner.system.files import make_folder, open_file
 from runner.system.lines import figures
@@ -28,6 +27,9 @@ from runner.tracking.spool import Shipper, Spool, unsent
 from runner.tracking.store import Metric, Store, params_of
 from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
+
+if TYPE_CHECKING:
+    from runner.study.summary import Summary
 
 _SHIP_SECONDS = 5.0
 PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id

@@ -103,13 +103,7 @@ def train(
         The outcome. Failures of the child are reported in ``cause`` and never raised.
     """
     start = time.monotonic()
-    step = 0
-    metrics: dict[str, float] = {}
-    outcome = TrainingOutcome(Cause.CRASHED, "it ended with exit code 0 and without a word")
-
-    def stopping() -> bool:
-        return should_stop(step)
-
+    monitor = _TrainingMonitor(should_stop, should_continue, on_progress)
     child = Child(
         "runner.study.training",
         recipe,
@@ -119,27 +113,55 @@ def train(
         forked=may_fork(recipe.device, torch.cuda.is_available()),
     )
     with child:
+        outcome = monitor.follow(child)
+    # A signal to the worker may reach the child, too.
+    if outcome.cause not in (Cause.DONE, PRUNED) and monitor.should_stop():
+        outcome = TrainingOutcome(Cause.STOPPED, "the worker was stopped by a signal")
+    return replace(outcome, seconds=time.monotonic() - start, cpu_seconds=child.cpu_seconds)
+
+
+class _TrainingMonitor:
+    """Receives the messages of a training, and answers its questions, until it ends."""
+
+    def __init__(
+        self,
+        should_stop: Callable[[int], bool],
+        should_continue: Callable[[float, int], bool],
+        on_progress: Callable[[int, Mapping[str, float]], None],
+    ) -> None:
+        self._should_stop = should_stop
+        self._should_continue = should_continue
+        self._on_progress = on_progress
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+
+    def should_stop(self) -> bool:
+        """Returns whether the training should stop at the last reported step."""
+        return self._should_stop(self._step)
+
+    def follow(self, child: Child) -> TrainingOutcome:
+        """Returns the outcome when the child has ended in any way."""
+        outcome = TrainingOutcome(Cause.CRASHED, "it ended with exit code 0 and without a word")
         try:
-            while (message := child.receive(stopping, hung="no sign of progress")) is not None:
-                step = message["step"]
-                metrics = message.get("metrics", metrics)
-                on_progress(step, metrics)
-                if "value" in message:
-                    child.send(should_continue(message["value"], step))
+            while (message := child.receive(self.should_stop, hung="no sign of progress")) is not None:
+                self._process(message, child)
                 if "cause" in message:
                     outcome = TrainingOutcome(message["cause"], training_seconds=message["seconds"])
         except ChildError as error:
-            progress = f", after step {step:,}" if error.cause == Cause.HUNG else ""
+            progress = f", after step {self._step:,}" if error.cause == Cause.HUNG else ""
             must_restart = error.exit_code == ExitCode.NO_CHECKPOINT
-            outcome = TrainingOutcome(error.cause, f"{error}{progress}", must_restart=must_restart)
+            return TrainingOutcome(error.cause, f"{error}{progress}", must_restart=must_restart)
         except OSError:
             # The child has exited, so that the answer cannot be written to it.
-            outcome = TrainingOutcome(Cause.CRASHED, "it ended in the middle of a question")
+            return TrainingOutcome(Cause.CRASHED, "it ended in the middle of a question")
+        return outcome
 
-    # A signal to the worker may reach the child, too.
-    if outcome.cause not in (Cause.DONE, PRUNED) and stopping():
-        outcome = TrainingOutcome(Cause.STOPPED, "the worker was stopped by a signal")
-    return replace(outcome, seconds=time.monotonic() - start, cpu_seconds=child.cpu_seconds)
+    def _process(self, message: Mapping[str, Any], child: Child) -> None:
+        self._step = message["step"]
+        self._metrics = message.get("metrics", self._metrics)
+        self._on_progress(self._step, self._metrics)
+        if "value" in message:
+            child.send(self._should_continue(message["value"], self._step))
 
 
 def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[], bool]) -> dict[str, Any]:

@@ -130,26 +130,17 @@ class Tracker(Recorder):
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
-        unit, goal = recipe.length
         now = time.time()
         started = now if began is None else now - (time.perf_counter() - began)
-        record = Record(
-            name=folder.name,
-            recipe=recipe.name,
-            digest=recipe.digest,
-            goal=goal,
-            unit=unit,
-            experiment=recipe.tracking.experiment,
-            tracking_uri=workspace.recorded_uri(shown(store.uri)),
-            owner=Owner.this_process(),
+        record = _first_record(
+            folder.name,
+            recipe,
             started=started,
             heartbeat=now,
-            overrides=params_of(recipe.overrides),
+            tracking_uri=workspace.recorded_uri(shown(store.uri)),
             group=group,
             tags=valid_tags,
             note=text(note),
-            headline=headline_of(recipe),
-            synthetic=recipe.data.is_synthetic(),
         )
         run_id = None
         try:
@@ -331,3 +322,21 @@ class Tracker(Recorder):
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self.step)
+
+
+def _first_record(name: str, recipe: Recipe, **values: Any) -> Record:
+    """Returns the record of a new run: what follows from its recipe, and further values."""
+    unit, goal = recipe.length
+    return Record(
+        name=name,
+        recipe=recipe.name,
+        digest=recipe.digest,
+        goal=goal,
+        unit=unit,
+        experiment=recipe.tracking.experiment,
+        owner=Owner.this_process(),
+        overrides=params_of(recipe.overrides),
+        headline=headline_of(recipe),
+        synthetic=recipe.data.is_synthetic(),
+        **values,
+    )
