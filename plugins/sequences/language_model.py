@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ PROMPTS = ("To be, or not", "The ", "the ")
 
 class LanguageModel(GradientLearner):
     """Cross-entropy of every symbol of a window but the first."""
+
+    # In updates, logits stay inside of the compiled loss: those of a large vocabulary are never
+    # stored in float32, and one kernel computes their loss. Predictions call the forward alone.
+    compilable: ClassVar[tuple[str, ...]] = ("forward", "loss")
 
     def __init__(self, config: LanguageModelConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
@@ -78,6 +82,27 @@ class LanguageModel(GradientLearner):
     def predict(self, inputs: Any) -> Any:
         """The logits of every symbol of windows; what comes after prompts, where inputs are those of ``write``."""
         return self.write(**inputs) if isinstance(inputs, Mapping) else super().predict(inputs)
+
+    @torch.no_grad()
+    def scores(self, inputs: Any) -> Tensor | None:
+        """Returns the logits of the symbols after prompts, which are read again symbol by symbol.
+
+        They do not depend on symbols that were sampled, in which rounding may change the text.
+
+        Args:
+            inputs: Of ``predict``.
+
+        Returns:
+            The logits [B, count, vocabulary]; None for inputs that are windows of symbols.
+        """
+        if not isinstance(inputs, Mapping):
+            return None
+        prompt = inputs["prompt"]
+        positions = torch.arange(inputs["draws"].shape[1] - 1) % prompt.shape[1]
+        pieces = [prompt, *prompt[:, positions, None].unbind(1)]
+        with self.evaluating():
+            decode = self.decoder()
+            return torch.stack([decode(symbols) for symbols in pieces], dim=1)
 
     def refused(self, request: TextRequest) -> str | None:
         """A prompt has only characters that the model was trained on."""

@@ -65,6 +65,9 @@ class CompileConfig(StageConfig):
 class Compile(Stage):
     """Compiles the learner's compilable slots."""
 
+    computes_eagerly = False
+    """Whether a slot is called at present for shapes that are not compiled."""
+
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces every compilable slot by its compiled form.
 
@@ -116,24 +119,34 @@ class Compile(Stage):
         return call
 
     def compiled_once(self, compile_slot: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
-        """The slot in compiled form, which an evaluation compiles for one set of shapes only.
+        """Returns the slot in compiled form, which evaluations compile for their first batch only.
 
-        The last batch of an evaluation and the last window of a text are smaller than the others. To compile for
-        shapes that come once takes longer than to compute them as they are.
+        The last batch of an evaluation and the last window of a text are smaller than the others.
+        To compile for shapes or strides that come once takes longer than to compute without.
         """
+        import torch
+
         compiled = compile_slot(step)
         evaluated: list[Any] = []
 
         @wraps(step)
         def call(*arguments: Any, **options: Any) -> Any:
+            # A slot inside of another one is part of its graph, or computed as that is.
+            if torch.compiler.is_compiling() or self.computes_eagerly:
+                return step(*arguments, **options)
             if self.recompilations.is_updating:
                 return compiled(*arguments, **options)
-            shapes = [tensor.shape for tensor in tensors([arguments, options])]
+            inputs = tensors([arguments, options])
+            layout = [(tensor.shape, tensor.stride()) for tensor in inputs]
             if not evaluated:
-                evaluated.append(shapes)
-            if shapes != evaluated[0]:
+                evaluated.append(layout)
+            if layout == evaluated[0]:
+                return compiled(*arguments, **options)
+            self.computes_eagerly = True
+            try:
                 return step(*arguments, **options)
-            return compiled(*arguments, **options)
+            finally:
+                self.computes_eagerly = False
 
         return call
 

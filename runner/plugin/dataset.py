@@ -261,11 +261,13 @@ class DatasetSource(Source):
         Raises:
             UsageError: The held-out data are a stream that this process can read only once.
         """
-        super().rehearse(learner, batch)
         first = next(self._existing(self.held_out_batches()))
         if is_stream(self.held_out) and not self.config.workers:
             self._refuse_one_pass(first)
-        return self._measure(learner, [first])
+        # In the order of an evaluation: stages may compile for the first batch that they see.
+        metrics = self._measure(learner, [first])
+        super().rehearse(learner, batch)
+        return metrics
 
     def _existing(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields the batches; raises a UsageError if there is none."""

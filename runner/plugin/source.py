@@ -168,10 +168,14 @@ class Source(ABC):
 
         Returns metrics of the same names, if they can be determined from so little.
         """
+        import torch
+
         from runner.plugin.learner import Learner
 
+        # An evaluation may never predict for this batch: to compile for it may take long.
+        uncompiled = torch.compiler.set_stance("force_eager")
         try:
-            with learner.evaluating():
+            with learner.evaluating(), uncompiled:
                 learner.predict(learner.inputs(batch))
         except Exception as error:
             if isinstance(error, RunnerError) or type(learner).inputs is not Learner.inputs:

@@ -101,6 +101,11 @@ class FiniteGuard:
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
+            # Compiled code would have to write every result to memory to keep it.
+            if torch.compiler.is_compiling():
+                return step(*args, **kwargs)
+            # The logits of a large vocabulary should not be in memory twice.
+            self.outputs.pop(name, None)
             output = self.outputs[name] = step(*args, **kwargs)
             return output
 

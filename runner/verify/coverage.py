@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _BEGINNING = 0.25  # share of the budget in which trainings start before other checks
 _SHARES = 2  # times its even share of the remaining budget is what a set of stages may take
+_LEAST_SHARE = 0.5  # of the remaining budget; a set that is interrupted has spent its time without a verdict
 _LONG_RUNS = 20  # a long run may take one of so many parts of the remaining budget
 
 
@@ -41,7 +42,8 @@ class Coverage:
         if math.isinf(seconds) or trained:
             return seconds
         unjudged = sum(stages not in self._judged for stages in asked)
-        return seconds if unjudged <= _SHARES else _SHARES * seconds / unjudged
+        share = _SHARES / unjudged if unjudged else 1.0
+        return seconds * min(1.0, max(share, _LEAST_SHARE))
 
     def beginning(self) -> AbstractContextManager[None]:
         """Returns the time limit in which trainings may start before other checks."""

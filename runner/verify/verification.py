@@ -128,6 +128,7 @@ def judged(
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     rows, inactive = [], dict(possible.inactive)
+    forecast = _Forecast(budget, len(variants), say)
     for number, (name, variant) in enumerate(variants, start=1):
         place = f"{number}/{len(variants)} {name}"
         contract = type(weakest(recipe, variant.stages)).__name__
@@ -144,6 +145,7 @@ def judged(
             interrupted = interruption
             found, idle = Verdict(Outcome.INCONCLUSIVE, contract, f"stopped by {interruption.signal.name}"), {}
         say(f"{place}: {found.outcome}")
+        forecast.update(number, time.perf_counter() - started)
         if name in idle and found.outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
         else:
@@ -154,6 +156,34 @@ def judged(
     code = None if interrupted is None else interrupted.exit_code
     seconds = time.perf_counter() - started
     return Verification(recipe.name, tuple(rows), inactive, seconds, code, budget or None)
+
+
+class _Forecast:
+    """Reports once that the budget has no room for all sets of stages.
+
+    Args:
+        budget: Planned seconds; 0 for no limit.
+        sets: Number of sets.
+        say: Receives the line.
+    """
+
+    def __init__(self, budget: float, sets: int, say: Callable[[str], None]) -> None:
+        self._budget = budget
+        self._sets = sets
+        self._say = say
+        self._is_reported = False
+
+    def update(self, judged_sets: int, seconds: float) -> None:
+        """Estimates the time of all sets after some of them were judged in these seconds."""
+        needed = seconds / judged_sets * self._sets
+        if self._is_reported or not self._budget or needed <= self._budget:
+            return
+        self._is_reported = True
+        count = max(judged_sets, int(self._budget / seconds * judged_sets))
+        self._say(
+            f"the budget of {self._budget:g} s has room for about {count} of {self._sets} sets of stages; "
+            f"all need about {needed:.0f} s"
+        )
 
 
 def _chosen(possible: VariantSet, kinds: Sequence[str]) -> list[tuple[str, Variant]]:

@@ -9,6 +9,8 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from running import tiny
 from words import MIXED, REGISTRY, words
 
@@ -20,12 +22,13 @@ from runner.verify import trainings as trainings_module
 from runner.verify.checks.evaluations import EvaluationsCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.checks.updates import UpdatesCheck
+from runner.verify.coverage import Coverage
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import Interrupted, OutOfTime, TimeLimit, interruptible
 from runner.verify.trainings import TrainingOrder, Trainings
 from runner.verify.variants import Variant, VariantSet
-from runner.verify.verification import judged
+from runner.verify.verification import _Forecast, judged
 
 FUSED = "optimization.fused_optimizer=on"
 
@@ -163,6 +166,36 @@ def test_a_stage_that_is_not_active_is_named_with_the_reason(inactive, active, m
     variants = VariantSet(tuple(Variant(kind, (kind,)) for kind in active), inactive, {})
     with pytest.raises(UsageError, match=message):
         judged(tiny("digits_classifier"), variants, ("amp",), Judge(()), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sets", "reports"),
+    [
+        (160.0, 9, "the budget of 160 s has room for about 5 of 9 sets of stages; all need about 270 s"),
+        (300.0, 9, None),
+        (20.0, 3, "the budget of 20 s has room for about 1 of 3 sets of stages; all need about 90 s"),
+        (0.0, 9, None),
+    ],
+)
+def test_a_budget_without_room_for_all_sets_is_reported_after_the_first(budget, sets, reports):
+    lines = []
+    forecast = _Forecast(budget, sets, lines.append)
+    for number in range(1, sets + 1):
+        forecast.update(number, 30.0 * number)
+    assert lines == ([] if reports is None else [reports])
+
+
+@given(judged_sets=st.integers(0, 8), more=st.integers(1, 12), budget=st.floats(1.0, 1e4))
+def test_a_set_may_take_half_of_the_remaining_budget_at_least(judged_sets, more, budget):
+    """A set that is interrupted has spent its time without a verdict."""
+    coverage = Coverage(budget)
+    sets = [(f"stage{number}",) for number in range(judged_sets + more)]
+    for stages in sets[:judged_sets]:
+        coverage.begin(stages)
+    share = coverage.share(sets, trained=False) / coverage.limit.seconds_left
+    assert 0.5 <= share <= 1.001
+    if more <= 2:
+        assert share == pytest.approx(1.0, abs=1e-3)
 
 
 def options(**settings):
