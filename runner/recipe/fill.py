@@ -56,7 +56,11 @@ _QUOTED = re.compile(r"'([^']*)'")  # the names in pydantic's "'a', 'b' or 'c'"
 
 
 def fill(
-    model: type[Model], node: Node, path: str, problems: list[Problem], others: Iterable[str] = ()
+    model: type[Model],
+    node: Node,
+    path: str,
+    problems: list[Problem],
+    others: Iterable[str] = (),
 ) -> Model | None:
     """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
 
@@ -82,7 +86,16 @@ def fill(
             errors = validation_error.errors(include_url=False)
         leftovers = list(_leftover_keys(errors, node))
         if not leftovers:
-            problems += [_problem(error, model, node, path, others) for error in errors]
+            problems += [
+                _problem(
+                    error,
+                    model,
+                    node,
+                    path,
+                    others,
+                )
+                for error in errors
+            ]
             return None
         # They are in no list, because lists are not merged.
         for *sections, key in leftovers:
@@ -112,7 +125,13 @@ def plugin_section(root: Node, section: Section, catalog: Registry, problems: li
     """
     kinds = catalog.kinds(section)
     node = root.get(section) or replace(root, value={})
-    kind_and_settings = split_kind(node, section, kinds, problems, hint=_PLUGIN_HINT)
+    kind_and_settings = split_kind(
+        node,
+        section,
+        kinds,
+        problems,
+        hint=_PLUGIN_HINT,
+    )
     if kind_and_settings is None:
         return None
     kind, settings = kind_and_settings
@@ -176,7 +195,13 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
             problems.append(Problem(node.place, path, f"should be on, off or its settings, got {value}"))
         elif not is_switch or _SWITCH[node.value]:
             settings = replace(node, value={}) if is_switch else node
-            switched_on[kind] = _stage(settings, name, kind, catalog, problems)
+            switched_on[kind] = _stage(
+                settings,
+                name,
+                kind,
+                catalog,
+                problems,
+            )
 
     def attachment_order(kind: str) -> tuple[int, str]:
         stage = switched_on[kind]
@@ -185,7 +210,13 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
     return {kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)}
 
 
-def _stage(settings: Node, section: Section, kind: str, catalog: Registry, problems: list[Problem]) -> Any:
+def _stage(
+    settings: Node,
+    section: Section,
+    kind: str,
+    catalog: Registry,
+    problems: list[Problem],
+) -> Any:
     """The settings of a stage that is on; None if they are not valid."""
     path = f"{section}.{kind}"
     try:
@@ -248,7 +279,13 @@ def secret_nodes(declared: Sequence[Any], node: Node) -> Iterator[Node]:
         yield from secret_nodes(_types_at(declared, key) or declared, child)
 
 
-def _problem(error: ErrorDetails, model: type[Config], node: Node, path: str, others: Iterable[str]) -> Problem:
+def _problem(
+    error: ErrorDetails,
+    model: type[Config],
+    node: Node,
+    path: str,
+    others: Iterable[str],
+) -> Problem:
     keys, innermost, missing = _walk(node, error["loc"])
     dotted = ".".join([path, *keys] if path else keys)
     error_type = error["type"]

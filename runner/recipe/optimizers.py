@@ -48,18 +48,34 @@ def optimizers(
     for role, default in roles.items():
         node = section.get(role) or empty if has_roles else section
         path = f"optimizer.{role}" if has_roles else "optimizer"
-        settings = _optimizer(node, path, role, default, problems)
+        settings = _optimizer(
+            node,
+            path,
+            role,
+            default,
+            problems,
+        )
         if settings is not None:
             result[role] = settings
     return result
 
 
 def _optimizer(
-    node: Node, path: str, role: str, default: Mapping[str, Any], problems: list[Problem]
+    node: Node,
+    path: str,
+    role: str,
+    default: Mapping[str, Any],
+    problems: list[Problem],
 ) -> OptimizerSettings | None:
     """Returns the optimizer of one role, with the defaults of the learner; None if it is not valid."""
     default_kind = default.get("kind", _USUAL_KIND)
-    kind_and_settings = split_kind(node, path, kinds(), problems, default_kind)
+    kind_and_settings = split_kind(
+        node,
+        path,
+        kinds(),
+        problems,
+        default_kind,
+    )
     if kind_and_settings is None:
         return None
     kind, settings = kind_and_settings
@@ -95,7 +111,13 @@ def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
 
     certain: list[Problem] = []
     for path, node in nodes.items():
-        kind_and_settings = split_kind(node, path, kinds(), certain, _USUAL_KIND)
+        kind_and_settings = split_kind(
+            node,
+            path,
+            kinds(),
+            certain,
+            _USUAL_KIND,
+        )
         if kind_and_settings is None:
             continue
         kind, settings = kind_and_settings

@@ -150,7 +150,13 @@ def load_study(
     path = find(reference)
     problems: list[Problem] = []
     root = read(path, problems)
-    config = fill_experiment(StudyConfig, "study", "searched", root, problems)
+    config = fill_experiment(
+        StudyConfig,
+        "study",
+        "searched",
+        root,
+        problems,
+    )
     if seconds is not None:
         budget = config.budget.model_copy(update={"seconds": seconds})
         config = config.model_copy(update={"budget": budget})
@@ -162,7 +168,14 @@ def load_study(
         raise RecipeError(problems)
 
     space = _space(config.space, recipe.stages, catalog, root)
-    definition = Definition(path, config, (*config.set, *sets), recipe, space, catalog)
+    definition = Definition(
+        path,
+        config,
+        (*config.set, *sets),
+        recipe,
+        space,
+        catalog,
+    )
     _try_values(definition, root)
     return definition
 

@@ -76,7 +76,11 @@ class Leases:
         holder = self.holder(trial)
         columns = self._columns_of_this_worker()
         if holder is None:
-            row = insert(Lease).values(study=self._study, trial=trial, **columns)
+            row = insert(Lease).values(
+                study=self._study,
+                trial=trial,
+                **columns,
+            )
             try:
                 self._execute(row)
             except exc.IntegrityError:

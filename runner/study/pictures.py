@@ -26,6 +26,7 @@ _MARKS: Mapping[str, Mapping[str, Any]] = {
 }
 """By what became of a trial: what is best is drawn last, so that nothing hides it."""
 _STRIP = 0.4  # of the room of a choice, over which its trials are spread from the first to the last
+_MARGIN = 0.08  # of a panel, as a share of the range of values
 SLICE = "slice-"
 """Prefix of the names of plots of one setting."""
 
@@ -57,14 +58,18 @@ def _progress(summary: Summary, canvas: Any) -> None:
     panels = _panels(summary, canvas, "trial")
     for axes, (name, direction) in zip(panels, summary.objectives.items(), strict=True):
         better = max if direction == "maximize" else min
-        best_values = itertools.accumulate((row.values[name] for row in counting), better)
-        best_so_far = [(row.number, value) for row, value in zip(counting, best_values, strict=True)]
-        axes.step(*_columns(best_so_far), where="post", color=BLACK, linewidth=0.8, label="best so far")
-        _points(
-            axes,
-            summary,
-            ((row.number, row.values[name], row) for row in summary.rows if row.values),
+        numbers = [row.number for row in counting]
+        best_so_far = list(itertools.accumulate((row.values[name] for row in counting), better))
+        axes.step(
+            numbers,
+            best_so_far,
+            where="post",
+            color=BLACK,
+            linewidth=0.8,
+            label="best so far",
         )
+        points = ((row.number, row.values[name], row) for row in summary.rows if row.values)
+        _points(axes, summary, points)
         if without_value:
             # Their height is a share of the panel's, because they have no value.
             transform = axes.get_xaxis_transform()
@@ -92,13 +97,25 @@ def _front(summary: Summary, canvas: Any) -> None:
     front = sorted(map(position, summary.best))
     # Steps, because no trial is known to reach a value between two others.
     side: Literal["pre", "post"] = "pre" if summary.objectives[x_name] == "maximize" else "post"
-    axes.step(*_columns(front), where=side, color=VERMILLION, linewidth=0.8)
-    _points(axes, summary, ((*position(row), row) for row in summary.rows if row.values))
+    axes.step(
+        *_columns(front),
+        where=side,
+        color=VERMILLION,
+        linewidth=0.8,
+    )
+    points = ((*position(row), row) for row in summary.rows if row.values)
+    _points(axes, summary, points)
     for point in dict.fromkeys(front):
         # Trials with equal settings are equal, so that several may be at one point.
         numbers = sorted(row.number for row in summary.best if position(row) == point)
         text = ", ".join(map(str, numbers))
-        axes.annotate(text, point, (5, 4), textcoords="offset points", annotation_clip=False)
+        axes.annotate(
+            text,
+            point,
+            (5, 4),
+            textcoords="offset points",
+            annotation_clip=False,
+        )
     canvas.suptitle(_title(summary), fontsize=8)
     axes.set(xlabel=_label(summary, x_name), ylabel=_label(summary, y_name))
     axes.margins(0.1)
@@ -107,11 +124,25 @@ def _front(summary: Summary, canvas: Any) -> None:
 
 def _importance(summary: Summary, canvas: Any) -> None:
     lengths = [len(shares) for shares in summary.importance.values()]
-    panels = canvas.subplots(len(lengths), 1, squeeze=False, sharex=True, height_ratios=lengths)[:, 0]
+    grid = canvas.subplots(
+        len(lengths),
+        1,
+        squeeze=False,
+        sharex=True,
+        height_ratios=lengths,
+    )
+    panels = grid[:, 0]
     counting = sum(row.cause == "done" for row in summary.rows)
     for axes, (name, shares) in zip(panels, summary.importance.items(), strict=True):
-        bars = axes.barh([short(path) for path in shares], [100 * share for share in shares.values()], color=BLUE)
-        axes.bar_label(bars, fmt="%.0f %%", padding=3, fontsize=7)
+        labels = [short(path) for path in shares]
+        percents = [100 * share for share in shares.values()]
+        bars = axes.barh(labels, percents, color=BLUE)
+        axes.bar_label(
+            bars,
+            fmt="%.0f %%",
+            padding=3,
+            fontsize=7,
+        )
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(title=name, xlim=(0, 100))
@@ -125,28 +156,33 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
     tried = [row for row in summary.rows if row.values and path in row.settings]
     settings = [row.settings[path] for row in tried]
     are_numbers = all(map(_is_number, settings))
-    positions: Sequence[float] = settings if are_numbers else _strip([str(setting) for setting in settings])
+    positions: Sequence[float] = settings
+    if not are_numbers:
+        positions = _strip([str(setting) for setting in settings])
     panels = _panels(summary, canvas, short(path), len(tried))
     for axes, name in zip(panels, summary.objectives, strict=True):
-        _points(
-            axes,
-            summary,
-            ((x, row.values[name], row) for x, row in zip(positions, tried, strict=True)),
-        )
-        values = [row.values[name] for row in summary.rows if row.values]
-        low = min(values)
-        high = max(values)
+        points = ((x, row.values[name], row) for x, row in zip(positions, tried, strict=True))
+        _points(axes, summary, points)
+        ordered_values = sorted(row.values[name] for row in summary.rows if row.values)
+        low = ordered_values[0]
+        high = ordered_values[-1]
         if math.isfinite(high - low) and low < high:
-            axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+            margin = _MARGIN * (high - low)
+            axes.set_ylim(low - margin, high + margin)
         if are_numbers and path in summary.logarithmic:
             axes.set_xscale("log", subs=())
             # More than three decades leave no room for ticks between their ends.
             is_narrow = max(settings) < 1e3 * min(settings)
-            axes.xaxis.get_major_locator().set_params(subs=(1, 3) if is_narrow else (1,))
+            subdivisions = (1, 3) if is_narrow else (1,)
+            axes.xaxis.get_major_locator().set_params(subs=subdivisions)
             axes.xaxis.set_major_formatter("{x:g}")
         if not are_numbers:
             choices = sorted(set(map(str, settings)))
-            axes.set(xticks=range(len(choices)), xticklabels=choices, xlim=(-0.5, len(choices) - 0.5))
+            axes.set(
+                xticks=range(len(choices)),
+                xticklabels=choices,
+                xlim=(-0.5, len(choices) - 0.5),
+            )
     legend(canvas)
 
 
@@ -170,12 +206,13 @@ def _is_number(setting: Any) -> bool:
 
 def _panels(summary: Summary, canvas: Any, below: str, trials: int | None = None) -> Sequence[Any]:
     """A panel for every objective, one below the other."""
-    panels: Sequence[Any] = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)[:, 0]
+    grid = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)
+    panels: Sequence[Any] = grid[:, 0]
     canvas.suptitle(_title(summary, trials), fontsize=8)
     panels[-1].set_xlabel(below)
     for axes, name in zip(panels, summary.objectives, strict=True):
         axes.set_title(_label(summary, name), loc="left")
-        axes.margins(0.08)
+        axes.margins(_MARGIN)
     return panels
 
 
@@ -202,7 +239,12 @@ def _points(axes: Any, summary: Summary, points: Iterable[tuple[float, float, Ro
         if pairs:
             is_front = mark == "best" and len(summary.objectives) > 1
             label = "Pareto front" if is_front else mark
-            axes.plot(*_columns(pairs), linestyle="none", label=label, **_MARKS[mark])
+            axes.plot(
+                *_columns(pairs),
+                linestyle="none",
+                label=label,
+                **_MARKS[mark],
+            )
 
 
 def _mark(row: Row) -> str:

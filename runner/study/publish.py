@@ -73,7 +73,11 @@ class Publisher:
             "overrides": ", ".join(definition.sets) or "none",
             DESCRIPTION: describe(self._facts),
             "mlflow.source.name": str(definition.path),
-            **config.model_dump(mode="json", include={"budget", "limits"}, exclude_none=True),
+            **config.model_dump(
+                mode="json",
+                include={"budget", "limits"},
+                exclude_none=True,
+            ),
         }
         self._send(self._parent, params, params_of(tags), "RUNNING")
 
@@ -165,7 +169,13 @@ class Publisher:
             "trials": summary.used.trials,
             DESCRIPTION: describe(self._facts | {"result": _result(status, summary)}),
         }
-        self._try(self._store.send, self._parent, metrics, {}, params_of(tags))
+        self._try(
+            self._store.send,
+            self._parent,
+            metrics,
+            {},
+            params_of(tags),
+        )
         self._try(self._store.set_status, self._parent, status, _now())
 
     def _metrics(self, values: Mapping[str, float], with_names_of_metrics: bool) -> dict[str, float]:
@@ -204,8 +214,20 @@ class Publisher:
             DESCRIPTION: describe(facts),
         }
 
-    def _send(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], status: str) -> None:
-        self._try(self._store.send, run_id, [], params, tags)
+    def _send(
+        self,
+        run_id: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        status: str,
+    ) -> None:
+        self._try(
+            self._store.send,
+            run_id,
+            [],
+            params,
+            tags,
+        )
         self._try(self._store.set_status, run_id, status, _now())
 
     def _try(self, send: Callable[..., object], *arguments: Any) -> None:

@@ -121,7 +121,11 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
     """
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(loader=PackageLoader("runner.study", "."), autoescape=True, trim_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("runner.study", "."),
+        autoescape=True,
+        trim_blocks=True,
+    )
     environment.filters |= {"figure": spelled, "time": _time, "short": short}
     template = environment.get_template("study.html.jinja")
     page = template.render(
@@ -196,10 +200,20 @@ def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Co
 
 def _print_table(title: str, columns: Mapping[str, bool], rows: Sequence[Sequence[str]], console: Console) -> None:
     """Prints columns of numbers or not; where it is too wide, titles and settings are folded and never a number."""
-    table = Table(title=CleanText(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=CleanText(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name, is_number in columns.items():
         justify: JustifyMethod = "right" if is_number else "left"
-        table.add_column(CleanText(name), justify=justify, overflow="fold", no_wrap=name == "setting")
+        table.add_column(
+            CleanText(name),
+            justify=justify,
+            overflow="fold",
+            no_wrap=name == "setting",
+        )
     for row in rows:
         table.add_row(*map(CleanText, row))
 

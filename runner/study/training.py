@@ -171,7 +171,12 @@ def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Ca
     """
     if not recipe.stages:
         return {"outcome": "PASS", "summary": "no stage is on"}
-    limits = replace(limits, seconds=min(limits.seconds, START_SECONDS), silence=START_SECONDS, grace=0.0)
+    limits = replace(
+        limits,
+        seconds=min(limits.seconds, START_SECONDS),
+        silence=START_SECONDS,
+        grace=0.0,
+    )
     try:
         with Child("runner.study.training", recipe, plugin_files=plugin_files, limits=limits) as child:
             return child.answer(stop=stop)
@@ -227,10 +232,22 @@ def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
 
         cursor = state["cursor"] if state else None
         step = state["step"] if state else 0
-        recorder = _ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
+        recorder = _ReportingRecorder(
+            folder / SPOOL,
+            cursor,
+            step,
+            parent,
+            stop,
+        )
         parent.tell(step=recorder.step)
 
-        loop = Loop(pipeline, folder, recorder, recorder, stop)
+        loop = Loop(
+            pipeline,
+            folder,
+            recorder,
+            recorder,
+            stop,
+        )
         if state:
             loop.load_state_dict(state)
         start = time.monotonic()
@@ -238,9 +255,17 @@ def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
         recorder.sync()
 
     if recorder.pruned:
-        parent.tell(step=recorder.step, cause=PRUNED, seconds=None)
+        parent.tell(
+            step=recorder.step,
+            cause=PRUNED,
+            seconds=None,
+        )
     elif loop.complete:
-        parent.tell(step=loop.progress.done, cause=Cause.DONE, seconds=time.monotonic() - start)
+        parent.tell(
+            step=loop.progress.done,
+            cause=Cause.DONE,
+            seconds=time.monotonic() - start,
+        )
     else:
         sys.exit(128 + int(stop.asked or 0))
 
@@ -248,7 +273,14 @@ def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
 class _ReportingRecorder(Recorder):
     """Logs to a spool, which the parent sends to MLflow, and reports progress to the parent."""
 
-    def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
+    def __init__(
+        self,
+        spool: Path,
+        cursor: int | None,
+        step: int,
+        parent: Parent,
+        stop: Stop,
+    ) -> None:
         super().__init__(spool, cursor, step, parent.options["prefix"])
         self._parent = parent
         self._stop = stop

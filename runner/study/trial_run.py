@@ -97,7 +97,13 @@ class TrialRun:
         lost: Set as soon as the trial belongs to another worker.
     """
 
-    def __init__(self, context: WorkerContext, trial: Trial, last_seen: float, lost: Event) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        trial: Trial,
+        last_seen: float,
+        lost: Event,
+    ) -> None:
         self._definition = context.definition
         self._config = context.definition.config
         self._publisher = context.publisher

@@ -52,7 +52,13 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
         for section, rows in sections.items():
             if rows:
                 console.print(CleanText(_TITLES.get(section, section), style="bold"), soft_wrap=True)
-                _print_rows(rows, letters, numbers, best, console)
+                _print_rows(
+                    rows,
+                    letters,
+                    numbers,
+                    best,
+                    console,
+                )
             elif section not in ("headline", "tags"):
                 console.print(f"{section}: no difference", style="dim")
     if best is not None:

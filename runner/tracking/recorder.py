@@ -22,7 +22,13 @@ class Recorder:
     bit, which is reported once.
     """
 
-    def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        cursor: int | None = None,
+        step: int = 0,
+        prefix: str = "",
+    ) -> None:
         """Opens the spool of a new training, or of a resumed one with the result
         of ``mark`` at the checkpoint.
         """
@@ -57,7 +63,13 @@ class Recorder:
         if values:
             self.spool.append(step=step, metrics=values)
 
-    def _compare(self, name: str, step: int, logged_value: float, value: float) -> None:
+    def _compare(
+        self,
+        name: str,
+        step: int,
+        logged_value: float,
+        value: float,
+    ) -> None:
         # By text, because NaN differs from itself.
         differs = not name.startswith(_MEASURED) and repr(logged_value) != repr(value)
         if differs and not self._warned_of_other_bits:

@@ -142,7 +142,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
 
     baseline, candidate = results
     # An interval needs two seeds on each side.
-    shared = [name for name in baseline if name in candidate and min(len(baseline[name]), len(candidate[name])) > 1]
+    shared = [name for name in baseline if name in candidate and len(baseline[name]) > 1 and len(candidate[name]) > 1]
     metrics = {}
     for name in shared:
         interval = difference(baseline[name], candidate[name])
@@ -194,12 +194,20 @@ def draw(
     drawn_metrics = [name for name in ordered_names if name in curves][:_PANELS]
     if not drawn_metrics:
         return []
-    steps = {step for name in drawn_metrics for values in curves[name].values() for step in values}
+    steps: set[int] = set()
+    for name in drawn_metrics:
+        steps.update(*curves[name].values())
 
     def picture(canvas: Any) -> None:
         panels = canvas.subplots(1, len(drawn_metrics), squeeze=False, sharex=True)[0]
         for axes, name in zip(panels, drawn_metrics, strict=True):
-            _draw_metric(axes, name, curves[name], bounds, label)
+            _draw_metric(
+                axes,
+                name,
+                curves[name],
+                bounds,
+                label,
+            )
             axes.set_xlabel(unit.replace("_", " "))
             axes.xaxis.set_major_locator(_locator(steps))
             axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -209,7 +217,13 @@ def draw(
     return draw_all({PICTURE: (picture, size)}, folder)
 
 
-def _draw_metric(axes: Any, name: str, by_seed: Mapping[int, Mapping[int, float]], bounds: Bounds, label: str) -> None:
+def _draw_metric(
+    axes: Any,
+    name: str,
+    by_seed: Mapping[int, Mapping[int, float]],
+    bounds: Bounds,
+    label: str,
+) -> None:
     """Draws a curve for every seed, and the means of several."""
     for values in by_seed.values():
         axes.plot(*zip(*sorted(values.items()), strict=True), ".-", **_SEED, label=label)
@@ -238,7 +252,29 @@ def _draw_means(axes: Any, intervals: Sequence[tuple[int, float, float, float]])
         return
     steps, middle, low, high = zip(*intervals, strict=True)
     if len(intervals) == 1:
-        axes.plot(steps * 2, [*low, *high], color=BLUE, alpha=0.4, linewidth=4, label="its 95 % interval")
+        axes.plot(
+            steps * 2,
+            [*low, *high],
+            color=BLUE,
+            alpha=0.4,
+            linewidth=4,
+            label="its 95 % interval",
+        )
     else:
-        axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
-    axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")
+        axes.fill_between(
+            steps,
+            low,
+            high,
+            color=BLUE,
+            alpha=0.2,
+            linewidth=0,
+            label="its 95 % interval",
+        )
+    axes.plot(
+        steps,
+        middle,
+        "o-",
+        color=BLUE,
+        markersize=3,
+        label="mean of the seeds",
+    )
