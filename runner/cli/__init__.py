@@ -115,14 +115,16 @@ def main() -> NoReturn:
     import_module("runner.system.contention")
     clean_streams()
     show_warnings()
-    os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
+    # Data loaders and others that start Python by themselves must not import from the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     interrupts = _note_interrupts()
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if _OPTION in words:
         words.remove(_OPTION)
-        os.environ[TRACEBACK] = "1"  # also for child processes
+        # A variable, because child processes need it as well.
+        os.environ[TRACEBACK] = "1"
     try:
         code = app(words, standalone_mode=False)
         if code == ExitCode.INTERRUPTED and interrupts:

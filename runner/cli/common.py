@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
 
 _Arguments = TypeVarTuple("_Arguments")
-SCHEMA_VERSION = 1  # of everything that --json prints
+# Version of the form of everything that --json prints.
+SCHEMA_VERSION = 1
 
 RecipeName = Annotated[
     str,
@@ -72,6 +73,7 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
 
 def run_and_settings(run: str, bare: list[str] | None) -> tuple[str, list[str] | None]:
     """Returns a run and the settings that follow it; the latest run if only settings are given."""
+    # The path of a run may contain an equals sign.
     if "=" in run and not Path(run).exists():
         return "latest", [run, *(bare or ())]
     return run, bare
@@ -88,6 +90,7 @@ def registry_of(plugin_files: list[Path] | None, quiet: bool = False) -> "Regist
         return Registry(())
     from runner.cli.live import LiveBar
 
+    # Two bars would overwrite each other.
     if LiveBar.shown:
         return Registry(plugin_files)
     with working("", f"importing {', '.join(path.name for path in plugin_files)}", quiet):

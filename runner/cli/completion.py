@@ -59,6 +59,7 @@ def _recipes() -> list[str]:
 def _runs(folder: str) -> list[str]:
     from runner.system.places import RECORD, workspace_root
 
+    # Without the classes of the workspace, whose imports would delay every completion.
     records = (workspace_root() / folder).glob(f"*/{RECORD}")
     newest_first = sorted(records, key=lambda path: path.stat().st_mtime, reverse=True)
     return [path.parent.name for path in newest_first]

@@ -110,6 +110,7 @@ def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[
         ("--size", size, data.evaluation_size),
         ("--seed", seed, data.evaluation_seed),
     ):
+        # Ignoring the option would print a result that looks like another one.
         if value is not None and name is None:
             raise UsageError(f"{option}: '{data.kind}' has no such setting; it always evaluates the same data")
         if value is not None:

@@ -24,6 +24,7 @@ def split_help(text: str) -> tuple[str, list[tuple[str, str]]]:
     prose = []
     examples = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
+        # A paragraph with nothing but a command in bold is an example.
         if match := _EXAMPLE.fullmatch(paragraph.strip()):
             examples.append((match[1], match[2]))
         else:

@@ -62,6 +62,7 @@ def list_versions(name: Only = None, as_json: AsJson = False) -> None:
 
         try:
             versions = Versions(Store(Workspace(), reading=True)).all(name)
+        # A workspace without runs has no models, which is not an error.
         except EmptyError:
             versions = []
     output(as_json, lambda: {"versions": [version.data() for version in versions]}, _show, versions)

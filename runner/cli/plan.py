@@ -72,6 +72,7 @@ def _seconds_of_updates(recipe: "Recipe") -> float | None:
 
     for folder in reversed(folders(Workspace().runs)):
         record = folder.record()
+        # Speeds of other machines do not apply to this one.
         if record is None or record.digest != recipe.digest or record.owner.host != platform.node():
             continue
         update_ms = record.metrics.get("perf/update_ms")

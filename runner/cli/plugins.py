@@ -70,6 +70,7 @@ def _list(cards: list[dict[str, Any]]) -> None:
     for card in ordered:
         summary = card["error"] if "error" in card else first_sentence(card["card"])
         phase = f"phase {card['phase']}" if "phase" in card else ""
+        # Programs that read the list expect one line for each plugin.
         if not results.stream.isatty():
             tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
             continue

@@ -55,6 +55,7 @@ class ProgressDisplay(LiveBar):
         self.progressed = current_time
         self.step = step
         self.metrics = metrics
+        # Fast trainings report thousands of steps per second.
         if not self.samples or current_time - self.samples[-1][0] >= SAMPLE_SECONDS:
             self.samples.append((current_time, step))
 

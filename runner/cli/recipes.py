@@ -211,6 +211,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
             raise UsageError(f"no recipe '{copy}' ships{suggestion(name, paths)}")
         target = Path(f"{name}.yaml")
         try:
+            # Mode x refuses a file that exists, without a gap between check and creation.
             with target.open("x", encoding="utf-8") as file:
                 file.write(paths[name].read_text(encoding="utf-8"))
         except FileExistsError:
@@ -237,6 +238,7 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
     from runner.recipe.schema import experiment_schema
     from runner.recipe.schema import schema as recipe_schema
 
+    # Each branch imports only the class that it describes.
     if of is FileSort.recipe:
         document = recipe_schema(registry_of(plugin))
     elif of is FileSort.study:

@@ -115,6 +115,7 @@ def run(
         from runner.cli.seeds import run_seeds
 
         _say_drift(changes)
+        # Crashed runs get their status first, so that they count as unfinished.
         run_folders("run", quiet)
         recipes = _by_seed(loaded, path, assignments, registry, seeds, retune)
         options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
@@ -280,6 +281,7 @@ def _train(
     from runner.cli.progress import ProgressDisplay, show
     from runner.system.console import Console
 
+    # A variable, because the place that writes the batch is far inside the training.
     if keep_batch:
         os.environ[KEEP_BATCH] = "1"
     with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step) as display:

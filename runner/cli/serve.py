@@ -69,6 +69,7 @@ def serve(
 
     [bold]runner serve grasps@champion grasp_serve serve.port=8080[/]
     """
+    # Checked before the model is loaded, which may take long.
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {', '.join(missing)}: {EXTRA}")

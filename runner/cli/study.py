@@ -237,6 +237,7 @@ def _end(summary: "Summary", reason: str, stop: "Stop", workspace: "Workspace", 
     elif reason:
         say(f"not all trials are finished: {reason}; continue with a larger budget")
     _show(summary, workspace.studies / summary.name, as_json)
+    # A study that was stopped may still find a valid configuration.
     if not summary.best and not stop:
         raise RunnerError("no trial has a valid result; the causes are printed above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)

@@ -62,6 +62,7 @@ class TrialsBar(LiveBar):
 
     def completed(self) -> float:
         """The share of the budget that is spent, of trials or of seconds."""
+        # Before the study is opened, its budget is unknown.
         if not self.most:
             return super().completed()
         share_of_trials = self.finished / self.most

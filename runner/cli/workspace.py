@@ -186,6 +186,7 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
             tell(f"{delivery.run}: {delivery.problem or result}")
         if not deliveries:
             say("nothing to send: MLflow is complete")
+    # After the output, so that all deliveries are listed.
     if any(delivery.problem for delivery in deliveries):
         raise StorageError("not everything could be sent; the remaining metrics stay in the folders of the runs")
 

@@ -20,7 +20,8 @@ SUFFIXES = (".yaml", ".yml")
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000  # keys and values, after aliases have been expanded; all of them together within MAX_BYTES
-_LONGEST_EXCERPT = 120  # characters of a source line that are shown around the caret
+# Characters of a source line that are shown around the caret.
+_LONGEST_EXCERPT = 120
 _LONGEST_VALUE = 60
 TAG = "tag:yaml.org,2002:"
 
@@ -221,7 +222,8 @@ def _text(path: Path) -> str:
 
     try:
         if is_lock(path):
-            from runner.system.manifest import read_checked  # which only locks need
+            # Only locks need this import.
+            from runner.system.manifest import read_checked
 
             return read_checked(path, MAX_BYTES).decode("utf-8-sig")
         # A recipe may be a pipe: runner run <(COMMAND).

@@ -8,7 +8,8 @@ from runner.recipe.document import TAG
 from runner.recipe.scalars import resolve
 from runner.system.escapes import is_printable
 
-_WIDTH = 2**31 - 1  # no line is broken
+# No line is broken.
+_WIDTH = 2**31 - 1
 
 
 class _Dumper(yaml.CSafeDumper):

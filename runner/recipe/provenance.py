@@ -24,7 +24,8 @@ _PACKAGE = "runner"
 _DISTRIBUTION = "proven-runner"
 # Folders of an installed package; in a checkout they are next to it.
 _ELSEWHERE = ("plugins", "recipes")
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, in whichever environment
+# Folders of distributions, in whichever environment.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Excluded from a patch even if they are tracked:
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 _COMPUTES = ("torch", "numpy")

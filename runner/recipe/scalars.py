@@ -7,7 +7,8 @@ _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _DECIMAL = re.compile(rf"[-+]?{_DIGITS}")
 _OCTAL_OR_HEXADECIMAL = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(rf"[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
-_LONGEST_NUMBER = 64  # characters; a longer run of digits is text, because reading it would take quadratic time
+# Characters; a longer run of digits is text, because reading it would take quadratic time.
+_LONGEST_NUMBER = 64
 _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),

@@ -16,7 +16,8 @@ _SWITCH: Json = {"enum": ["on", "off", True, False]}
 # "60_000": a number for the runner, text for an editor that reads plain YAML 1.2.
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
 _EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
-_VALUES = ("const", "default", "enum", "examples")  # keywords that hold values, not schemas
+# Keywords that hold values, not schemas.
+_VALUES = ("const", "default", "enum", "examples")
 
 
 def schema(catalog: Registry) -> Json:
@@ -102,7 +103,8 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     forms = []
     for kind in kinds():
         settings = settings_of(kind).model_json_schema()["properties"]
-        del settings["max_grad_norm"]["default"]  # null is none
+        # The default null means that there is none.
+        del settings["max_grad_norm"]["default"]
         for setting in settings.values():
             setting.pop("title", None)
         forms.append(_closed({"kind": {"const": kind}, **settings}))

@@ -46,6 +46,7 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     metrics = ServerMetrics()
     batcher = Batcher(model.answers, settings, metrics.batch.observe)
     reader = RequestReader(model)
+    # The number is read when the metrics are requested, so that it needs no updates.
     metrics.watch(lambda: batcher.waiting)
 
     @asynccontextmanager
@@ -103,6 +104,7 @@ class _Predictor:
             if http.scope[SURPLUS]():
                 raise HTTPException(503, "too many clients are connected")
             request = await self._read(body)
+        # Only now: before the body is complete, it would take messages of the body.
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             return await self._batcher.ask(request, gone)
@@ -153,6 +155,7 @@ def _add_predict(app: FastAPI, model: ServedModel, predictor: _Predictor) -> Non
     def predict(request: Any) -> Any:
         """Returns the model's answer to one request."""
 
+    # The type of the body is known only at run time, and FastAPI reads annotations.
     predict.__annotations__["request"] = model.request
     app.router.add_api_route(
         "/predict",

@@ -171,7 +171,8 @@ class Batcher:
         while True:
             batch, done = self._work.get()
             answers = self._answers_unless_abandoned(batch)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            # The loop may have been closed meanwhile.
+            with suppress(RuntimeError):
                 done.get_loop().call_soon_threadsafe(_hand_out, batch, answers, done)
 
     def _answers_unless_abandoned(self, batch: list[_PendingRequest]) -> Sequence[Answer]:

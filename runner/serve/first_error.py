@@ -72,6 +72,7 @@ def _length_check(longest: int) -> Callable[[Any], Any]:
 
 def _names_check(names: Collection[str]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
+        # With more names than fields, at least one is unknown.
         if isinstance(value, dict) and len(value) > len(names):
             unknown = next(name for name in value if name not in names)
             raise ValidationError.from_exception_data(

@@ -43,6 +43,7 @@ class ServerMetrics:
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Counts an answer."""
+        # Only requests to the model: health checks would hide them.
         if path == "/predict":
             self._requests.labels(str(status)).inc()
             self._seconds.observe(seconds)

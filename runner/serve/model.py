@@ -50,6 +50,7 @@ class ServedModel:
         try:
             return [*self._together(requests)]
         except Exception as error:
+            # In a batch, the request that caused the error is unknown.
             if len(requests) == 1:
                 error.add_note(f"the request: {redact(requests[0].model_dump_json())[:_LONGEST_REQUEST]}")
                 log_failure(error)

@@ -53,6 +53,7 @@ def address_of(listener: socket.socket) -> str:
 def allow_files(connections: int) -> int:
     """Raises the process's limit on open files for the connections, and returns how many fit into it."""
     needed = connections + RESERVE + OTHER_FILES
+    # Each connection is an open file of the process.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
@@ -138,6 +139,7 @@ def serve(
     # The answers and the runner's messages contain what matters.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server = AnnouncingServer(config, lambda: announce(address_of(listener)))
+    # The server exists only after the application, which therefore gets the function later.
     app.state.batcher.clients = lambda: len(server.server_state.connections)
     # Existing objects are excluded from collections, which would block all
     # threads while a large body is parsed.

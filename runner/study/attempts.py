@@ -17,7 +17,8 @@ from runner.child.spawn import Cause
 from runner.study.intervals import Interval, union
 from runner.study.leases import Lease
 
-ATTEMPTS = "runner.attempts"  # the attribute of a trial
+# The attribute of a trial with its attempts.
+ATTEMPTS = "runner.attempts"
 KILLED = "killed with its worker"
 
 

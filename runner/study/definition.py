@@ -30,7 +30,8 @@ from runner.system.errors import RunnerError
 from runner.system.names import suggestion
 from runner.system.secrets import redact_values
 
-_FIXED = {  # settings that cannot be searched, and why
+# Settings that cannot be searched, and why.
+_FIXED = {
     "name": "it names the runs",
     "seed": "the study's 'seeds' determines the seeds",
     "tracking": "it determines where runs are recorded",
@@ -255,7 +256,8 @@ def _space(searched: Mapping[str, ParameterConfig], on: Collection[str], catalog
 def _try_values(definition: Definition, root: Node) -> None:
     """Loads the recipe with every value, and with every two; a ``RecipeError`` for those that it cannot have."""
     problems: list[Problem] = []
-    accepted: dict[str, list[tuple[int, Any]]] = {}  # number and value, by path
+    # Number and value of those that the recipe can have, by path.
+    accepted: dict[str, list[tuple[int, Any]]] = {}
 
     def refuse(path: str, messages: Sequence[str], number: int | None) -> None:
         """Adds problems at the value with that number, or at the key."""
@@ -300,7 +302,8 @@ def _refusals(definition: Definition, values: Mapping[str, Any], reported_path: 
 
     settled = space.settle(lambda parameter: values.get(parameter.path, harmless(parameter)))
     if any(path not in settled or settled[path] != value for path, value in values.items()):
-        return []  # the values exclude each other, so no trial has both
+        # The values exclude each other, so no trial has both.
+        return []
 
     switch_paths = [switch.path for switch in space.switches.values()]
     settings = {path: value for path, value in settled.items() if path in values or path in switch_paths}

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-Interval = tuple[float, float]  # start and end in seconds since 1970
+# Start and end in seconds since 1970.
+Interval = tuple[float, float]
 
 
 def union(intervals: Sequence[Interval]) -> float:

@@ -13,9 +13,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from runner.system.processes import Owner
 
-BEAT_SECONDS = 5.0  # between two heartbeats of a worker
-DEAD_SECONDS = 60.0  # without a beat after which a holder on another machine is taken for dead
-WAIT_SECONDS = 0.2  # between two attempts to claim a lease that another worker has
+# Time between two heartbeats of a worker.
+BEAT_SECONDS = 5.0
+# Silence after which a holder on another machine is taken for dead: many heartbeats, because networks stall.
+DEAD_SECONDS = 60.0
+# Time between two attempts to claim a lease that another worker has.
+WAIT_SECONDS = 0.2
 
 
 class _Base(MappedAsDataclass, DeclarativeBase):

@@ -56,7 +56,8 @@ def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
     excesses = {}
     for name, bound in config.constraints.items():
         if isinstance(bound, str):
-            continue  # the verdict of the gate
+            # The verdict of the gate is not logged by a training.
+            continue
         last = _points(name, logged)[-1].value
         over_maximum = -math.inf if bound.max is None else last - bound.max
         under_minimum = -math.inf if bound.min is None else -(last - bound.min)

@@ -25,8 +25,10 @@ _MARKS: Mapping[str, Mapping[str, Any]] = {
     "best": {"marker": "*", "color": VERMILLION, "markersize": 9},
 }
 """By what became of a trial: what is best is drawn last, so that nothing hides it."""
-_STRIP = 0.4  # of the room of a choice, over which its trials are spread from the first to the last
-_MARGIN = 0.08  # of a panel, as a share of the range of values
+# Share of the width of a choice over which its trials are spread, from the first to the last.
+_STRIP = 0.4
+# Margin of a panel, as a share of the range of values.
+_MARGIN = 0.08
 SLICE = "slice-"
 """Prefix of the names of plots of one setting."""
 

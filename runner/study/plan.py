@@ -20,8 +20,10 @@ from runner.system.hardware import usable_cores
 from runner.system.names import shown_path
 
 FORECAST_SECONDS = 30.0
-_BUSY_LOAD = 0.25  # load per core above which measuring speed is not worth starting
-_FEWEST_STEPS = 4  # reported steps that a forecast needs: two in each half
+# Load per core above which measured speeds depend on the other programs.
+_BUSY_LOAD = 0.25
+# Reported steps that a forecast needs: two in each half of the training.
+_FEWEST_STEPS = 4
 
 
 class NoForecastError(RunnerError):
@@ -143,7 +145,8 @@ def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
     budget = config.budget
     goal = recipe.length[1]
     start_time = time.monotonic()
-    step_times: dict[int, float] = {}  # when each step was first reported
+    # When each step was first reported: a step may be reported twice.
+    step_times: dict[int, float] = {}
 
     def is_time_up(step: int) -> bool:
         if step:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from runner.study.summary import Summary
 
 _SHIP_SECONDS = 5.0
-PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
+# The attribute of a study with the id of its run, which is the parent of the runs of its trials.
+PARENT = "runner.mlflow_run"
 _STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
 _log = logging.getLogger(__name__)
 
@@ -258,7 +259,8 @@ def _facts(definition: Definition) -> dict[str, str]:
     objectives = (f"{name} ({objective.direction})" for name, objective in config.objectives.items())
     return {
         "recipe": f"{code(definition.recipe.name)}, from {code(shown_path(definition.recipe.path))}",
-        "result": "",  # so far
+        # There is no result yet.
+        "result": "",
         "overridden": code(*definition.sets),
         "searched": code(*searched),
         "objectives": ", ".join(objectives),

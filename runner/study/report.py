@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 NO_VALUES = "No plots: no trial has a value yet."
-_COMMENT = 78  # columns of a recipe's comment, without its sign
+# Columns of a comment in a recipe, without its sign.
+_COMMENT = 78
 _MOST_ROWS = 12
 _NARROWEST = 8
 

@@ -39,9 +39,12 @@ from runner.tracking.workspace import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
 _DATABASE = "optuna.db"
-DEFINITION = "runner.definition"  # the attribute of a study that has its description
-IDENTITY = "runner.id"  # the attribute of a study that distinguishes it from others of its name
-TOP_UP = -1  # the lease for adding trials to the queue
+# The attribute of a study that has its description.
+DEFINITION = "runner.definition"
+# The attribute of a study that distinguishes it from others of its name.
+IDENTITY = "runner.id"
+# The lease for adding trials to the queue; trials have numbers from 0.
+TOP_UP = -1
 _TRIES = 5
 _TIMEOUTS = {
     "sqlite": {"timeout": 60},
@@ -147,7 +150,8 @@ class StudyStore(RDBStorage):
                 raise UsageError(f"study '{config.name}' was not created by the runner; give this one another name")
             study.set_user_attr(IDENTITY, uuid.uuid4().hex[:8])
             with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-                study.set_metric_names(list(config.objectives))  # for optuna-dashboard
+                # optuna-dashboard shows these names.
+                study.set_metric_names(list(config.objectives))
         elif stored["digest"] != definition.digest:
             changes = ", ".join(definition.differing(stored)[:6]) or "the code of the recipe"
             raise UsageError(

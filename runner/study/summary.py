@@ -32,10 +32,14 @@ OVERHEAD = "runner.overhead_s"
 NEIGHBOURS = "runner.neighbours"
 VERDICT = "runner.verdict"
 
-DISTURBED = 0.1  # the share of the processor that others may take before a measurement of speed is in doubt
-FEWEST = 5  # trials with a stage, and without, that its worth needs
-FEWEST_DECIDE = 16  # trials that importance needs; with fewer it is dominated by chance
-_FEWEST_BEST = 5  # trials that count as the best for importance, if a tenth of all are fewer
+# Share of the processor that others may take before a measurement of speed is in doubt.
+DISTURBED = 0.1
+# Trials with a stage, and without, that its worth needs.
+FEWEST = 5
+# Trials that importance needs; with fewer it is dominated by noise.
+FEWEST_DECIDE = 16
+# Trials that count as the best for importance, if a tenth of all are fewer.
+_FEWEST_BEST = 5
 _RESAMPLES = 2000
 
 
@@ -209,7 +213,8 @@ def _importance(study: Study, names: Sequence[str], trials: Sequence[FrozenTrial
         single_objective_study = optuna.create_study(direction=direction)
         single_objective_study.add_trials(_single_objective_trial(trial, number) for trial in trials)
         if len({trial.values[number] for trial in trials}) > 1:
-            with suppress(ValueError, RuntimeError):  # it raises where nothing varies
+            # Optuna raises an error if no setting varies.
+            with suppress(ValueError, RuntimeError):
                 shares = get_param_importances(single_objective_study, evaluator=evaluator)
                 importance[name] = dict(shares)
     return importance

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from runner.study.definition import Definition
     from runner.study.trial_run import StudyDisplay
 
-_END_SECONDS = 60.0  # for local workers to write their checkpoints
+# Time for local workers to write their checkpoints.
+_END_SECONDS = 60.0
 
 
 def work_together(

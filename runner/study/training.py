@@ -36,8 +36,10 @@ from runner.train.chosen import load_resumed
 from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
-PRUNED = "pruned"  # the cause of a training that was stopped because it will not be among the best
-_GRACE_SECONDS = 30.0  # for a checkpoint, after SIGTERM
+# The cause of a training that was stopped because it will not be among the best.
+PRUNED = "pruned"
+# Time for a checkpoint after SIGTERM.
+_GRACE_SECONDS = 30.0
 _SIGN_SECONDS = 0.5
 _initially_free_memory = cache(available_memory)
 

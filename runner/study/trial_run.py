@@ -38,7 +38,8 @@ from runner.train.budget import fitted
 from runner.train.checkpoint import CHECKPOINTS, checkpoints
 from runner.train.signals import Stop
 
-FEASIBLE = "trained"  # the constraint that marks configurations without a result
+# The constraint that marks configurations without a result.
+FEASIBLE = "trained"
 _GATE = "gate"
 _NOT_REACHED = "not reached"
 # These belong to the configuration, which would end like that again:
@@ -51,8 +52,10 @@ _INFEASIBLE = (
     _NOT_REACHED,
 )
 _STATES = dict.fromkeys((*_INFEASIBLE, PRUNED), TrialState.PRUNED) | {str(Cause.DONE): TrialState.COMPLETE}
-_TRANSIENT = (Cause.CRASHED, Cause.HUNG)  # the same training might end well another time
-_MOST_KILLED = 8  # attempts beyond the retries that may end with their worker before the training is taken to be why
+# The same training might end well another time.
+_TRANSIENT = (Cause.CRASHED, Cause.HUNG)
+# Attempts beyond the retries that may end with their worker before the training is taken to be the reason.
+_MOST_KILLED = 8
 
 
 class StudyDisplay(Protocol):
@@ -252,7 +255,8 @@ class TrialRun:
             if must_restart or not checkpoints(folder / CHECKPOINTS):
                 remove_quietly(folder)
             self._show("starting", self._seed_label(seed).rstrip(", "))
-            psutil.cpu_percent(percpu=True)  # starts the measurement of the load by others
+            # Starts the measurement of the load by others, which ends with the training.
+            psutil.cpu_percent(percpu=True)
             with self._attempts.at(seed) as attempt, self._publisher.shipping(self._run_id, folder):
                 outcome = train(
                     recipe,

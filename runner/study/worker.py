@@ -34,10 +34,13 @@ from runner.tracking.store import Store
 from runner.tracking.workspace import RunFolder, Workspace
 from runner.train.signals import Stop
 
-CREATING = -2  # the lease for creating the study
-REPORTING = -3  # the lease for writing its report
+# The lease for creating the study; trials have numbers from 0.
+CREATING = -2
+# The lease for writing its report.
+REPORTING = -3
 _SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
-_WAIT_SECONDS = 1.0  # between two looks whether a trial of another worker has become free
+# Time between two checks whether a trial of another worker has become free.
+_WAIT_SECONDS = 1.0
 
 
 def work(

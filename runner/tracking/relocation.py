@@ -34,7 +34,8 @@ def relocate(workspace: Workspace, database: Path) -> None:
             former,
             workspace.root,
         )
-    with suppress(OSError):  # a workspace that can only be read is not moved by this process
+    # A workspace that can only be read is not moved by this process.
+    with suppress(OSError):
         write_durably(workspace.root / _ROOT, f"{workspace.root}\n")
 
 

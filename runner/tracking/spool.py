@@ -103,7 +103,8 @@ class Spool:
             self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
 
     def _keep(self) -> bool:
-        size = self.size  # read before the sync, because other threads continue to write
+        # Read before the sync, because other threads continue to write.
+        size = self.size
         if size > self._synced:
             try:
                 reach("spool.sync")
@@ -184,7 +185,8 @@ def reached(spool: Path) -> int:
     try:
         offset = int(read_regular(offset_file(spool), _MAX_OFFSET_BYTES))
         with open(open_file(spool, os.O_RDONLY), "rb") as file:
-            file.seek(offset - 1)  # a negative number is refused
+            # The system refuses a negative number, and the result is then 0.
+            file.seek(offset - 1)
             return offset if file.read(1) == b"\n" else 0
     except (OSError, ValueError):
         return 0

@@ -6,7 +6,8 @@ from typing import Any
 
 import psutil
 
-_MEGABYTE = 1e6  # as MLflow counts them
+# MLflow counts megabytes of a million bytes.
+_MEGABYTE = 1e6
 
 
 class SystemMonitor:

@@ -193,7 +193,8 @@ class RunFolder:
     def reserve(self) -> None:
         """Takes the space in which the end of the run can be written when the disk is full."""
         with open(open_file(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(os.urandom(_RESERVE_BYTES))  # zeros would take no space on some disks
+            # Zeros would take no space on some disks.
+            file.write(os.urandom(_RESERVE_BYTES))
 
     def use_reserve(self) -> None:
         """Gives that space to what is written next."""
@@ -265,7 +266,8 @@ class RunFolder:
     def release(self) -> None:
         """Gives the folder up."""
         self._lock.release()
-        self._lock = FileLock(self._lock_file, thread_local=False)  # where the folder is now
+        # The folder may have been renamed since it was claimed.
+        self._lock = FileLock(self._lock_file, thread_local=False)
 
     def alive(self) -> bool:
         """Returns whether a process is training this run now, for any number of callers."""
@@ -273,10 +275,12 @@ class RunFolder:
             return True
         record = self.record()
         if record is not None and record.owner.alive is False:
-            return False  # the holder of the lock finishes the run of a dead process
+            # The holder of the lock finishes the run of a dead process.
+            return False
         try:
             with open(open_file(self._lock_file, os.O_RDONLY), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a check is not an owner
+                # Shared: a check is not an owner.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             pass
         except OSError:  # it is locked; and a disk without locks must not make a run seem dead
