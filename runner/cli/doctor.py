@@ -34,7 +34,7 @@ from runner.tracking.workspace import Workspace
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
-# Below these, a run may end for lack of space or memory.
+# Below these, runs may fail.
 _DISK_GIB = 5
 _MEMORY_GIB = 2
 _SHOWN_RUNS = 4

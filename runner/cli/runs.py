@@ -115,7 +115,6 @@ def run(
         from runner.cli.seeds import run_seeds
 
         _say_drift(changes)
-        # Crashed runs get their status first, so that they count as unfinished.
         run_folders("run", quiet)
         recipes = _by_seed(loaded, path, assignments, registry, seeds, retune)
         options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
