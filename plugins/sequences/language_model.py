@@ -83,6 +83,27 @@ class LanguageModel(GradientLearner):
         """The logits of every symbol of windows; what comes after prompts, where inputs are those of ``write``."""
         return self.write(**inputs) if isinstance(inputs, Mapping) else super().predict(inputs)
 
+    @torch.no_grad()
+    def scores(self, inputs: Any) -> Tensor | None:
+        """Returns the logits of the symbols after prompts, which are read again symbol by symbol.
+
+        They do not depend on symbols that were sampled, in which rounding may change the text.
+
+        Args:
+            inputs: Of ``predict``.
+
+        Returns:
+            The logits [B, count, vocabulary]; None for inputs that are windows of symbols.
+        """
+        if not isinstance(inputs, Mapping):
+            return None
+        prompt = inputs["prompt"]
+        positions = torch.arange(inputs["draws"].shape[1] - 1) % prompt.shape[1]
+        pieces = [prompt, *prompt[:, positions, None].unbind(1)]
+        with self.evaluating():
+            decode = self.decoder()
+            return torch.stack([decode(symbols) for symbols in pieces], dim=1)
+
     def refused(self, request: TextRequest) -> str | None:
         """A prompt has only characters that the model was trained on."""
         if not self.characters:

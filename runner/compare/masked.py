@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.compare.close import jog
+from runner.compare.decisions import DecisionSearch
 from runner.compare.difference import TIMES, absolute_difference, as_float64, described, digest
 from runner.compare.isolation import Frame, Isolation, Location, StepError
 from runner.compare.modes import NarrowTypes
@@ -237,7 +238,8 @@ def same_digits(baseline: Build, changed: Build, updates: Sequence[Update], cont
 
     Other comparisons measure rounding errors by the size of all gradients together. Here each
     gradient and output of ``Close`` has its own size. 16-bit types that the baseline does not have
-    are INCONCLUSIVE: two of them can have the digits of one longer number.
+    are a FAIL if a decision depends on them, and INCONCLUSIVE if no result does: two of them can
+    have the digits of one longer number.
 
     Args:
         baseline: Makes the baseline.
@@ -252,11 +254,25 @@ def same_digits(baseline: Build, changed: Build, updates: Sequence[Update], cont
             return verdict
     expected = _narrow_types(baseline, updates, seed)
     places = _narrow_types(changed, updates, seed)
-    for name, place in places.items():
-        if name not in expected:
-            summary = f"numbers are rounded to {name} ({place}), as the baseline's are not; no result shows it yet"
-            return Verdict(Outcome.INCONCLUSIVE, contract, summary)
-    return Verdict(Outcome.PASS, contract, "numbers have as many digits as in the baseline")
+    name = next((name for name in places if name not in expected), None)
+    if name is None:
+        return Verdict(Outcome.PASS, contract, "numbers have as many digits as in the baseline")
+    rounded = f"numbers are rounded to {name} ({places[name]}), as the baseline's are not"
+    shown = _compare_decisions(baseline, changed, updates[0], contract, seed)
+    if shown is None:
+        return Verdict(Outcome.INCONCLUSIVE, contract, f"{rounded}; no result shows it yet")
+    return replace(shown, summary=f"{rounded}, and decide: {shown.summary}")
+
+
+def _compare_decisions(baseline: Build, changed: Build, start: Update, contract: str, seed: int) -> Verdict | None:
+    """Returns a FAIL if the candidate decides at other numbers than the baseline; None otherwise."""
+    search = DecisionSearch(baseline, changed, is_exact=contract == "Exact", seed=seed)
+    states = start.states or saved(search.reference.subject)
+    found = search.first_difference(replace(start, states=states, seed=seed))
+    if found is None:
+        return None
+    reproduction = Reproduction(baseline, changed, found.trajectory, 1, contract)
+    return Verdict(Outcome.FAIL, contract, str(found), {"difference": found.difference.data()}, reproduction)
 
 
 def _compare_digits(

@@ -20,6 +20,7 @@ class MemoryPlan:
     Attributes:
         recipe: Its name.
         device: Type of the device for which it was planned.
+        kernels: Type of the device whose operators were tracked.
         batch_size: Samples of an update.
         usage: Bytes by kind and module.
         largest: Which batch was planned, where batches differ; else empty.
@@ -32,6 +33,7 @@ class MemoryPlan:
 
     recipe: str
     device: str
+    kernels: str
     batch_size: int
     usage: Usage
     largest: str
@@ -55,11 +57,13 @@ class MemoryPlan:
     @property
     def tolerance(self) -> float | None:
         """Relative error that the plan stays below; None for an estimate."""
-        return None if self.is_estimate else 0.05
+        return None if self.is_estimate or self.kernels != self.device else 0.05
 
     @property
     def accuracy(self) -> str:
         """What is known about the error of the plan."""
+        if self.kernels != self.device:
+            return f"an estimate with the operators of a {self.kernels}, because no GPU is here"
         if self.tolerance is None:
             return (
                 "an estimate without the compiler; --compiled plans what it generates"
@@ -75,6 +79,7 @@ class MemoryPlan:
         return {
             "recipe": self.recipe,
             "device": self.device,
+            "kernels": self.kernels,
             "batch_size": self.batch_size,
             "largest_batch": self.largest,
             "peak_bytes": self.peak,

@@ -101,6 +101,10 @@ class Learner(ABC):
     def predict(self, inputs: Any) -> Any:
         """The deterministic answer that is evaluated and served (a classifier's logits, not a draw from them)."""
 
+    def scores(self, inputs: Any) -> Any:
+        """Returns the numbers from which ``predict`` selects discrete answers; None if there are none."""
+        return None
+
     def inputs(self, batch: Batch) -> Any:
         """Returns the input of ``predict`` in a batch: by default the batch."""
         return batch
@@ -346,8 +350,6 @@ class GradientLearner(Learner):
         # Where all parameters are complex. Asked first, because torch.compile cannot trace ``to_real``.
         dtype = dtype.to_real() if dtype.is_complex else dtype
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
-
-    # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def inputs(self, batch: Batch) -> Any:
         """Returns the first tensor of a batch by default."""

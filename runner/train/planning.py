@@ -64,13 +64,15 @@ def plan_memory(
     device = _planned_device(recipe.device)
     if compiled:
         _check_compilers(recipe, device)
+    # Tensors without numbers can be on a GPU only where torch finds one.
+    tracked_device = device if torch.cuda.is_available() else torch.device("cpu")
     planned = {
         kind: stage for kind, stage in recipe.stages.items() if not stage.unplanned or (compiled and stage.traces)
     }
     reduced = replace(recipe, stages=planned)
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
-        tracked = _tracked_update(reduced, plugin_files, device, outline, compiled=compiled)
+        tracked = _tracked_update(reduced, plugin_files, tracked_device, outline, compiled=compiled)
     setting = setting_of(recipe, device)
     unplanned = {
         kind: stage for kind, stage in recipe.stages.items() if kind not in planned and not _is_inactive(stage, setting)
@@ -78,6 +80,7 @@ def plan_memory(
     return MemoryPlan(
         recipe=recipe.name,
         device=device.type,
+        kernels=tracked_device.type,
         batch_size=recipe.train.batch_size,
         usage=tracked.usage,
         largest=outline.largest,
@@ -139,8 +142,6 @@ def _tracked_update(
     try:
         usage, stages = _update(recipe, plugin_files, device, outline, is_fake=True)
     except _NEEDS_NUMBERS:
-        if device.type != "cpu" and not torch.cuda.is_available():
-            raise
         usage, stages = _update(recipe, plugin_files, device, outline, is_fake=False)
         return _TrackedUpdate(usage, stages, is_real=True)
     return _TrackedUpdate(usage, stages, is_real=False)

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors, tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
+from runner.verify.changed_state import changed_state
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.likeness import CONTENT, unlike
 from runner.verify.requests import request_batches
@@ -48,6 +50,7 @@ from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
 _GROWN = 3  # times, of the state in which requests are answered
 _HALF = 0.5  # of numbers in an input, where every batch has the same
+_NEAR = (0.0, 1e-2, 1e-4)  # shares by which inputs differ: rounded numbers must not identify one
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
@@ -59,6 +62,7 @@ class Asked(NamedTuple):
     most: int | None = None  # held-out samples of this evaluation and of later ones
     stops: int | None = None  # batches or predictions after which the evaluation is interrupted
     requests: tuple[ServedRequest, ...] = ()  # makes the inputs, as a server does
+    is_optional: bool = False  # left out, with all that follows, where evaluations are slow
 
     @property
     def is_evaluation(self) -> bool:
@@ -102,10 +106,12 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 if asked.requests:
                     inputs = _requested(learner, asked.requests)
                 inputs = pipeline.transfer(inputs)
-                found = learner.predict(inputs)
+                found = {"predict": learner.predict(inputs)}
+                # A sampled symbol hides a difference that the numbers behind it show.
+                scores = learner.scores(inputs) if asked.requests else None
             for module in learner.modules().values():
                 module.train()
-            return {"predict": found}
+            return found if scores is None else found | {"scores": scores}
 
         state = {"learner": LearnerState(training.whole_step)}
         return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
@@ -130,7 +136,8 @@ def _as_default(tensor: Tensor) -> Tensor:
 def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> list[Update]:
     """Inputs in several sizes, in both modes of the modules, for a learner in this state.
 
-    Then those of other batches, in these sizes, too, and in the memory of the first.
+    Then those of other batches, in these sizes, too, nearly the same numbers, and those of other
+    batches in the memory of the first.
     """
     learner = pipeline.learner
     sizes = prediction_sizes(learner.config.prediction_batch, pipeline.source.size(batches[0]))
@@ -140,6 +147,9 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     if all(_same_tensors(batches[0], batch) for batch in batches[1:]):
         # A source of one graph has no other input, and a model may be used for others.
         asked.append(Asked(map_tensors(partial(_scaled, _HALF), asked[0].inputs)))
+    smallest = first[0] if first else asked[0].inputs
+    if any(tensor.is_floating_point() for tensor in tensors(smallest)):
+        asked += [Asked(map_tensors(partial(_scaled, 1.0 + share), smallest)) for share in _NEAR]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
     requests = request_batches(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
     return [
@@ -224,8 +234,9 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     """Returns evaluations with updates between them, the first in these states.
 
     Two evaluations measure all held-out samples. The next one is interrupted after its first batch.
-    Others measure a part of the samples, where a source can do so: their last batches have one
-    sample less than a batch, or a single sample.
+    Two more measure other parameters: those of a state that was loaded, and those after a large
+    step. Others measure a part of the samples, where a source can do so: their last batches have
+    one sample less than a batch, or a single sample.
 
     Args:
         states: Of the subject before the first evaluation.
@@ -235,8 +246,12 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     first, *between, last = Update(Asked(), states), *map(Update, updates)
     # A part can only become smaller.
     counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
-    further = [update for count in counts for update in (Update(Asked(most=count)), last)]
-    return [first, *between, Update(Asked()), last, Update(Asked(stops=1)), last, *further]
+    parts = [Update(Asked(most=count, is_optional=True)) for count in counts]
+    parts[0] = replace(parts[0], states=states)
+    further = [update for part in parts for update in (part, last)]
+    changed = {name: changed_state(state) for name, state in (states or {}).items()}
+    moved = [Update(Asked(), changed or None), last, Update(Asked(is_optional=True)), last]
+    return [first, *between, Update(Asked()), last, Update(Asked(stops=1)), last, *moved, *further]
 
 
 def is_evaluation(update: Update) -> bool:
@@ -259,7 +274,7 @@ def evaluated(build: Build, asked: Sequence[Update], float64: bool = False, seco
         build: Makes the subject.
         asked: Evaluations and updates.
         float64: Whether to evaluate in float64.
-        seconds: After which evaluations of a part of the held-out samples are left out.
+        seconds: After which no optional evaluation starts.
     """
     deadline = time.monotonic() + seconds
     trajectory = Trajectory(asked, 0, float64)
@@ -267,7 +282,7 @@ def evaluated(build: Build, asked: Sequence[Update], float64: bool = False, seco
     frames = []
     for frame, following in zip(trajectory.updated(isolation), [*asked[1:], None], strict=True):
         frames.append(on_host(frame))
-        is_optional = following is not None and getattr(following.batch, "most", None) is not None
+        is_optional = following is not None and getattr(following.batch, "is_optional", False)
         if is_optional and time.monotonic() > deadline:
             break
     return Evaluated(frames, SideEffects.of(isolation))

@@ -125,3 +125,14 @@ def test_outlines_say_what_sources_produce(name):
 
 PUBLISHED_SHAPES = {"citation_graph", "node_contexts"}
 """Sources that are planned with the published file, and replace it by something else where it is missing."""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+@pytest.mark.parametrize("name", ["marl_phase3", "shakespeare_gpt", "gcn_cora", "conv_classifier"])
+def test_a_plan_for_a_gpu_that_is_not_here_is_an_estimate(name, device):
+    plan = planned(name, f"device={device}")
+    assert (plan.device, plan.kernels, plan.tolerance) == ("cuda", "cpu", None)
+    assert plan.peak == pytest.approx(planned(name).peak, rel=0.05)
+    assert "an estimate with the operators of a cpu, because no GPU is here" in plan.lines()[0]

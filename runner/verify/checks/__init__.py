@@ -20,6 +20,7 @@ from runner.verify.checks.resumed_training import ResumedTrainingCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.checks.schedules import SchedulesCheck
 from runner.verify.checks.simulators import SimulatorsCheck
+from runner.verify.checks.slot_shapes import SlotShapesCheck
 from runner.verify.checks.torch_settings import TorchSettingsCheck
 from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.checks.trainings import TrainingsCheck
@@ -35,6 +36,7 @@ CHECKS = (
     DeclaredSlotsCheck,
     ProcessStateCheck,
     PredictionsCheck,
+    SlotShapesCheck,
     EvaluationsCheck,
     SampledBatchesCheck,
     WorkInFlightCheck,

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class EvaluationsCheck(Check):
-    """Compares evaluations of all held-out samples and of parts of them, with updates between them."""
+    """Compares evaluations of all held-out samples and of parts of them, with updates and a changed state between."""
 
     name = "evaluations"
     question = "Does an evaluation measure the same, and leave the training as it was?"
     catches = (
-        "another metric; a last batch that is padded or left out; a later evaluation that is an earlier one's; "
-        "an evaluation that changes parameters, statistics, held-out samples or later updates, also if it is "
-        "interrupted"
+        "another metric; a last batch that is padded or left out; a later evaluation, or a part of it, that is an "
+        "earlier one's; an evaluation that changes parameters, statistics, held-out samples or later updates, also "
+        "if it is interrupted"
     )
 
     def applies(self, pair: StagePair) -> bool:
@@ -35,7 +35,7 @@ class EvaluationsCheck(Check):
         updates = UPDATES_BETWEEN_EVALUATIONS + 1
         precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
         few = "one is interrupted, and up to 4 measure a few samples"
-        return f"2 evaluations{precision}, {updates} updates; {few}"
+        return f"4 evaluations{precision}, {updates} updates; {few}"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares evaluations by bits or algebra, and one by its rounding."""

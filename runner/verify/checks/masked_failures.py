@@ -27,7 +27,8 @@ class MaskedFailuresCheck(Check):
     question = "Does a failure of numbers show as it does in the baseline?"
     catches = (
         "NaN that is replaced by a number in a loss, a gradient or a parameter; small numbers that are flushed to "
-        "zero; gradients with few digits next to larger ones; 16-bit types inside of an update"
+        "zero; gradients with few digits next to larger ones; a decision by numbers of 16 bits; 16-bit types inside of "
+        "an update"
     )
     is_optional = True
 

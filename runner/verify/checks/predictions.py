@@ -25,7 +25,8 @@ class PredictionsCheck(Check):
     question = "Does the model predict the same, for inputs of any size?"
     catches = (
         "a prediction that depends on the batch size, on training mode, on shapes of the training, or on memory that "
-        "comes again; generation or sampling that is wrong for other lengths, steps or counts than the training's"
+        "comes again; one of nearly the same input; generation or sampling that is wrong for other lengths, steps or "
+        "counts than the training's, or by less than what changes a symbol"
     )
 
     def applies(self, pair: StagePair) -> bool:

@@ -1,0 +1,86 @@
+"""Calls of the slots of a learner, with inputs that the baseline's had or that have other shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runner.compare.states import clones
+from runner.compare.subject import Build, Subject
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.system.tree import leaves, map_tensors, tensors
+from runner.train.assemble import assemble
+from runner.verify.subjects import LearnerState, Training, baseline_step, recipe_with
+
+
+class SlotCall(NamedTuple):
+    """A call of a slot.
+
+    Attributes:
+        slot: Name of the slot.
+        inputs: Its positional arguments.
+        predicts: Whether it is called as in a prediction: in evaluation mode, without gradients.
+    """
+
+    slot: str
+    inputs: tuple[Any, ...]
+    predicts: bool = False
+
+
+def slot_calls(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+    """Makes subjects whose step performs a ``SlotCall`` and returns its result."""
+    staged = recipe_with(recipe, registry, stages)
+
+    def build() -> Subject:
+        pipeline = assemble(staged, registry.files)
+        training = Training(pipeline)
+
+        def call(request: SlotCall) -> dict[str, Any]:
+            step = getattr(pipeline.slots, request.slot)
+            with ExitStack() as modes:
+                if request.predicts:
+                    modes.enter_context(pipeline.learner.evaluating())
+                    modes.enter_context(torch.no_grad())
+                output = step(*pipeline.transfer(request.inputs))
+            return {request.slot: map_tensors(Tensor.detach, output)}
+
+        state = {"learner": LearnerState(training.whole_step)}
+        return Subject(call, state, seed=training.whole_step.seed, parameters=lambda: ())
+
+    return build
+
+
+def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]) -> list[SlotCall]:
+    """Returns the first call of each slot in an update of the baseline.
+
+    Calls with other arguments or results than tensors and numbers are left out: objects of one
+    pipeline have no counterpart in another one.
+    """
+    calls: dict[str, SlotCall] = {}
+
+    def record(name: str, step: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        # A slot may change its inputs in place.
+        copies = clones(inputs)
+        output = step(*inputs, **options)
+        if not options and _has_tensors(inputs) and _has_tensors(output):
+            calls.setdefault(name, SlotCall(name, map_tensors(Tensor.detach, copies)))
+        return output
+
+    with baseline_step(recipe, registry) as step:
+        names = sorted({*slots} & {*step.learner.config.slots})
+        for name in names:
+            step.pipeline.slots.wrap(name, partial(partial, record, name))
+        step(step.next())
+    return list(calls.values())
+
+
+def _has_tensors(value: Any) -> bool:
+    """Returns whether a tree consists of tensors, with numbers and texts among them."""
+    plain = Tensor | bool | int | float | str | None
+    return next(tensors(value), None) is not None and all(isinstance(leaf, plain) for _, leaf in leaves(value))
