@@ -1,4 +1,4 @@
-"""Commands for data: ``data list``, ``get``, ``where`` and ``show``."""
+"""Commands for data: ``data list``, ``get``, ``where``, ``prepare`` and ``show``."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 data = Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""List, fetch and locate published data files, and draw the data of a recipe.
+    help="""List, fetch and locate published data files, convert texts to tokens, and draw the data of a recipe.
 
 Files are searched in the recipe's data.root, then in RUNNER_DATA, then in the user's cache. They are fetched into
 RUNNER_DATA if it is set, otherwise into the cache.
@@ -53,6 +53,12 @@ Out = Annotated[
         help="File of the plot; by default NAME_data.png in the current folder.",
     ),
 ]
+Texts = Annotated[list[Path], Argument(metavar="TEXT...", help="Text files in UTF-8, in this order.")]
+TokenizerName = Annotated[
+    str,
+    Option("--tokenizer", metavar="NAME", help="bytes, characters, tiktoken:gpt2, or a file tokenizer.json."),
+]
+TokenFile = Annotated[Path, Option("--out", metavar="FILE", help="File of tokens, which replaces an older one.")]
 
 
 @data.command("list", cls=Verb)
@@ -88,6 +94,31 @@ def where(name: FileName, plugin: Plugins = None) -> None:
     if path is None:
         raise UsageError(f"no '{name}' in {', '.join(map(str, folders()))}; get it with: runner data get {name}")
     emit(path)
+
+
+@data.command(cls=Verb)
+def prepare(texts: Texts, tokenizer: TokenizerName, out: TokenFile, plugin: Plugins = None) -> None:
+    """Convert texts to a file of tokens for the source 'tokens', and print its path.
+
+    A JSON file next to it describes it: tokenizer, vocabulary, type and digest. Texts are read in pieces, so they may
+    be larger than the memory.
+
+    [bold]runner data prepare letters.txt --tokenizer bytes --out letters.bin[/]
+
+    [bold]runner data prepare a.txt b.txt --tokenizer tiktoken:gpt2 --out tokens.bin[/]
+    """
+    missing = next((path for path in texts if not path.is_file()), None)
+    if missing is not None:
+        raise UsageError(f"no such file: {missing}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out: no such folder: {out.absolute().parent}")
+    if out.resolve() in {path.resolve() for path in texts}:
+        raise UsageError(f"--out: {out} is one of the texts; name another file")
+    registry = registry_of(plugin)
+    sources = (registry.get("data", kind) for kind in registry.kinds("data"))
+    source = next(source for source in sources if source.prepares_text)
+    say(f"{out.name}: {source.prepare_text(texts, tokenizer, out.absolute())}")
+    emit(str(out))
 
 
 @data.command(cls=Verb)
