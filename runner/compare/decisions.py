@@ -35,7 +35,7 @@ Signature = tuple[tuple[str, bool | None], ...]
 """The operators of an update, with the results of those that decide."""
 Line = Callable[[float], Update]
 """Makes an update with numbers that are larger by a factor."""
-_FACTORS = tuple(4.0**exponent for exponent in range(-4, 5))
+_FACTORS = tuple(4.0**exponent for exponent in range(-4, 7))
 """Factors between which decisions are searched."""
 _WIDTH = 1e-5
 """Relative distance of two factors between which a decision is located.
@@ -47,6 +47,8 @@ _PERTURBATION = 1e-6
 _PERTURBATIONS = 5
 _TIMES = 3.0
 """Times by which a difference is larger than that of the perturbed baseline."""
+_READS = "_local_scalar_dense"
+"""The operator by which code reads a single number."""
 _MOST_DECISIONS = 4
 """Decisions that are located on each line."""
 
@@ -122,34 +124,44 @@ class DecisionSearch:
             "state": partial(_scale_state, start),
         }
         for name, line in lines.items():
-            for factor in itertools.islice(self._decisions(line), 2 * _MOST_DECISIONS):
-                update = line(factor)
-                difference = self._compare(update)
-                if difference is not None:
+            for factors in itertools.islice(self._decisions(line), _MOST_DECISIONS):
+                sides = [(factor, self._compare(line(factor))) for factor in factors]
+                differing_sides = [(factor, found) for factor, found in sides if found is not None]
+                # A difference on both sides has another reason than the decision.
+                if len(differing_sides) == 1:
+                    factor, difference = differing_sides[0]
                     words = f"a {name} {factor:.6g} times as large"
-                    return DecisionDifference(words, difference, self._trajectory(update))
+                    return DecisionDifference(words, difference, self._trajectory(line(factor)))
         return None
 
-    def _decisions(self, line: Line) -> Iterator[float]:
+    def has_more_decisions(self, start: Update) -> bool:
+        """Returns whether the candidate reads more truth values and single numbers than the baseline."""
+        counts = []
+        for isolation in (self.reference, self.candidate):
+            signature = self._signature(isolation, start) or ()
+            counts.append(sum(truth is not None or _READS in name for name, truth in signature))
+        return counts[1] > counts[0]
+
+    def _decisions(self, line: Line) -> Iterator[tuple[float, float]]:
         """Yields the factors on both sides of each decision of the candidate."""
-        signatures = [(factor, self._signature(line(factor))) for factor in _FACTORS]
+        signatures = [(factor, self._signature(self.candidate, line(factor))) for factor in _FACTORS]
         for (low, below), (high, above) in itertools.pairwise(signatures):
             if below is None or above is None or below == above:
                 continue
             while high / low > 1 + _WIDTH:
                 middle = math.sqrt(low * high)
-                is_below = self._signature(line(middle)) == below
+                is_below = self._signature(self.candidate, line(middle)) == below
                 low, high = (middle, high) if is_below else (low, middle)
-            yield from (low, high)
+            yield low, high
 
-    def _signature(self, update: Update) -> Signature | None:
-        """Returns the decisions of the candidate in an update; None if it raises."""
+    def _signature(self, isolation: Isolation, update: Update) -> Signature | None:
+        """Returns the decisions of a subject in an update; None if it raises."""
         decisions = Decisions()
         trajectory = self._trajectory(update)
         try:
-            batch = trajectory.prepare(self.candidate, update, trajectory.copies())
+            batch = trajectory.prepare(isolation, update, trajectory.copies())
             with decisions:
-                self.candidate.advance([batch], lambda _: None)
+                isolation.advance([batch], lambda _: None)
         except (StepError, RunnerError):
             return None
         return tuple(decisions.made)

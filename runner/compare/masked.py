@@ -258,17 +258,36 @@ def same_digits(baseline: Build, changed: Build, updates: Sequence[Update], cont
     if name is None:
         return Verdict(Outcome.PASS, contract, "numbers have as many digits as in the baseline")
     rounded = f"numbers are rounded to {name} ({places[name]}), as the baseline's are not"
-    shown = _compare_decisions(baseline, changed, updates[0], contract, seed)
+    shown = _compare_decisions(baseline, changed, updates[0], contract, seed, always=True)
     if shown is None:
         return Verdict(Outcome.INCONCLUSIVE, contract, f"{rounded}; no result shows it yet")
     return replace(shown, summary=f"{rounded}, and decide: {shown.summary}")
 
 
-def _compare_decisions(baseline: Build, changed: Build, start: Update, contract: str, seed: int) -> Verdict | None:
+def same_decisions(baseline: Build, changed: Build, start: Update, contract: str, seed: int = 0) -> Verdict:
+    """Returns whether a candidate with further decisions has the baseline's results on both sides of each.
+
+    Args:
+        baseline: Makes the baseline.
+        changed: Makes the candidate.
+        start: An update with the state before it; without one, the initial state.
+        contract: Name of the contract.
+        seed: Of the global random generators.
+    """
+    shown = _compare_decisions(baseline, changed, start, contract, seed, always=False)
+    if shown is None:
+        return Verdict(Outcome.PASS, contract, "the same on both sides of decisions")
+    return replace(shown, summary=f"next to a decision, {shown.summary}")
+
+
+def _compare_decisions(
+    baseline: Build, changed: Build, start: Update, contract: str, seed: int, *, always: bool
+) -> Verdict | None:
     """Returns a FAIL if the candidate decides at other numbers than the baseline; None otherwise."""
     search = DecisionSearch(baseline, changed, is_exact=contract == "Exact", seed=seed)
     states = start.states or saved(search.reference.subject)
-    found = search.first_difference(replace(start, states=states, seed=seed))
+    start = replace(start, states=states, seed=seed)
+    found = search.first_difference(start) if always or search.has_more_decisions(start) else None
     if found is None:
         return None
     reproduction = Reproduction(baseline, changed, found.trajectory, 1, contract)

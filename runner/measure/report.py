@@ -23,7 +23,7 @@ from runner.measure.ablation_plots import PLOT_TITLES
 from runner.measure.analysis import CaseResult, Result
 from runner.measure.experiment import Case
 from runner.measure.recommend import Recommendation
-from runner.recipe.document import dump_inline
+from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import shipped
 from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console

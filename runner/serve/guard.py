@@ -63,12 +63,14 @@ class Guard:
             await (refusal or self._app)(scope, receive, guarded)
         except Exception as error:
             log_failure(error)
+            # An answer that has started cannot be replaced by another one.
             if not has_started:
                 await failure_response(error)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Returns the answer to a request that no route sees; None for all others."""
         host = Headers(scope=scope).get("host")
+        # HTTP/1.0 requires no Host header, and browsers always send one.
         if host is not None and not self._is_allowed(host, scope):
             return error_response(400, f"host: {host!r} is not served here; add it to serve.hosts")
         if scope["path"] not in RESERVED_PATHS and scope[SURPLUS]():

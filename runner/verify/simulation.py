@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +15,7 @@ from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import Frame, Isolation, Location
 from runner.compare.states import clones, leaves
 from runner.compare.subject import Build, Subject
-from runner.plugin.contract import Close, Contract
-from runner.plugin.learner import Learner
+from runner.plugin.contract import Contract, Exact, Statistical
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Ring, Source, State
@@ -28,6 +25,7 @@ from runner.system.errors import RunnerError
 from runner.system.tree import map_leaves
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Step
+from runner.verify.learner_recorder import LearnerRecorder
 from runner.verify.likeness import is_output, unlike
 from runner.verify.subjects import recipe_with
 
@@ -38,7 +36,7 @@ ENOUGH = 3
 """Occurrences of an event after which it counts as exercised."""
 OVERWRITTEN = "a ring buffer that is full and written again"
 _EVALUATED_AT = 30
-"""Number of the draw after which an evaluation is compared."""
+"""Number of the draw after which an evaluation is compared; after the next one, with random answers."""
 _UPDATED_EVERY = 8
 """Batches for which the source receives the results of one update."""
 _STATISTICS_EVERY = 10
@@ -46,6 +44,8 @@ _STATISTICS_EVERY = 10
 _NEWEST_ROWS = 512
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps
 """Largest relative difference of an element after one draw from the same state."""
+_ANSWERS = "output"
+"""Key of the learner's answers in the values of a draw."""
 _UNSETTLED = ("state", "generators")
 """Values that differ while one of two sources has sampled ahead."""
 _CROSSINGS = 2
@@ -67,6 +67,8 @@ class Request(NamedTuple):
     reply: Reply | None = None
     """The baseline's results; None to compute them."""
     evaluates: bool = False
+    is_random: bool = False
+    """Whether an evaluation gets random answers, with which it ends early and more than once."""
     reports: bool = False
     """Whether the source reports its statistics afterwards."""
 
@@ -81,47 +83,6 @@ class Draw(NamedTuple):
     """Number of times that rare events occurred in this draw."""
     is_settled: bool
     """Whether no batch may be sampled ahead, so that the states of two sources are comparable."""
-
-
-class LearnerRecorder:
-    """Records how a source calls its learner.
-
-    Attributes:
-        learner: A copy of the learner for the source, which shares its modules.
-        calls: Method and arguments of every call that returned tensors.
-        answers: The learner's results.
-
-    Args:
-        learner: The learner of a pipeline.
-    """
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = copy.copy(learner)
-        self.calls: list[dict[str, Any]] = []
-        self.answers: list[Any] = []
-        self._replies = deque[Any]()
-        for name in dir(type(learner)):
-            if not name.startswith("_") and callable(getattr(type(learner), name)):
-                # A stage may have replaced the method of this object.
-                method = getattr(learner, name)
-                setattr(self.learner, name, partial(self._call, name, method))
-
-    def begin(self, replies: tuple[Any, ...]) -> None:
-        """Forgets the calls; the source receives these results instead of the learner's."""
-        self.calls = []
-        self.answers = []
-        self._replies = deque(clones(replies))
-
-    def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        # A learner may change its arguments in place.
-        arguments = clones([args, options])
-        answer = method(*args, **options)
-        parts = [leaf for _, leaf in leaves(answer)]
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
-            return answer
-        self.calls.append({"method": name, "arguments": arguments})
-        self.answers.append(clones(answer))
-        return self._replies.popleft() if self._replies else answer
 
 
 class SimulatedPipeline:
@@ -157,7 +118,7 @@ class SimulatedPipeline:
             self.step(drawn)
         # Only the baseline's source is certain to record its events.
         occurred = self.source.events() if self.trained is not None else {}
-        metrics = self._evaluate() if request.evaluates else {}
+        metrics = self._evaluate(is_random=request.is_random) if request.evaluates else {}
         generators = self.pipeline.context.generators
         state = self.source.state_dict()
         values = {
@@ -165,7 +126,7 @@ class SimulatedPipeline:
             "batch": None if drawn is None else drawn.batch,
             "noise": None if drawn is None else drawn.noise,
             "calls": self.recorder.calls,
-            "output": self.recorder.answers,
+            _ANSWERS: self.recorder.answers,
             "evaluation": metrics,
             "statistics": _as_tensors(self.source.statistics()) if request.reports else {},
             "generators": {name: generator.get_state() for name, generator in generators.items()},
@@ -188,9 +149,13 @@ class SimulatedPipeline:
         self._output = clones(self._trained_output)
         return self._output
 
-    def _evaluate(self) -> dict[str, Any]:
-        with self.pipeline.learner.evaluating():
-            return _as_tensors(self.source.evaluate(self.recorder.learner))
+    def _evaluate(self, *, is_random: bool) -> dict[str, Any]:
+        self.recorder.generator = torch.Generator().manual_seed(0) if is_random else None
+        try:
+            with self.pipeline.learner.evaluating():
+                return _as_tensors(self.source.evaluate(self.recorder.learner))
+        finally:
+            self.recorder.generator = None
 
     def _count_refills(self, state: State) -> dict[str, int]:
         """Returns how many ring buffers were written over their end in this draw."""
@@ -289,7 +254,8 @@ class SimulationComparison:
         self.events = Counter[str]()
         self._reference = Isolation(baseline, 0)
         self._candidate = Isolation(candidate, 0)
-        self._is_close = isinstance(contract, Close)
+        self._is_exact = isinstance(contract, Exact)
+        self._is_statistical = isinstance(contract, Statistical)
         self._has_rounded = False
         self._crossings = 0
 
@@ -299,7 +265,7 @@ class SimulationComparison:
         Args:
             seconds: Time after which no further draw starts; a few are compared in any case.
             earlier: Number of times that events occurred in comparisons with other sizes.
-            evaluates: Whether an evaluation is compared between two draws.
+            evaluates: Whether two evaluations are compared between draws.
 
         Raises:
             StepError: The baseline or the candidate fails.
@@ -308,7 +274,8 @@ class SimulationComparison:
         while self._continues(deadline, earlier):
             number = self.draws + 1
             request = Request(
-                evaluates=evaluates and number == _EVALUATED_AT,
+                evaluates=evaluates and number in (_EVALUATED_AT, _EVALUATED_AT + 1),
+                is_random=number == _EVALUATED_AT + 1,
                 reports=number % _STATISTICS_EVERY == 0,
             )
             (expected,) = self._reference.advance([request], lambda draw: draw)
@@ -335,17 +302,27 @@ class SimulationComparison:
         return self.draws < MOST_DRAWS and not has_all_events and time.monotonic() < deadline
 
     def _find_difference(self, expected: Draw, actual: Draw) -> str | None:
-        excluded = () if expected.is_settled else _UNSETTLED
+        excluded: tuple[str, ...] = () if expected.is_settled else _UNSETTLED
+        if self._is_statistical:
+            # The learner may answer with other numbers; the source receives the baseline's.
+            answers, candidate_answers = (_frame({_ANSWERS: draw.values[_ANSWERS]}) for draw in (expected, actual))
+            location = unlike(answers, candidate_answers, form=True)
+            if location is not None:
+                return self._describe(location, answers, candidate_answers)
+            excluded = (*excluded, _ANSWERS)
         baseline = _frame(expected.values, excluded)
         candidate = _frame(actual.values, excluded)
         location = unlike(baseline, candidate, form=False, content=0.0)
         if location is None:
             return None
-        if self._is_close:
+        if not self._is_exact:
             location = unlike(baseline, candidate, form=False, content=_ROUNDING, rounded=True)
             if location is None or self._is_excused(location):
                 self._synchronize(expected, actual)
                 return None
+        return self._describe(location, baseline, candidate)
+
+    def _describe(self, location: Location, baseline: Frame, candidate: Frame) -> str:
         values = (frame.get(location, MISSING) for frame in (baseline, candidate))
         return str(described(self.draws + 1, location, *values))
 

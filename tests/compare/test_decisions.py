@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runner.compare.decisions import DecisionSearch
-from runner.compare.masked import same_digits
+from runner.compare.masked import same_decisions, same_digits
 from runner.compare.states import saved
 from runner.compare.subject import Subject
 from runner.compare.trajectory import Update
@@ -80,7 +80,7 @@ def found(seed, width, limit, dtype, *, branches, is_exact):
     return search.first_difference(Update(batch_of(seed), states, 0))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from([torch.bfloat16, torch.float16]), st.booleans(), st.booleans())
 def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, branches, is_exact):
     difference = found(seed, width, limit, dtype, branches=branches, is_exact=is_exact)
@@ -88,12 +88,61 @@ def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, br
     assert "times as large" in str(difference)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.booleans(), st.booleans())
 def test_the_same_decision_is_no_difference(seed, width, limit, branches, is_exact):
     # In a comparison in float64, float32 decides otherwise next to the limit only.
     dtype = None if is_exact else torch.float32
     assert found(seed, width, limit, dtype, branches=branches, is_exact=is_exact) is None
+
+
+class Unclipped(Clipping):
+    """Leaves gradients as they are above a norm that this batch never has.
+
+    Args:
+        seed: Of the parameters.
+        width: Of the hidden layer.
+        norm: Above which nothing is changed.
+    """
+
+    def __init__(self, seed, width, norm):
+        super().__init__(seed, width, 0.1, None, branches=False)
+        self.norm = norm
+
+    def step(self, batch):
+        if batch["y"].norm() > self.norm:
+            self.limit = 1e9
+        output = super().step(batch)
+        self.limit = 0.1
+        return output
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS, WIDTHS, st.floats(20.0, 1000.0), st.sampled_from(["Exact", "Close"]))
+def test_a_branch_that_no_training_takes_is_found(seed, width, norm, contract):
+    def baseline():
+        return Clipping(seed, width, 0.1, None, branches=False).subject
+
+    def candidate():
+        return Unclipped(seed, width, norm).subject
+
+    start = Update(batch_of(seed), saved(baseline()), 0)
+    verdict = same_decisions(baseline, candidate, start, contract)
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert "next to a decision, with a batch" in verdict.summary
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS, WIDTHS, LIMITS, st.sampled_from(["Exact", "Close"]))
+def test_a_further_branch_with_the_same_result_is_no_difference(seed, width, limit, contract):
+    def baseline():
+        return Clipping(seed, width, limit, None, branches=False).subject
+
+    def candidate():
+        return Clipping(seed, width, limit, None, branches=True).subject
+
+    start = Update(batch_of(seed), saved(baseline()), 0)
+    assert same_decisions(baseline, candidate, start, contract)
 
 
 @pytest.mark.parametrize("contract", ["Exact", "Close"])

@@ -58,7 +58,16 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(simulation, "FEWEST_DRAWS", 32)
 
 
-@pytest.mark.parametrize(("fault", "promise"), [*zip(walkers.FAULTS, cycle(("exact", "close")), strict=False)])
+PROMISES = cycle(("exact", "close", "statistical", "close"))
+OF_ANSWERS = "acts alike"
+"""A fault of answers alone, which a statistical promise allows."""
+CASES = [
+    (fault, promise if fault != OF_ANSWERS else "exact")
+    for fault, promise in zip(walkers.FAULTS, PROMISES, strict=False)
+]
+
+
+@pytest.mark.parametrize(("fault", "promise"), CASES)
 def test_a_simulator_of_a_plugin_is_compared_at_ends_and_in_other_sizes(fault, promise):
     verdict = walking(fault, promise)
     assert verdict.outcome is Outcome.FAIL, verdict
@@ -148,18 +157,31 @@ def test_rounding_of_a_simulator_is_no_fault_of_a_stage_that_promises_the_same_a
     assert walking("rounding", "exact").outcome is Outcome.FAIL
 
 
+@pytest.mark.parametrize("fault", ["none", OF_ANSWERS])
+def test_a_statistical_stage_may_answer_otherwise_but_not_simulate_otherwise(fault):
+    assert walking(fault, "statistical")
+    assert walking("rows lost", "statistical").outcome is Outcome.FAIL
+
+
+def test_a_statistical_stage_that_samples_otherwise_is_not_compared(monkeypatch):
+    recipe = load(HERE / "walkers.yaml", ["optimization.meddling.promise=statistical"], WALKERS)
+    pair = StagePair(Baseline(recipe, WALKERS, Options(updates=2)), ("meddling",))
+    assert CHECK.applies(pair)
+    monkeypatch.setattr(WALKERS.get("optimization", "meddling"), "wraps", frozenset({"next_batch"}))
+    assert not CHECK.applies(pair)
+
+
 def random_cases(count):
     """Returns faults with sizes that nobody has listed, always the same."""
     generator = random.Random(5)
     # The others need the sizes that the settings name.
     faults = [fault for fault in walkers.FAULTS if fault not in SMALL_SIZES_ONLY]
-    for _ in range(count):
+    for number in range(count):
+        fault = generator.choice(faults)
+        promise = generator.choice(("exact", "close"))
         size = generator.randint
-        yield (
-            generator.choice(faults),
-            generator.choice(("exact", "close")),
-            {"envs": size(2, 9), "walkers": size(2, 4), "limit": size(3, 8), "capacity": size(13, 40)},
-        )
+        sizes = {"envs": size(2, 9), "walkers": size(2, 4), "limit": size(3, 8), "capacity": size(13, 40)}
+        yield fault, promise if number % 3 else "statistical", sizes
 
 
 EVENTS = {

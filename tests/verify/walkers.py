@@ -17,6 +17,7 @@ from runner.api import (
     SourceConfig,
     Stage,
     StageConfig,
+    Statistical,
     UsageError,
 )
 
@@ -178,6 +179,8 @@ class MeddlingConfig(StageConfig):
     promise: str = "exact"
 
     def contract(self, setting):
+        if self.promise == "statistical":
+            return Statistical()
         return Exact() if self.promise == "exact" else Close()
 
     def implementation(self):

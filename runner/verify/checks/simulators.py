@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from runner.compare.isolation import StepError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
+from runner.plugin.contract import Statistical
 from runner.system.errors import RunnerError
 from runner.verify.simulation import FEWEST_DRAWS, MOST_DRAWS, SimulationComparison, simulations
 from runner.verify.unexercised import NOT_EXERCISED
+from runner.verify.variants import beyond_updates
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -43,8 +45,13 @@ class SimulatorsCheck(Check):
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns False without a long run, and if the source does not act with its learner."""
-        return pair.has_long_checks and not pair.chooses_batches and pair.baseline.has_simulator
+        """Returns False without a long run, if the source does not act with its learner, and for
+        ``Statistical`` stages that change which batches are sampled.
+        """
+        if not pair.baseline.options.horizon or pair.is_inactive or pair.chooses_batches:
+            return False
+        samples_otherwise = isinstance(pair.contract, Statistical) and beyond_updates(pair.recipe, pair.stages)
+        return pair.baseline.has_simulator and not samples_otherwise
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of sizes, and the most draws and seconds."""
@@ -53,7 +60,7 @@ class SimulatorsCheck(Check):
         return f"{FEWEST_DRAWS} to {MOST_DRAWS} draws in each of {count} sizes, or {seconds:g} s"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
-        """Compares bits, or numbers up to rounding."""
+        """Compares bits, or numbers up to rounding; of a ``Statistical`` learner's answers only the form."""
         sizes = _sizes_of(pair)
         name = type(pair.contract).__name__
         long_run = budget.at_most(pair.baseline.options.horizon_seconds)
