@@ -135,7 +135,7 @@ class ServeConfig(Config):
     port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
     """The port; 0 takes a free one."""
     hosts: list[HostName] = Field(default_factory=list)
-    """Further names under which clients reach the server; "*" allows all. Loopback names and ``host`` are allowed."""
+    """Further names under which clients reach the server, besides ``host`` and names without a dot; "*" allows all."""
     max_batch: Count = 32
     """Requests that are answered together, at most."""
     bit_exact: bool = False
