@@ -12,7 +12,7 @@ from runner.plugin.registry import Registry
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
 from runner.recipe.document import parse
-from runner.recipe.fill import optimizers
+from runner.recipe.optimizers import optimizers
 
 OBSERVATION, ACTION = 5, 2
 

@@ -103,6 +103,7 @@ SMALL = {
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "conv": TINY_CONV,
     "mlp": TINY_MLP,
     "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
+    "gpt2": ("optimization.gradient_accumulation.micro_batch=2", *TINY_GPT),
     "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip
 """By the beginning of a recipe's name."""

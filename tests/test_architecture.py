@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from language import SourceFile
 
 ROOT = Path(__file__).parents[1]
 BOTTOM = {"", "api", "plugin", "system"}
@@ -55,8 +56,8 @@ PRINTING = re.compile(
 )
 TO_OTHER_FILES = {"runner/tracking/spool.py": {"os.write"}}
 """Calls of those names that write to a file of their own."""
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 60
+LONGEST_FILE = 3600  # names, operators and numbers: about 400 lines
+LONGEST_FUNCTION = 720
 LONGEST_CHAIN = 10
 """Edges of imports that run when a module is loaded."""
 
@@ -178,9 +179,10 @@ def test_a_file_holds_one_thing():
         functions = [
             node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        names = [node.name for node in functions if node.end_lineno - node.lineno >= LONGEST_FUNCTION]
-        length = len(path.read_text(encoding="utf-8").splitlines())
-        return names + [f"{length} lines"] * (length > LONGEST_FILE)
+        lines = SourceFile(path).code_tokens()
+        tokens = {node.name: sum(node.lineno <= line <= node.end_lineno for line in lines) for node in functions}
+        names = [name for name, count in tokens.items() if count > LONGEST_FUNCTION]
+        return names + [f"{len(lines)} tokens"] * (len(lines) > LONGEST_FILE)
 
     assert violations(too_long, [*CORE, *PLUGINS]) == {}
 

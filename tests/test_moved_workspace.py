@@ -6,7 +6,7 @@ from toy_runs import TOYS, written
 
 import runner
 from runner.tracking import Workspace
-from runner.tracking.workspace import folders
+from runner.tracking.lookup import folders
 from runner.train.versions import register
 
 PLACES = ["renamed", "a b", "50%_off", "über/.runner"]

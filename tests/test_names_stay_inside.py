@@ -12,7 +12,8 @@ from faces import RECIPE, FakeCatalog, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.recipe.document import RecipeError, dump
+from runner.recipe.document import RecipeError
+from runner.recipe.dumping import dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
 from runner.system.errors import UsageError

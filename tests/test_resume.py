@@ -31,7 +31,7 @@ KILLED_AT_RANDOM = {"marl_phase3", "digits_classifier"}
 LONG = {
     "marl": ("train.env_steps=160", *OFTEN),
     **dict.fromkeys(("digits", "mlp"), ("train.epochs=4",)),
-    "shakespeare": ("train.tokens=5120", "train.log_every=128"),
+    **dict.fromkeys(("shakespeare", "gpt2"), ("train.tokens=5120", "train.log_every=128")),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),
     **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf", "conv"), ("train.updates=12",)),

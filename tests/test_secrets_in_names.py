@@ -22,7 +22,8 @@ from run_folders import recipe, run_folder
 
 from runner.plugin.faces import ServedRequest, ServedResponse
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError, dump
+from runner.recipe.document import RecipeError
+from runner.recipe.dumping import dump
 from runner.recipe.loader import load
 from runner.serve.model import served
 from runner.system import plots, secrets

@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 
 NEAREST = 10
 """Neighbours of a digit in the synthetic graph."""
-TRAINED, VALIDATED, TESTED = 20, 500, 1000
+TRAINED = 20
+VALIDATED = 500
+TESTED = 1000
 """Of its nodes: for each class to train on, then in all."""
 
 
 class Graph(NamedTuple):
     """Nodes with features and classes."""
 
-    features: Tensor  # [N, F]; the sum of a row is one
-    edges: Tensor  # [E, 2], every edge once, the smaller number first
-    labels: Tensor  # -1 where it is unknown
-    train: Tensor  # numbers of nodes
+    features: Tensor
+    """[N, F]; the sum of a row is one."""
+    edges: Tensor
+    """[E, 2], every edge once, the smaller number first."""
+    labels: Tensor
+    """[N]; -1 where the class is unknown."""
+    train: Tensor
+    """Numbers of the training nodes."""
     held_out: Tensor
+    """Numbers of the nodes for evaluation."""
     digest: str
 
     def directed(self) -> Tensor:
-        """Every edge from either end, [2 E, 2]."""
+        """Returns every edge in both directions, [2 E, 2]."""
         return torch.cat([self.edges, self.edges.flip(1)])
 
 
@@ -51,14 +58,23 @@ def read(config: CitationConfig) -> Graph:
         return _digits(config)
     path = config.require(config.file)
     arrays = read_arrays(path)
+    # The file contains a sparse matrix in CSR form, whose values are all one.
     starts = arrays["feature_indptr"]
     columns = arrays["feature_indices"]
-    features = torch.zeros(len(starts) - 1, int(arrays["num_features"]))
-    features[torch.repeat_interleave(torch.arange(len(features)), starts.diff()), columns] = 1
-    held_out = arrays["test_index" if config.held_out == "test" else "val_index"]
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    edges = arrays["edge_index"].T.contiguous()
-    return Graph(_normalised(features), edges, arrays["label"], arrays["train_index"], held_out, digest)
+    nodes = len(starts) - 1
+    rows = torch.repeat_interleave(torch.arange(nodes), starts.diff())
+    features = torch.zeros(nodes, int(arrays["num_features"]))
+    features[rows, columns] = 1
+
+    held_out = "test_index" if config.held_out == "test" else "val_index"
+    return Graph(
+        features=_normalised(features),
+        edges=arrays["edge_index"].T.contiguous(),
+        labels=arrays["label"],
+        train=arrays["train_index"],
+        held_out=arrays[held_out],
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+    )
 
 
 def _normalised(features: Tensor) -> Tensor:
@@ -68,21 +84,39 @@ def _normalised(features: Tensor) -> Tensor:
 def _digits(config: CitationConfig) -> Graph:
     """Returns the graph of scikit-learn's digits, each connected with its nearest ones."""
     try:
-        features, labels, edges = (tensor.clone() for tensor in _nearest_digits())
+        features, labels, edges = (
+            tensor.clone() for tensor in _nearest_digits()
+        )
     except ModuleNotFoundError as error:
         hint = "install them with: pip install 'proven-runner[vision]'"
-        raise UsageError(f"data.synthetic: the digits of scikit-learn are missing; {hint}") from error
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train = torch.cat([order[labels[order] == each][:TRAINED] for each in range(10)])
-    others = order[~torch.isin(order, train)]
-    parts = {"validation": others[:VALIDATED], "test": others[VALIDATED : VALIDATED + TESTED]}
-    digest = hashlib.sha256(edges.numpy().tobytes()).hexdigest()
-    return Graph(_normalised(features), edges, labels, train, parts[config.held_out], digest)
+        raise UsageError(
+            f"data.synthetic: the digits of scikit-learn are missing; {hint}"
+        ) from error
+    # The seed is fixed, because a published split does not depend on the recipe's seed either.
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=generator)
+    train = torch.cat(
+        [order[labels[order] == digit][:TRAINED] for digit in range(10)]
+    )
+    remaining = order[~torch.isin(order, train)]
+    held_out_nodes = {
+        "validation": remaining[:VALIDATED],
+        "test": remaining[VALIDATED : VALIDATED + TESTED],
+    }
+    return Graph(
+        features=_normalised(features),
+        edges=edges,
+        labels=labels,
+        train=train,
+        held_out=held_out_nodes[config.held_out],
+        digest=hashlib.sha256(edges.numpy().tobytes()).hexdigest(),
+    )
 
 
 @cache
 def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Returns pixels [N, F] and labels [N] of digits, and edges [E, 2] between each and those nearest to it.
+    """Returns pixels [N, F] and labels [N] of digits, and edges [E, 2] between each and those
+    nearest to it.
 
     Computed once in a process, however many pipelines it builds: nothing may change them in place.
 
@@ -92,30 +126,39 @@ def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    features, labels = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
-    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
-    pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
-    return features, labels, torch.unique(pairs.sort(1).values, dim=0)
+    features = torch.from_numpy(digits.data).float()
+    labels = torch.from_numpy(digits.target).long()
+    # An infinite distance to itself keeps a digit out of its neighbours.
+    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    nearest = distances.topk(NEAREST, largest=False).indices
+    origins = torch.arange(len(features)).repeat_interleave(NEAREST)
+    pairs = torch.stack([origins, nearest.flatten()], 1)
+
+    # Two digits that are nearest to each other have one edge, not two.
+    edges = torch.unique(pairs.sort(1).values, dim=0)
+    return features, labels, edges
 
 
-def smoothing(graph: Graph) -> tuple[Tensor, Tensor]:
-    """The edges and weights of D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, equation 2).
+def normalized_adjacency(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Returns the edges and weights of D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, equation 2).
 
     Returns:
-        From which node to which, [2 E + N, 2], and how much of it, [2 E + N].
+        Edges from node to node, [2 E + N, 2], and their weights, [2 E + N].
     """
     nodes = torch.arange(len(graph.features))
-    edges = torch.cat([graph.directed(), torch.stack([nodes, nodes], 1)])
-    degree = torch.bincount(edges[:, 1], minlength=len(nodes)).float()
-    return edges, (degree[edges[:, 0]] * degree[edges[:, 1]]).rsqrt()
+    self_loops = torch.stack([nodes, nodes], 1)
+    edges = torch.cat([graph.directed(), self_loops])
+    origin, target = edges.unbind(1)
+    degree = torch.bincount(target, minlength=len(nodes)).float()
+    return edges, (degree[origin] * degree[target]).rsqrt()
 
 
 def partition(graph: Graph, parts: int, order: str) -> Tensor:
-    """Equally many nodes in each part, in an order that puts some together.
+    """Assigns the nodes to parts of equal size, in an order that decides which share a part.
 
     Args:
         graph: the nodes and edges.
-        parts: how many parts.
+        parts: number of parts.
         order: ``breadth`` first, ``degree``, or ``random``.
 
     Returns:
@@ -123,43 +166,57 @@ def partition(graph: Graph, parts: int, order: str) -> Tensor:
     """
     nodes = len(graph.features)
     if order == "random":
-        chain = torch.randperm(nodes, generator=torch.Generator().manual_seed(0))
-    elif order == "degree":
-        chain = torch.bincount(graph.edges.flatten(), minlength=nodes).argsort(descending=True, stable=True)
-    else:
-        found: nx.Graph[int] = nx.Graph()
-        found.add_nodes_from(range(nodes))
-        found.add_edges_from(graph.edges.tolist())
-        starts = [min(component) for component in nx.connected_components(found)]
-        chain = torch.tensor(
-            [node for start in starts for node in (start, *(b for _, b in nx.bfs_edges(found, start)))]
+        chain = torch.randperm(
+            nodes, generator=torch.Generator().manual_seed(0)
         )
-    part = torch.empty(nodes, dtype=torch.int64)
-    part[chain] = torch.arange(nodes) * parts // nodes
-    return part
+    elif order == "degree":
+        chain = torch.bincount(graph.edges.flatten(), minlength=nodes).argsort(
+            descending=True, stable=True
+        )
+    else:
+        chain = torch.tensor(_breadth_first(graph))
+    part_of_node = torch.empty(nodes, dtype=torch.int64)
+    part_of_node[chain] = torch.arange(nodes) * parts // nodes
+    return part_of_node
 
 
-def borders(graph: Graph, part: Tensor) -> dict[str, Tensor]:
+def _breadth_first(graph: Graph) -> list[int]:
+    """Returns all nodes, one component after the other, each in breadth-first order."""
+    network: nx.Graph[int] = nx.Graph()
+    network.add_nodes_from(range(len(graph.features)))
+    network.add_edges_from(graph.edges.tolist())
+    chain = []
+    for component in nx.connected_components(network):
+        # The smallest number, because the iteration order of a set is not defined.
+        start = min(component)
+        chain.append(start)
+        chain += [node for _, node in nx.bfs_edges(network, start)]
+    return chain
+
+
+def borders(graph: Graph, part_of_node: Tensor) -> dict[str, Tensor]:
     """Returns which nodes each part has to send to others.
 
     Args:
         graph: the nodes and edges.
-        part: of every node, [N].
+        part_of_node: numbers of parts, [N].
 
     Returns:
-        ``part``; ``readers``, how many other parts need a node, [N]; ``turn``, in what order such nodes send, so that
-        the number of copies is about the same for all, [N].
+        ``part``; ``readers``, how many other parts need a node, [N]; ``turn``, in what order such
+        nodes send, so that the number of copies is about the same for all, [N].
     """
     origin, target = graph.directed().unbind(1)
-    crosses = part[origin] != part[target]
-    pairs = torch.unique(torch.stack([origin, part[target]], 1)[crosses], dim=0)
-    readers = torch.bincount(pairs[:, 0], minlength=len(part))
-    turn = readers.argsort(descending=True, stable=True).argsort()
-    return {"part": part, "readers": readers, "turn": turn}
+    crosses = part_of_node[origin] != part_of_node[target]
+    # A part that has several neighbours of a node receives the node once.
+    node_and_reader = torch.stack([origin, part_of_node[target]], 1)
+    copies = torch.unique(node_and_reader[crosses], dim=0)
+    readers = torch.bincount(copies[:, 0], minlength=len(part_of_node))
+    sending_order = readers.argsort(descending=True, stable=True).argsort()
+    return {"part": part_of_node, "readers": readers, "turn": sending_order}
 
 
 class WholeGraph(TensorRows):
-    """One graph, which is never copied."""
+    """A single graph, which is never copied."""
 
     def take(self, index: Tensor) -> Batch:
         """Returns the graph, which is the only sample."""
@@ -167,7 +224,9 @@ class WholeGraph(TensorRows):
 
     def to(self, device: torch.device) -> WholeGraph:
         """Returns the same graph on a device."""
-        return WholeGraph({name: tensor.to(device) for name, tensor in self.tensors.items()})
+        return WholeGraph(
+            {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        )
 
 
 class CitationGraph(DatasetSource):
@@ -180,22 +239,31 @@ class CitationGraph(DatasetSource):
         For a graph in parts, it also returns the result of ``borders``.
         """
         graph = read(config)
-        edge, weight = smoothing(graph)
-        self._digest, self.sizes = graph.digest, {"classes": int(graph.labels.max()) + 1}
-        shared = {"x": graph.features, "edge": edge, "weight": weight, "label": graph.labels}
-        parts, order = config.parts, config.partition
-        if parts > 1:
-            shared |= borders(graph, partition(graph, parts, order))
+        edge, weight = normalized_adjacency(graph)
+        self._digest = graph.digest
+        self.sizes = {"classes": int(graph.labels.max()) + 1}
+        shared = {
+            "x": graph.features,
+            "edge": edge,
+            "weight": weight,
+            "label": graph.labels,
+        }
+        if config.parts > 1:
+            part_of_node = partition(graph, config.parts, config.partition)
+            shared |= borders(graph, part_of_node)
 
-        def counted(nodes: Tensor) -> WholeGraph:
+        def masked(nodes: Tensor) -> WholeGraph:
             mask = torch.zeros(len(graph.labels), dtype=torch.bool)
             mask[nodes] = True
-            return WholeGraph({name: tensor[None] for name, tensor in {**shared, "mask": mask}.items()})
+            tensors = {**shared, "mask": mask}
+            return WholeGraph(
+                {name: tensor[None] for name, tensor in tensors.items()}
+            )
 
-        return counted(graph.train), counted(graph.held_out)
+        return masked(graph.train), masked(graph.held_out)
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """A graph is not cut."""
+        """Yields the batch: a graph is not cut."""
         yield batch
 
     def fingerprint(self) -> str:
@@ -204,11 +272,19 @@ class CitationGraph(DatasetSource):
 
     def show_data(self, learner: Learner, canvas: Any) -> None:
         """Draws a part of the graph, nodes by class and nodes by number of edges."""
-        tensors = {name: table[0].cpu() for name, table in self.train.tensors.items()}
+        tensors = {
+            name: table[0].cpu() for name, table in self.train.tensors.items()
+        }
         held_out = self.held_out.tensors["mask"][0].cpu()
         edge = tensors["edge"]
         # The batch contains each edge in both directions, and an edge from each node to itself.
         edges = edge[edge[:, 0] < edge[:, 1]]
-        graph = LabelledGraph(edges, tensors["label"], tensors["mask"], held_out)
-        title = "synthetic: graph of digits" if self.config.synthetic else Path(self.config.file).name
+        graph = LabelledGraph(
+            edges, tensors["label"], tensors["mask"], held_out
+        )
+        title = (
+            "synthetic: graph of digits"
+            if self.config.synthetic
+            else Path(self.config.file).name
+        )
         draw_graph(graph, title, canvas)

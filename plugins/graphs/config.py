@@ -57,18 +57,23 @@ class GraphSize(NamedTuple):
     classes: int
 
 
-PUBLISHED = {CORA.name: GraphSize(2708, 1433, 5278, 7), CITESEER.name: GraphSize(3327, 3703, 4552, 6)}
+PUBLISHED = {
+    CORA.name: GraphSize(2708, 1433, 5278, 7),
+    CITESEER.name: GraphSize(3327, 3703, 4552, 6),
+}
 
 
 class CitationConfig(PublishedDatasetConfig):
     """A graph whose nodes have features and a class; few classes are used in training.
 
-    The default file is Cora (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's
-    1,797 digits, each connected with its ten nearest.
+    The default file is Cora (``runner data get cora.npz``). With ``synthetic: true`` it is the
+    graph of scikit-learn's 1,797 digits, each connected with its ten nearest.
     """
 
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
-    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.02, unit="share")
+    objective: ClassVar[Objective] = Objective(
+        "accuracy", "maximize", margin=0.02, unit="share"
+    )
     files: ClassVar[tuple[DataFile, ...]] = (CORA, CITESEER)
 
     file: DataName = CORA.name
@@ -81,7 +86,9 @@ class CitationConfig(PublishedDatasetConfig):
         return tuple(file for file in self.files if file.name == self.file)
 
     def size(self) -> GraphSize | None:
-        """Returns the counts of the graph; None if it is synthetic, or neither published nor there."""
+        """Returns the counts of the graph; None if it is synthetic, or neither published nor
+        there.
+        """
         if self.synthetic:
             return None
         if self.file in PUBLISHED:
@@ -92,7 +99,9 @@ class CitationConfig(PublishedDatasetConfig):
 
         graph = read(self)
         nodes, features = graph.features.shape
-        return GraphSize(nodes, features, len(graph.edges), int(graph.labels.max()) + 1)
+        return GraphSize(
+            nodes, features, len(graph.edges), int(graph.labels.max()) + 1
+        )
 
 
 class CitationGraphConfig(CitationConfig):
@@ -110,10 +119,12 @@ class CitationGraphConfig(CitationConfig):
     parts: Count = 1
     """How many parts of equal size the nodes are in, for learners that work on parts."""
     partition: Literal["breadth", "degree", "random"] = "breadth"
-    """In what order nodes are put into parts: breadth first, by their number of edges, or at random."""
+    """In what order nodes are put into parts: breadth first, by their number of edges, or at
+    random.
+    """
 
     def largest_batch(self) -> int:
-        """There is one graph."""
+        """Returns 1: there is one graph."""
         return 1
 
     def outline(self, batch_size: int) -> SourceOutline | None:
@@ -121,7 +132,8 @@ class CitationGraphConfig(CitationConfig):
         size = self.size()
         if size is None:
             return None
-        nodes, edges = size.nodes, 2 * size.edges + size.nodes
+        nodes = size.nodes
+        edges = 2 * size.edges + size.nodes
         batch = {
             "x": TensorOutline((1, nodes, size.features)),
             "edge": TensorOutline((1, edges, 2), "int64"),
@@ -132,7 +144,9 @@ class CitationGraphConfig(CitationConfig):
         if self.parts > 1:
             for name in ("part", "readers", "turn"):
                 batch[name] = TensorOutline((1, nodes), "int64")
-        return SourceOutline(batch, sizes={"classes": size.classes}, epoch_samples=1)
+        return SourceOutline(
+            batch, sizes={"classes": size.classes}, epoch_samples=1
+        )
 
     def implementation(self) -> type[CitationGraph]:
         """The source in torch."""
@@ -145,7 +159,8 @@ class GcnConfig(GradientLearnerConfig):
     """A graph convolutional network that predicts the class of every node (Kipf and
     Welling 2017, GCN).
 
-    Every layer mixes the features of a node and averages them over the node and those it is connected with.
+    Every layer mixes the features of a node and averages them over the node and those it is
+    connected with.
 
     When it helps: most neighbours are of one class, and few classes are known.
     When it hurts: neighbours differ, or relevant nodes are further away than there are layers.
@@ -153,10 +168,18 @@ class GcnConfig(GradientLearnerConfig):
 
     kind: ClassVar[str] = "gcn"
     learns_from: ClassVar[str] = "node_graph"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}}
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"features", "aggregate"}
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}
+    }
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {
+        "features",
+        "aggregate",
+    }
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"accuracy": (0, 1), "loss": (0, math.inf)}
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "accuracy": (0, 1),
+        "loss": (0, math.inf),
+    }
 
     layers: Annotated[int, Field(ge=1)] = 2
     """Each reaches one edge further."""
@@ -179,16 +202,17 @@ class GcnConfig(GradientLearnerConfig):
 
 
 class PartitionedGcnConfig(GcnConfig):
-    """The same network on a graph in parts, each of which could be on a separate machine; one
-    process computes all.
+    """A graph convolutional network on a graph in parts, each of which could be on a separate
+    machine; one process computes all.
 
     The values of nodes at a border are needed on the other side. ``full_halo`` sends all of them in
     every update; ``historical`` sends all of them every few updates; ``emma`` sends one of several
     chunks in every update (after Huang et al. 2025). Receivers use the values that they received
     last. Evaluation uses all values.
 
-    When it helps: what is sent takes longer than what is computed. This simulation counts bytes, and saves none.
-    When it hurts: gradients do not go through what was sent in earlier updates, and that is out of date.
+    When it helps: what is sent takes longer than what is computed. This simulation counts bytes,
+    and saves none. When it hurts: gradients do not go through what was sent in earlier updates,
+    and that is out of date.
     """
 
     kind: ClassVar[str] = "partitioned_gnn"
@@ -210,8 +234,8 @@ class PartitionedGcnConfig(GcnConfig):
 class GpsConfig(GradientLearnerConfig):
     """A graph transformer that predicts one number of every graph (Rampášek et al. 2022, GPS).
 
-    In every layer a node hears from those that it is bonded to (GINE, Hu et al. 2020) and, by attention, from all
-    others; both are put together and go through a feed-forward layer.
+    In every layer a node hears from those that it is bonded to (GINE, Hu et al. 2020) and, by
+    attention, from all others; both are put together and go through a feed-forward layer.
 
     When it helps: distant nodes matter, and graphs are small: attention uses all pairs.
     When it hurts: a thousand molecules are few for it; where counts of atoms are sufficient, ridge
@@ -221,7 +245,12 @@ class GpsConfig(GradientLearnerConfig):
     kind: ClassVar[str] = "gps"
     learns_from: ClassVar[str] = "molecules"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 1e-3, "weight_decay": 1e-4, "max_grad_norm": 1.0}
+        "model": {
+            "kind": "adamw",
+            "lr": 1e-3,
+            "weight_decay": 1e-4,
+            "max_grad_norm": 1.0,
+        }
     }
 
     layers: Count = 4
@@ -268,7 +297,9 @@ class MoleculeGraphsConfig(MoleculesConfig):
         sizes = self.largest_sizes(
             batch_size,
             lambda counts: counts.nodes,
-            lambda molecule: padded_nodes(len(molecule.atoms), 2 * len(molecule.bonds)),
+            lambda molecule: padded_nodes(
+                len(molecule.atoms), 2 * len(molecule.bonds)
+            ),
         )
         if sizes is None:
             return None
@@ -276,7 +307,10 @@ class MoleculeGraphsConfig(MoleculesConfig):
         return SourceOutline(
             batch_of_molecules(batch_size, sizes[-1]),
             f"the {batch_size} largest molecules of {self.file}, padded to {sizes[-1]} atoms",
-            buckets=tuple(batch_of_molecules(count, nodes) for nodes, count in rows.items()),
+            buckets=tuple(
+                batch_of_molecules(count, nodes)
+                for nodes, count in rows.items()
+            ),
         )
 
     def implementation(self) -> type[MoleculeGraphs]:

@@ -28,11 +28,14 @@ USUAL = 0.1
 STEPS = 200
 
 
-def personalised_pagerank(edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int) -> Tensor:
+def personalised_pagerank(
+    edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int
+) -> Tensor:
     """Returns the distribution of a walk that started at a node and returns to it at
     random, by power iteration.
 
-    What every node gets is added in the order of the edges, so that a row does not depend on the others.
+    What every node gets is added in the order of the edges, so that a row does not depend on the
+    others.
 
     Args:
         edges: From which node to which, [E, 2]; the walk leaves a node by each of its edges with
@@ -46,18 +49,22 @@ def personalised_pagerank(edges: Tensor, nodes: Tensor, total: int, restart: flo
         Probabilities [B, N]; of a walk that cannot leave its node, less than one in all.
     """
     source, target = edges.unbind(1)
-    leaving = (1 - restart) / torch.bincount(source, minlength=total).clamp(min=1)
+    leaving = (1 - restart) / torch.bincount(source, minlength=total).clamp(
+        min=1
+    )
     share = leaving[source, None].float()
-    begun = torch.zeros(total, len(nodes))
-    begun[nodes, torch.arange(len(nodes))] = 1
-    rank = begun
+    # One column per walk: the edges of all walks are added in one call.
+    start = torch.zeros(total, len(nodes))
+    start[nodes, torch.arange(len(nodes))] = 1
+    rank = start
     for _ in range(steps):
-        rank = (restart * begun).index_add_(0, target, share * rank[source])
+        moved = share * rank[source]
+        rank = (restart * start).index_add_(0, target, moved)
     return rank.T
 
 
 def best(rank: Tensor, nodes: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Every node, and then those that its walk visits most.
+    """Returns every node followed by those that its walk visits most.
 
     Args:
         rank: Distributions of the walks, [B, N].
@@ -67,24 +74,35 @@ def best(rank: Tensor, nodes: Tensor, size: int) -> tuple[Tensor, Tensor]:
     Returns:
         Numbers of nodes [B, K], and the share of the walk that is there, [B, K]: zero for padding.
     """
-    first = rank.scatter(1, nodes[:, None], torch.inf)
-    chosen = first.topk(min(size, rank.shape[1]), dim=1).indices
-    weight = rank.gather(1, chosen)
-    short = size - chosen.shape[1]
-    return F.pad(chosen, (0, short)), F.pad(weight, (0, short))
+    # An infinite rank makes the start of a walk the first node of its context, even where the
+    # walk visits a hub more often.
+    ranked = rank.scatter(1, nodes[:, None], torch.inf)
+    visited = ranked.topk(min(size, rank.shape[1]), dim=1).indices
+    weight = rank.gather(1, visited)
+    padding = (0, size - visited.shape[1])
+    return F.pad(visited, padding), F.pad(weight, padding)
 
 
 def reduced(features: Tensor, components: int) -> Tensor:
-    """The best approximation of features [N, F] in fewer dimensions, [N, min(N, F, components)]: U S of an SVD.
+    """Returns the best approximation of features [N, F] in fewer dimensions: U S of an SVD.
 
-    Signs are such that of every direction's loadings the largest is positive.
+    The result is [N, min(N, F, components)]. Signs are such that the largest loading of every
+    direction is positive.
     """
-    tall = features.shape[0] > features.shape[1]
-    x = features.double()
-    values, vectors = torch.linalg.eigh(x.T @ x if tall else x @ x.T)
     count = min(*features.shape, components)
+    x = features.double()
+    # The eigenvectors of the smaller of the two products are sufficient.
+    is_tall = features.shape[0] > features.shape[1]
+    values, vectors = torch.linalg.eigh(x.T @ x if is_tall else x @ x.T)
     vectors = vectors.flip(1)[:, :count]
-    scores: Tensor = x @ vectors if tall else vectors * values.flip(0)[:count].clamp(min=0).sqrt()
+    scores: Tensor
+    if is_tall:
+        scores = x @ vectors
+    else:
+        # Rounding makes eigenvalues of zero slightly negative.
+        scores = vectors * values.flip(0)[:count].clamp(min=0).sqrt()
+
+    # The sign of an eigenvector is arbitrary and differs between libraries.
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
     return torch.where(largest < 0, -scores, scores).float()
 
@@ -92,8 +110,12 @@ def reduced(features: Tensor, components: int) -> Tensor:
 class Contexts(Dataset[dict[str, Tensor]]):
     """The context of a node, computed at each access."""
 
-    def __init__(self, edges: Tensor, total: int, config: NodeContextsConfig) -> None:
-        self.edges, self.total, self.config = edges, total, config
+    def __init__(
+        self, edges: Tensor, total: int, config: NodeContextsConfig
+    ) -> None:
+        self.edges = edges
+        self.total = total
+        self.config = config
 
     def __len__(self) -> int:
         return self.total
@@ -103,11 +125,20 @@ class Contexts(Dataset[dict[str, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Numbers of nodes [K] with their weights [K]."""
-        nodes, settings = torch.tensor(indices), self.config
-        rank = personalised_pagerank(self.edges, nodes, self.total, settings.restart, settings.steps)
-        contexts, weights = best(rank, nodes, settings.context)
-        return [{"context": context, "weight": weight} for context, weight in zip(contexts, weights, strict=True)]
+        """Returns numbers of nodes [K] with their weights [K]."""
+        nodes = torch.tensor(indices)
+        rank = personalised_pagerank(
+            self.edges,
+            nodes,
+            self.total,
+            restart=self.config.restart,
+            steps=self.config.steps,
+        )
+        contexts, weights = best(rank, nodes, self.config.context)
+        return [
+            {"context": context, "weight": weight}
+            for context, weight in zip(contexts, weights, strict=True)
+        ]
 
 
 class NodeContexts(DatasetSource):
@@ -120,12 +151,19 @@ class NodeContexts(DatasetSource):
     def datasets(self, config: NodeContextsConfig) -> tuple[Any, Any]:
         """Returns the same contexts twice: only labels are held out."""
         graph = read(config)
-        testing = config.held_out == "test"
-        self._graph, self._digest = graph, graph.digest
-        self._validated = read(config.model_copy(update={"held_out": "validation"})).held_out if testing else None
+        self._graph = graph
+        self._digest = graph.digest
+        self._validated: Tensor | None = None
+        if config.held_out == "test":
+            validation = config.model_copy(update={"held_out": "validation"})
+            self._validated = read(validation).held_out
+
         features = F.normalize(reduced(graph.features, config.components))
-        self._features = features * math.sqrt(features.shape[1])  # numbers of about one
-        self.train = contexts = Contexts(graph.directed(), len(graph.features), config)
+        # A row of length one has tiny numbers; networks expect numbers of about one.
+        self._features = features * math.sqrt(features.shape[1])
+        self.train = contexts = Contexts(
+            graph.directed(), len(graph.features), config
+        )
         return contexts, contexts
 
     def __getstate__(self) -> State:
@@ -135,19 +173,28 @@ class NodeContexts(DatasetSource):
         return super().__getstate__() | {"train": self.train}
 
     def collate(self, samples: Sequence[dict[str, Tensor]]) -> Batch:
-        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of a neighbour; node [B].
+        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of a
+        neighbour; node [B].
 
         The neighbour is drawn here and not with the sample, so that a sample can be kept.
         """
         context, weight = _stacked(samples)
         column = neighbours(weight, self.config.neighbour)
-        chosen: list[int] = context.gather(1, column).flatten().tolist()
-        neighbour = self._filled(*_stacked(self.train.__getitems__(chosen)))
-        return {**self._filled(context, weight), "neighbour": neighbour, "node": context[:, 0]}
+        numbers: list[int] = context.gather(1, column).flatten().tolist()
+        neighbour = self._filled(*_stacked(self.train.__getitems__(numbers)))
+        return {
+            **self._filled(context, weight),
+            "neighbour": neighbour,
+            "node": context[:, 0],
+        }
 
     def _filled(self, context: Tensor, weight: Tensor) -> dict[str, Tensor]:
         mask = weight > 0
-        return {"x": self._features[context] * mask[..., None], "mask": mask, "weight": weight}
+        return {
+            "x": self._features[context] * mask[..., None],
+            "mask": mask,
+            "weight": weight,
+        }
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the learner's metrics, and the accuracy of a linear probe of the
@@ -155,25 +202,41 @@ class NodeContexts(DatasetSource):
         """
         graph = self._graph
         embedding = self._embedded(learner, len(graph.features))
-        strength = chosen_strength(embedding, graph.labels, graph.train, self._validated)
-        accuracy = probed(embedding, graph.labels, graph.train, graph.held_out, strength)
-        return self.with_own_metrics(learner, super().evaluate(learner), {"accuracy": accuracy})
+        strength = chosen_strength(
+            embedding, graph.labels, graph.train, self._validated
+        )
+        accuracy = probed(
+            embedding, graph.labels, graph.train, graph.held_out, strength
+        )
+        return self.with_own_metrics(
+            learner, super().evaluate(learner), {"accuracy": accuracy}
+        )
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Returns the same metrics for a few nodes."""
         embedding = self._embedded(learner, self.context.batch_size)
         nodes = torch.arange(len(embedding))
-        known = nodes[self._graph.labels[nodes] >= 0]
-        accuracy = probed(embedding, self._graph.labels, known, known, 1.0)
-        return self.with_own_metrics(learner, super().rehearse(learner, batch), {"accuracy": accuracy})
+        labelled = nodes[self._graph.labels[nodes] >= 0]
+        accuracy = probed(
+            embedding, self._graph.labels, labelled, labelled, 1.0
+        )
+        return self.with_own_metrics(
+            learner, super().rehearse(learner, batch), {"accuracy": accuracy}
+        )
 
     def _embedded(self, learner: Learner, nodes: int) -> Tensor:
         """The embeddings of the first nodes, [N, width], on the host."""
         parts = []
-        batches = itertools.islice(self.held_out_batches(), math.ceil(nodes / self.context.batch_size))
-        with learner.evaluating(), torch.random.fork_rng(devices=[]):  # neighbours are drawn, and not looked at
+        batches = itertools.islice(
+            self.held_out_batches(), math.ceil(nodes / self.context.batch_size)
+        )
+        # A batch contains sampled neighbours. The probe does not read them, and an evaluation
+        # must not change which neighbours the training samples.
+        with learner.evaluating(), torch.random.fork_rng(devices=[]):
             for batch in batches:
-                moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
+                moved = map_tensors(
+                    lambda tensor: tensor.to(self.device), batch
+                )
                 parts.append(learner.predict(learner.inputs(moved)).cpu())
         return torch.cat(parts)
 
@@ -190,19 +253,25 @@ def neighbours(weight: Tensor, which: str) -> Tensor:
         weight: share of the walk, [B, K], first of the node itself.
         which: ``best``, or ``walk`` to draw it by where the walk is.
     """
-    others = weight.index_fill(1, torch.tensor([0]), 0.0)
+    visits = weight.index_fill(1, torch.tensor([0]), 0.0)
     if which == "best":
-        return others.argmax(1, keepdim=True)
-    alone = F.pad((others.sum(1, keepdim=True) == 0).float(), (0, weight.shape[1] - 1))
-    return torch.multinomial(others + alone, 1)
+        return visits.argmax(1, keepdim=True)
+    # ``multinomial`` needs a positive weight: an isolated node is its own neighbour.
+    is_isolated = visits.sum(1, keepdim=True) == 0
+    fallback = F.pad(is_isolated.float(), (0, weight.shape[1] - 1))
+    return torch.multinomial(visits + fallback, 1)
 
 
 def _stacked(samples: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Numbers of nodes and weights, [B, K]."""
-    return torch.stack([each["context"] for each in samples]), torch.stack([each["weight"] for each in samples])
+    """Returns numbers of nodes and weights, [B, K]."""
+    contexts = torch.stack([sample["context"] for sample in samples])
+    weights = torch.stack([sample["weight"] for sample in samples])
+    return contexts, weights
 
 
-def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None) -> float:
+def chosen_strength(
+    embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None
+) -> float:
     """Returns the regularisation with the highest accuracy on the validation nodes; of
     equals, the stronger one.
 
@@ -217,10 +286,20 @@ def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated:
     """
     if validated is None or not len(validated):
         return USUAL
-    return max(STRENGTHS, key=lambda each: (probed(embedding, labels, train, validated, each), each))
+
+    def accuracy_and_strength(strength: float) -> tuple[float, float]:
+        return probed(embedding, labels, train, validated, strength), strength
+
+    return max(STRENGTHS, key=accuracy_and_strength)
 
 
-def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, strength: float) -> float:
+def probed(
+    embedding: Tensor,
+    labels: Tensor,
+    train: Tensor,
+    tested: Tensor,
+    strength: float,
+) -> float:
     """Accuracy of a logistic regression on the standardised embeddings.
 
     Args:
@@ -236,9 +315,15 @@ def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, str
     with torch.enable_grad():
         x = embedding.detach().double()
         x = (x - x.mean(0)) / x.std(0).clamp(min=1e-9)
-        weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=torch.double, requires_grad=True)
-        bias = torch.zeros(weight.shape[1], dtype=torch.double, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+        classes = int(labels.max()) + 1
+        weight = torch.zeros(
+            x.shape[1], classes, dtype=torch.double, requires_grad=True
+        )
+        bias = torch.zeros(classes, dtype=torch.double, requires_grad=True)
+        # The problem is convex and small: a quasi-Newton method needs no learning rate.
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe"
+        )
 
         def cost() -> Tensor:
             optimizer.zero_grad()
@@ -248,5 +333,5 @@ def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, str
             return total
 
         optimizer.step(cost)  # type: ignore[no-untyped-call]  # likewise
-        told = (x[tested] @ weight + bias).argmax(1)
-    return (told == labels[tested]).double().mean().item()
+        predicted = (x[tested] @ weight + bias).argmax(1)
+    return (predicted == labels[tested]).double().mean().item()

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .config import GcnConfig
 
 INPUTS = ("x", "edge", "weight")
-"""Of a batch, what the network reads."""
+"""The tensors of a batch that the network reads."""
 Features = Callable[[Batch], Tensor]
-"""A graph to what the first layer takes, [B, N, F]."""
+"""Returns the input of the first layer, [B, N, F], for a graph."""
 Aggregate = Callable[[int, Tensor, Batch], Tensor]
-"""The number of a layer, its nodes [B, N, D], and the graph, to what arrives at them, [B, N, D]."""
+"""Returns what arrives at the nodes, [B, N, D], for a layer's number, its nodes, and the graph."""
 
 
 class GcnNetwork(nn.Module):
@@ -30,22 +30,37 @@ class GcnNetwork(nn.Module):
     averages over neighbours.
     """
 
-    def __init__(self, inputs: int, config: GcnConfig, classes: int, features: Features, aggregate: Aggregate) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        config: GcnConfig,
+        classes: int,
+        features: Features,
+        aggregate: Aggregate,
+    ) -> None:
         super().__init__()
-        self.features, self.aggregate = features, aggregate
+        self.features = features
+        self.aggregate = aggregate
         widths = [inputs, *[config.width] * (config.layers - 1), classes]
         layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
-        self.weights, self.widths = nn.ModuleList(layers), widths[1:]
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(width)) for width in self.widths)
+        self.weights = nn.ModuleList(layers)
+        self.widths = widths[1:]
+        self.biases = nn.ParameterList(
+            nn.Parameter(torch.zeros(width)) for width in self.widths
+        )
         self.dropout = config.dropout
-        self.input_dropout = config.dropout if config.input_dropout is None else config.input_dropout
+        self.input_dropout = config.dropout
+        if config.input_dropout is not None:
+            self.input_dropout = config.input_dropout
 
     def forward(self, graph: Batch) -> Tensor:
-        """The logits."""
+        """Returns the logits."""
         x = F.dropout(self.features(graph), self.input_dropout, self.training)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        layers = zip(self.weights, self.biases, strict=True)
+        for layer, (weight, bias) in enumerate(layers):
+            # The weights come first: they make the vectors that are averaged shorter.
             x = self.aggregate(layer, weight(x), graph) + bias
             if layer + 1 < len(self.weights):
                 x = F.dropout(F.relu(x), self.dropout, self.training)
@@ -63,7 +78,9 @@ def propagate(x: Tensor, edge: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [B, N, D].
     """
-    return summed(gathered(x, edge[..., 0]) * weight[..., None], edge[..., 1], x.shape[1])
+    origin, target = edge.unbind(-1)
+    messages = gathered(x, origin) * weight[..., None]
+    return summed(messages, target, x.shape[1])
 
 
 class Gcn(GradientLearner):
@@ -71,11 +88,22 @@ class Gcn(GradientLearner):
 
     module: GcnNetwork
 
-    def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self,
+        config: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> nn.Module:
         """Returns the network, with features and average as slots for stages."""
         slots = self.slots
-        held = (lambda graph: slots.features(graph), lambda *inputs: slots.aggregate(*inputs))
-        return GcnNetwork(shapes["x"][-1], config, context.sizes["classes"], *held)
+        return GcnNetwork(
+            shapes["x"][-1],
+            config,
+            context.sizes["classes"],
+            # A slot is looked up at each call, because stages replace it later.
+            features=lambda graph: slots.features(graph),
+            aggregate=lambda *inputs: slots.aggregate(*inputs),
+        )
 
     def features(self, graph: Batch) -> Tensor:
         """Returns the features of the nodes, [B, N, F]."""
@@ -89,13 +117,15 @@ class Gcn(GradientLearner):
         return propagate(x, graph["edge"], graph["weight"])
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Cross-entropy and accuracy."""
-        logits = self.slots.forward(self.graph(batch, progress))[batch["mask"]]
-        label = batch["label"][batch["mask"]]
+        """Returns the sum of cross-entropies over the masked nodes, and the accuracy."""
+        mask = batch["mask"]
+        logits = self.slots.forward(self.graph(batch, progress))[mask]
+        label = batch["label"][mask]
+        count = len(label)
+
         correct = (logits.detach().argmax(-1) == label).sum()
-        return Loss(
-            F.cross_entropy(logits, label, reduction="sum"), len(label), {"accuracy": Mean(correct, len(label))}
-        )
+        total = F.cross_entropy(logits, label, reduction="sum")
+        return Loss(total, count, {"accuracy": Mean(correct, count)})
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:
         """Returns the input of the network in an update."""

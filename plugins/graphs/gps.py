@@ -1,4 +1,5 @@
-"""A graph transformer in torch (Rampášek et al. 2022, "Recipe for a General, Powerful, Scalable Graph Transformer").
+"""A graph transformer in torch (Rampášek et al. 2022, "Recipe for a General, Powerful, Scalable
+Graph Transformer").
 
 arXiv 2205.12454; the local part is GINE (Hu et al. 2020, arXiv 1905.12265).
 """
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from .config import GpsConfig
 
 BONDS = 5
-"""Kinds of bonds, with none."""
+"""Kinds of bonds, including none."""
 INPUTS = ("x", "edge", "bond", "mask")
-"""Of a batch, what the network reads."""
+"""The tensors of a batch that the network reads."""
 
 
 class Gine(nn.Module):
@@ -32,67 +33,92 @@ class Gine(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.epsilon = nn.Parameter(torch.zeros(1))
-        self.update = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.update = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+        )
 
-    def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor) -> Tensor:
-        """Nodes to nodes.
+    def forward(
+        self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor
+    ) -> Tensor:
+        """Returns the updated nodes, [B, N, width].
 
         Args:
-            x: [B, N, width].
-            edge: From which node to which, [B, E, 2].
-            real: Which edges are not padding, [B, E].
-            kind: Type of an edge, [B, E, width].
-
-        Returns:
-            [B, N, width].
+            x: Nodes, [B, N, width].
+            edge: Edges from node to node, [B, E, 2].
+            real: True for edges that are not padding, [B, E].
+            kind: Embedding of an edge's type, [B, E, width].
         """
-        messages = F.relu(gathered(x, edge[..., 0]) + kind) * real[..., None]
-        heard: Tensor = self.update((1 + self.epsilon) * x + summed(messages, edge[..., 1], x.shape[1]))
-        return heard
+        origin = edge[..., 0]
+        target = edge[..., 1]
+        # Padding has edges of node 0 to itself, which must send nothing.
+        messages = F.relu(gathered(x, origin) + kind) * real[..., None]
+        weighted = (1 + self.epsilon) * x
+        received = summed(messages, target, x.shape[1])
+        updated: Tensor = self.update(weighted + received)
+        return updated
 
 
 class Fusion(nn.Module):
-    """Puts two streams together: their sum, or 2 g of one and 2 (1 - g) of the other, with g one half at first."""
+    """Puts two streams together: their sum, or 2 g of one and 2 (1 - g) of the other, with g one
+    half at first.
+    """
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
+        # All gates start at zero, so that both streams have the same weight, 2 * sigmoid(0) = 1.
         if kind == "node":
             self.gate = nn.Linear(2 * width, 1)
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
         elif kind != "sum":
-            self.logit = nn.Parameter(torch.zeros(width if kind == "channel" else 1))
+            self.logit = nn.Parameter(
+                torch.zeros(width if kind == "channel" else 1)
+            )
 
     def forward(self, local: Tensor, everywhere: Tensor) -> Tensor:
-        """[B, N, width] twice to the same."""
+        """Returns the combination of two tensors [B, N, width], in the same shape."""
         if self.kind == "sum":
             return local + everywhere
-        logit = self.gate(torch.cat([local, everywhere], -1)) if self.kind == "node" else self.logit
+        if self.kind == "node":
+            logit = self.gate(torch.cat([local, everywhere], -1))
+        else:
+            logit = self.logit
         share = torch.sigmoid(logit)
         return 2 * (share * local + (1 - share) * everywhere)
 
 
 class GpsLayer(nn.Module):
-    """Neighbours and attention side by side, put together, and a feed-forward layer; each normalised after its sum."""
+    """Messages and attention in parallel, combined, and a feed-forward layer.
+
+    Each is normalised after it is added to its input.
+    """
 
     def __init__(self, config: GpsConfig) -> None:
         super().__init__()
-        width, self.dropout = config.width, config.dropout
-        self.local, self.attention = Gine(width), Attention(width, config.heads)
+        width = config.width
+        self.dropout = config.dropout
+        self.local = Gine(width)
+        self.attention = Attention(width, config.heads)
         self.fusion = Fusion(config.fusion, width)
-        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
-        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.feed = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
+        self.norm1, self.norm2, self.norm3 = (
+            nn.LayerNorm(width) for _ in range(3)
+        )
 
-    def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor
+    ) -> Tensor:
         """Computes the layer like ``Gine``, with ``mask`` of the nodes that are not
         padding, [B, N].
         """
         local = self.norm1(x + self._drop(self.local(x, edge, real, kind)))
         everywhere = self.norm2(x + self._drop(self.attention(x, mask)))
-        both = self.fusion(local, everywhere)
-        fed: Tensor = self.norm3(both + self._drop(self.feed(both)))
-        return fed
+        fused = self.fusion(local, everywhere)
+        output: Tensor = self.norm3(fused + self._drop(self.feed(fused)))
+        return output
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
@@ -104,16 +130,26 @@ class GpsNetwork(nn.Module):
     def __init__(self, inputs: int, config: GpsConfig) -> None:
         super().__init__()
         width = config.width
-        self.enter, self.kinds = nn.Linear(inputs, width), nn.Embedding(BONDS, width)
-        self.blocks = nn.ModuleList(GpsLayer(config) for _ in range(config.layers))
-        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.enter = nn.Linear(inputs, width)
+        self.kinds = nn.Embedding(BONDS, width)
+        self.blocks = nn.ModuleList(
+            GpsLayer(config) for _ in range(config.layers)
+        )
+        self.head = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+        )
 
     def forward(self, graph: Batch) -> Tensor:
-        """The numbers: of the mean over a graph's nodes."""
-        edge, bond, mask = graph["edge"], graph["bond"], graph["mask"]
-        x, kind, real = self.enter(graph["x"]), self.kinds(bond), bond > 0
+        """Returns one number per graph, computed from the mean over its nodes."""
+        edge = graph["edge"]
+        bond = graph["bond"]
+        mask = graph["mask"]
+        x = self.enter(graph["x"])
+        kind = self.kinds(bond)
+        real = bond > 0
         for block in self.blocks:
             x = block(x, edge, real, kind, mask)
+        # Attention and biases give padding values, too; the mean is over real nodes.
         pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         number: Tensor = self.head(pooled)
         return number.squeeze(-1)
@@ -124,15 +160,24 @@ class Gps(GradientLearner):
 
     module: GpsNetwork
 
-    def build(self, config: GpsConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self,
+        config: GpsConfig,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> nn.Module:
         """The network."""
         return GpsNetwork(shapes["x"][-1], config)
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the sum of squared errors over graphs."""
         target = batch["target"]
-        error = F.mse_loss(self.slots.forward(self.inputs(batch)), target, reduction="sum")
-        return Loss(error, len(target), {"squared_error": Mean(error.detach(), len(target))})
+        count = len(target)
+        prediction = self.slots.forward(self.inputs(batch))
+        error = F.mse_loss(prediction, target, reduction="sum")
+        return Loss(
+            error, count, {"squared_error": Mean(error.detach(), count)}
+        )
 
     def inputs(self, batch: Batch) -> Batch:
         """The graphs without their targets."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def gathered(x: Tensor, index: Tensor) -> Tensor:
-    """The nodes at one end of every edge.
+    """Returns the nodes at one end of every edge.
 
     Args:
         x: nodes, [B, N, D].
@@ -18,7 +18,9 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
     Returns:
         [B, E, D].
     """
-    return x.flatten(0, 1).index_select(0, _flat(index, x.shape[1])).view(*index.shape, x.shape[-1])
+    _, nodes, width = x.shape
+    rows = x.flatten(0, 1).index_select(0, _flat(index, nodes))
+    return rows.view(*index.shape, width)
 
 
 def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
@@ -32,12 +34,14 @@ def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
     Returns:
         [B, N, D].
     """
-    size, width = len(messages), messages.shape[-1]
-    total = messages.new_zeros(size * nodes, width)
-    return total.index_add(0, _flat(index, nodes), messages.flatten(0, 1)).view(size, nodes, width)
+    graphs = len(messages)
+    width = messages.shape[-1]
+    zeros = messages.new_zeros(graphs * nodes, width)
+    total = zeros.index_add(0, _flat(index, nodes), messages.flatten(0, 1))
+    return total.view(graphs, nodes, width)
 
 
 def _flat(index: Tensor, nodes: int) -> Tensor:
-    """Numbers of nodes among those of all graphs."""
+    """Returns numbers of nodes among those of all graphs."""
     first = torch.arange(len(index), device=index.device) * nodes
     return (index + first[:, None]).flatten()

@@ -46,7 +46,9 @@ class MolecularGraphs(Dataset[MolecularGraph]):
 
     def __init__(self, table: Table, rows: Sequence[int]) -> None:
         self.smiles = [table.smiles[row] for row in rows]
-        self.targets = [(table.targets[row] - table.mean) / table.std for row in rows]
+        self.targets = [
+            (table.targets[row] - table.mean) / table.std for row in rows
+        ]
 
     def __len__(self) -> int:
         return len(self.smiles)
@@ -55,9 +57,11 @@ class MolecularGraphs(Dataset[MolecularGraph]):
         """The molecule as a graph."""
         molecule = read(self.smiles[index])
         pairs = [*molecule.bonds, *((b, a) for a, b in molecule.bonds)]
+        # A molecule of one atom has no pairs, and its tensor would have one dimension.
         edge = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
         bond = torch.tensor([*molecule.bonds.values()] * 2, dtype=torch.int64)
-        return MolecularGraph(features(molecule, edge), edge, bond, torch.tensor(self.targets[index]))
+        target = torch.tensor(self.targets[index])
+        return MolecularGraph(features(molecule, edge), edge, bond, target)
 
 
 def features(molecule: Molecule, edge: Tensor) -> Tensor:
@@ -67,26 +71,42 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
     then for 1 to 16 steps the probability that a random walk is at its start (Dwivedi
     et al. 2022, arXiv 2110.07875).
     """
-    atoms, rings = molecule.atoms, molecule.rings()
-    known = {element: place for place, element in enumerate(ELEMENTS)}
-    element = torch.tensor([known.get(atom.element, len(ELEMENTS)) for atom in atoms])
+    atoms = molecule.atoms
+    rings = molecule.rings()
+    index_of = {element: index for index, element in enumerate(ELEMENTS)}
+    element = torch.tensor(
+        [index_of.get(atom.element, len(ELEMENTS)) for atom in atoms]
+    )
     degree = torch.bincount(edge[:, 0], minlength=len(atoms))
-    rest = [[atom.aromatic, atom.charge, place in rings] for place, atom in enumerate(atoms)]
+    flags = [
+        [atom.aromatic, atom.charge, index in rings]
+        for index, atom in enumerate(atoms)
+    ]
+    # NumPy is faster than torch for matrices of this size.
     adjacency = np.zeros((len(atoms), len(atoms)), np.float32)
     adjacency[edge[:, 0], edge[:, 1]] = 1
+    # The walk of an atom without bonds ends; the maximum avoids a division by zero.
     step = adjacency / np.maximum(adjacency.sum(1, keepdims=True), 1)
-    returns, walked = np.empty((len(atoms), WALKS), np.float32), np.eye(len(atoms), dtype=np.float32)
+    returns = np.empty((len(atoms), WALKS), np.float32)
+    probabilities = np.eye(len(atoms), dtype=np.float32)
     for length in range(WALKS):
-        walked = walked @ step
-        returns[:, length] = walked.diagonal()
+        probabilities = probabilities @ step
+        returns[:, length] = probabilities.diagonal()
+
     degrees = (degree.clamp(1, DEGREES) - 1).clamp(min=0)
-    one_hot = [F.one_hot(element, len(ELEMENTS) + 1), F.one_hot(degrees, DEGREES), torch.tensor(rest)]
+    one_hot = [
+        F.one_hot(element, len(ELEMENTS) + 1),
+        F.one_hot(degrees, DEGREES),
+        torch.tensor(flags),
+    ]
     return torch.cat([*one_hot, torch.from_numpy(returns)], 1)
 
 
 def _last(real: Tensor) -> Tensor:
     """Returns the number of columns up to the last real one, of [B, N]."""
-    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
+    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(
+        1
+    )
 
 
 class MoleculeGraphs(DatasetSource):
@@ -95,44 +115,63 @@ class MoleculeGraphs(DatasetSource):
     def datasets(self, config: MoleculeGraphsConfig) -> tuple[Any, Any]:
         """The parts of the table."""
         self.table = Table(config, self.context.seed)
-        return MolecularGraphs(self.table, self.table.train), MolecularGraphs(self.table, self.table.held_out)
+        train = MolecularGraphs(self.table, self.table.train)
+        held_out = MolecularGraphs(self.table, self.table.held_out)
+        return train, held_out
 
     def collate(self, samples: Sequence[MolecularGraph]) -> Batch:
-        """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an atom), target [B]."""
-        nodes = max(padded_nodes(len(each.x), len(each.bond)) for each in samples)
+        """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an
+        atom), target [B].
+        """
+        nodes = max(
+            padded_nodes(len(sample.x), len(sample.bond)) for sample in samples
+        )
         edges = int(nodes * EDGES)
 
         def padded(tensor: Tensor, rows: int) -> Tensor:
-            return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, rows - len(tensor)])
+            # Padding is listed from the last dimension to the first, which alone grows.
+            other_dimensions = [0, 0] * (tensor.dim() - 1)
+            return F.pad(tensor, [*other_dimensions, 0, rows - len(tensor)])
 
         return {
-            "x": torch.stack([padded(each.x, nodes) for each in samples]),
-            "edge": torch.stack([padded(each.edge, edges) for each in samples]),
-            "bond": torch.stack([padded(each.bond, edges) for each in samples]),
-            "mask": torch.stack([torch.arange(nodes) < len(each.x) for each in samples]),
-            "target": torch.stack([each.target for each in samples]),
+            "x": torch.stack([padded(sample.x, nodes) for sample in samples]),
+            "edge": torch.stack(
+                [padded(sample.edge, edges) for sample in samples]
+            ),
+            "bond": torch.stack(
+                [padded(sample.bond, edges) for sample in samples]
+            ),
+            "mask": torch.stack(
+                [torch.arange(nodes) < len(sample.x) for sample in samples]
+            ),
+            "target": torch.stack([sample.target for sample in samples]),
         }
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Molecules that are padded to one size, in which all that an edge or a mask names has room."""
-        atoms, bonds = _last(batch["mask"]), _last(batch["bond"] > 0)
-        named = batch["edge"].amax((1, 2)) + 1
-        counts = zip(torch.maximum(atoms, named).tolist(), bonds.tolist(), strict=True)
-        sizes = torch.tensor([padded_nodes(nodes, edges) for nodes, edges in counts])
+        """Molecules that are padded to one size, in which all that an edge or a mask names has
+        room.
+        """
+        atoms = _last(batch["mask"])
+        bonds = _last(batch["bond"] > 0)
+        # A stage may have changed the edges; an edge to a node that was cut off would be invalid.
+        referenced = batch["edge"].amax((1, 2)) + 1
+        node_counts = torch.maximum(atoms, referenced).tolist()
+        counts = zip(node_counts, bonds.tolist(), strict=True)
+        sizes = torch.tensor(
+            [padded_nodes(nodes, edges) for nodes, edges in counts]
+        )
         for nodes in sorted(set(sizes.tolist())):
             index = (sizes == nodes).nonzero()[:, 0]
-            part = {name: tensor[index.to(tensor.device)] for name, tensor in batch.items()}
+            bucket = {
+                name: tensor[index.to(tensor.device)]
+                for name, tensor in batch.items()
+            }
             edges = int(nodes * EDGES)
-            yield (
-                index,
-                {
-                    **part,
-                    "x": part["x"][:, :nodes],
-                    "mask": part["mask"][:, :nodes],
-                    "edge": part["edge"][:, :edges],
-                    "bond": part["bond"][:, :edges],
-                },
-            )
+            for name in ("x", "mask"):
+                bucket[name] = bucket[name][:, :nodes]
+            for name in ("edge", "bond"):
+                bucket[name] = bucket[name][:, :edges]
+            yield index, bucket
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The root of the mean squared error, in the table's unit."""

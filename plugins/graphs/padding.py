@@ -14,5 +14,8 @@ EDGES = 2.5
 
 def padded_nodes(nodes: int, edges: int) -> int:
     """Returns the number of nodes to which a graph is padded: the first size with room for it."""
-    larger = max(nodes, math.ceil(edges / EDGES))
-    return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])
+    required = max(nodes, math.ceil(edges / EDGES))
+    for size in NODES:
+        if size >= required:
+            return size
+    return math.ceil(required / NODES[-1]) * NODES[-1]

@@ -23,25 +23,27 @@ if TYPE_CHECKING:
     from .pgt_config import PgtConfig
 
 CONTEXT = ("x", "mask", "weight")
-"""Of a context, what the network reads."""
+"""The tensors of a context that the network reads."""
 STD = 0.02
 """Initial standard deviation of the trained tokens."""
 
 
 class AttentionBlock(nn.Module):
-    """Attention and a feed-forward layer, each normalised before and added to what came in."""
+    """Attention and a feed-forward layer, each after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int, kind: Kind) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, kind)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """[B, N, width] to the same; mask of real nodes [B, N]."""
+        """Returns the nodes [B, N, width] after the block; the mask marks real ones, [B, N]."""
         x = x + self.attention(self.norm1(x), mask)
-        fed: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
-        return x + fed
+        feed_forward: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + feed_forward
 
 
 class ContextTransformer(nn.Module):
@@ -49,16 +51,33 @@ class ContextTransformer(nn.Module):
 
     def __init__(self, components: int, config: PgtConfig) -> None:
         super().__init__()
-        width, block = config.width, (config.width, config.heads, config.attention)
+        width = config.width
+        block = (config.width, config.heads, config.attention)
         self.masked = config.masked
-        self.embedding, self.rank, self.decoder_rank = (nn.Linear(inputs, width) for inputs in (components, 1, 1))
-        self.own, self.mask_token = nn.Parameter(STD * torch.randn(width)), nn.Parameter(STD * torch.randn(width))
-        self.encoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.layers))
-        self.norm, self.bridge = nn.LayerNorm(width), nn.Linear(width, width)
-        self.decoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.decoder_layers))
-        self.restore = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, components))
+        self.embedding, self.rank, self.decoder_rank = (
+            nn.Linear(inputs, width) for inputs in (components, 1, 1)
+        )
+        self.own = nn.Parameter(STD * torch.randn(width))
+        self.mask_token = nn.Parameter(STD * torch.randn(width))
+        self.encoder = nn.ModuleList(
+            AttentionBlock(*block) for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.bridge = nn.Linear(width, width)
+        self.decoder = nn.ModuleList(
+            AttentionBlock(*block) for _ in range(config.decoder_layers)
+        )
+        self.restore = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, components)
+        )
 
-    def forward(self, x: Tensor, mask: Tensor, weight: Tensor, chance: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        weight: Tensor,
+        chance: Tensor | None = None,
+    ) -> Any:
         """Embeds contexts; with chance it hides a share of each, and restores it.
 
         Args:
@@ -68,39 +87,65 @@ class ContextTransformer(nn.Module):
             chance: uniform numbers, [B, N]; the nodes with the largest are hidden.
 
         Returns:
-            Embeddings of the nodes that the contexts are of, [B, width]. With chance: features restored of the first
-            half of the batch, [B / 2, N, F], where they were hidden, [B / 2, N], and means by the walk, [B, width].
+            Embeddings of the nodes that the contexts are of, [B, width]. With chance: features
+            restored of the first half of the batch, [B / 2, N, F], where they were hidden, [B /
+            2, N], and means by the walk, [B, width].
         """
         if chance is None:
-            kept, real = torch.arange(x.shape[1], device=x.device).expand(len(x), -1), mask
+            visible = torch.arange(x.shape[1], device=x.device).expand(
+                len(x), -1
+            )
+            real = mask
         else:
-            kept, real = shown(chance, mask, self.masked)
-        share = weight.gather(1, kept) * real
-        y = self.embedding(x.gather(1, _each(kept, x))) + self.rank(scaled(share)) + self.own * (kept == 0)[..., None]
+            visible, real = visible_nodes(chance, mask, self.masked)
+        share = weight.gather(1, visible) * real
+        features = self.embedding(x.gather(1, _expanded(visible, x)))
+        is_center = (visible == 0)[..., None]
+        y = features + self.rank(scaled(share)) + self.own * is_center
         for block in self.encoder:
             y = block(y, real)
         y = self.norm(y)
-        mean = (y * (share / share.sum(1, keepdim=True))[..., None]).sum(1)
+        mean_weight = (share / share.sum(1, keepdim=True))[..., None]
+        mean = (y * mean_weight).sum(1)
         if chance is None:
             return y[:, 0]
-        half = len(x) // 2
-        hidden = mask[:half].scatter(1, kept[:half], mask[:half].gather(1, kept[:half]) & ~real[:half])
-        return self.decoded(y[:half], kept[:half], hidden, mask[:half], weight[:half]), hidden, mean
 
-    def decoded(self, y: Tensor, kept: Tensor, hidden: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+        # The second half of the batch are contexts of neighbours: the contrast compares their
+        # means, and only the first half is restored.
+        half = len(x) // 2
+        visible = visible[:half]
+        mask = mask[:half]
+        is_padding = mask.gather(1, visible) & ~real[:half]
+        hidden = mask.scatter(1, visible, is_padding)
+        restored = self.decoded(y[:half], visible, hidden, mask, weight[:half])
+        return restored, hidden, mean
+
+    def decoded(
+        self,
+        y: Tensor,
+        visible: Tensor,
+        hidden: Tensor,
+        mask: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
         """Returns features of all nodes, [B, N, F], from embeddings of the visible
         ones, [B, S, width].
         """
-        blank = self.mask_token.to(y.dtype).expand(*mask.shape, -1)
-        full = blank.scatter(1, _each(kept, y), self.bridge(y).to(y.dtype))
-        full = torch.where(hidden[..., None], blank, full) + self.decoder_rank(scaled(weight))
+        mask_tokens = self.mask_token.to(y.dtype).expand(*mask.shape, -1)
+        embeddings = self.bridge(y).to(y.dtype)
+        tokens = mask_tokens.scatter(1, _expanded(visible, y), embeddings)
+        # The encoder read some hidden nodes to fill its rows; the decoder must not see them.
+        tokens = torch.where(hidden[..., None], mask_tokens, tokens)
+        tokens = tokens + self.decoder_rank(scaled(weight))
         for block in self.decoder:
-            full = block(full, mask)
-        restored: Tensor = self.restore(full)
+            tokens = block(tokens, mask)
+        restored: Tensor = self.restore(tokens)
         return restored
 
 
-def shown(chance: Tensor, mask: Tensor, masked: float) -> tuple[Tensor, Tensor]:
+def visible_nodes(
+    chance: Tensor, mask: Tensor, masked: float
+) -> tuple[Tensor, Tensor]:
     """Returns which nodes of every context the encoder reads: all except a share of the real ones,
     at least one.
 
@@ -110,20 +155,23 @@ def shown(chance: Tensor, mask: Tensor, masked: float) -> tuple[Tensor, Tensor]:
         masked: the share that is hidden.
 
     Returns:
-        Numbers of nodes [B, S], and which of them are shown, [B, S]; the others fill up.
+        Numbers of nodes [B, S], and which of them are visible, [B, S]; the others fill up.
     """
-    order = chance.masked_fill(~mask, 2).argsort(1)[:, : math.ceil(mask.shape[1] * (1 - masked))]
+    # Padding gets a number above every chance, so that it comes last.
+    ranked = chance.masked_fill(~mask, 2).argsort(1)
+    most = math.ceil(mask.shape[1] * (1 - masked))
+    order = ranked[:, :most]
     count = (mask.sum(1, keepdim=True) * (1 - masked)).ceil()
-    return order, torch.arange(order.shape[1], device=mask.device) < count
+    return order, torch.arange(most, device=mask.device) < count
 
 
 def scaled(weight: Tensor) -> Tensor:
-    """Weights [...] on a scale on which they differ, as inputs of a layer: [..., 1]."""
+    """Returns weights [...] on a logarithmic scale, as inputs of a layer: [..., 1]."""
     return weight.clamp(min=1e-6).log10()[..., None] + 2
 
 
-def _each(index: Tensor, like: Tensor) -> Tensor:
-    """An index of nodes [B, S] for the last dimension of a tensor, too."""
+def _expanded(index: Tensor, like: Tensor) -> Tensor:
+    """Returns an index of nodes [B, S], repeated over the last dimension of a tensor."""
     return index[..., None].expand(-1, -1, like.shape[-1])
 
 
@@ -132,7 +180,12 @@ class Pgt(GradientLearner):
 
     module: ContextTransformer
 
-    def build(self, config: PgtConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self,
+        config: PgtConfig,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> nn.Module:
         """Encoder and decoder for features of the source's width."""
         return ContextTransformer(shapes["x"][-1], config)
 
@@ -143,19 +196,39 @@ class Pgt(GradientLearner):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Returns the random numbers that hide nodes of both contexts, [B, 2, N]."""
         rows, nodes = batch["mask"].shape
-        return {"chance": torch.rand(rows, 2, nodes, generator=generator, device=generator.device)}
+        return {
+            "chance": torch.rand(
+                rows, 2, nodes, generator=generator, device=generator.device
+            )
+        }
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """The mean over hidden nodes of (1 - cosine)^2, and InfoNCE; both count as often as there are contexts."""
-        both = (torch.cat([batch[name], batch["neighbour"][name]]) for name in CONTEXT)
-        restored, hidden, mean = self.slots.forward(*both, noise["chance"].transpose(0, 1).flatten(0, 1))
-        rows, config = len(batch["x"]), self.config
-        missed = (1 - F.cosine_similarity(restored, batch["x"], dim=-1)).square() * hidden
-        restoration = missed.sum() / hidden.sum().clamp(min=1)
-        contrast = info_nce(mean[:rows], mean[rows:], config.temperature)
-        also = {"restoration": restoration, "contrast": contrast}
-        means = {name: Mean(value.detach() * rows, rows) for name, value in also.items()}
-        return Loss((restoration + config.contrast * contrast) * rows, rows, means)
+        """Returns the mean over hidden nodes of (1 - cosine)^2, plus InfoNCE.
+
+        Both are multiplied by the number of contexts.
+        """
+        # One forward pass encodes the contexts of the nodes and those of their neighbours.
+        inputs = (
+            torch.cat([batch[name], batch["neighbour"][name]])
+            for name in CONTEXT
+        )
+        chance = noise["chance"].transpose(0, 1).flatten(0, 1)
+        restored, hidden, mean = self.slots.forward(*inputs, chance)
+        rows = len(batch["x"])
+
+        similarity = F.cosine_similarity(restored, batch["x"], dim=-1)
+        errors = (1 - similarity).square() * hidden
+        # A context of one node has nothing to hide.
+        restoration = errors.sum() / hidden.sum().clamp(min=1)
+        contrast = info_nce(mean[:rows], mean[rows:], self.config.temperature)
+
+        losses = {"restoration": restoration, "contrast": contrast}
+        means = {
+            name: Mean(value.detach() * rows, rows)
+            for name, value in losses.items()
+        }
+        total = restoration + self.config.contrast * contrast
+        return Loss(total * rows, rows, means)
 
     def inputs(self, batch: Batch) -> Any:
         """Returns the contexts of the nodes."""
@@ -163,22 +236,26 @@ class Pgt(GradientLearner):
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Tensor:
-        """The embeddings, [B, width]."""
+        """Returns the embeddings, [B, width]."""
         with self.evaluating():
-            embedding: Tensor = self.slots.forward(*(inputs[name] for name in CONTEXT))
+            embedding: Tensor = self.slots.forward(
+                *(inputs[name] for name in CONTEXT)
+            )
         return embedding
 
 
-def info_nce(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of telling which of the others belongs to each by cosine (van den Oord et al., arXiv:1807.03748).
+def info_nce(anchors: Tensor, positives: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of identifying the positive of each anchor by cosine (van den Oord et al.,
+    arXiv:1807.03748).
 
     Args:
-        one: embeddings, [B, width].
-        other: what belongs to them, [B, width].
-        temperature: by which similarities are divided.
+        anchors: embeddings, [B, width].
+        positives: the embedding that belongs to each of them, [B, width].
+        temperature: divisor of the similarities.
 
     Returns:
         The mean, a scalar.
     """
-    similarity = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).T / temperature
-    return F.cross_entropy(similarity, torch.arange(len(one), device=one.device))
+    similarity = F.normalize(anchors, dim=-1) @ F.normalize(positives, dim=-1).T
+    labels = torch.arange(len(anchors), device=anchors.device)
+    return F.cross_entropy(similarity / temperature, labels)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import GradientLearnerConfig, Objective, SourceOutline, TensorOutline
+from runner.api import (
+    GradientLearnerConfig,
+    Objective,
+    SourceOutline,
+    TensorOutline,
+)
 
 from ..settings import Count, Heads
 from .config import CitationConfig
@@ -18,21 +23,28 @@ if TYPE_CHECKING:
 
 
 class PgtConfig(GradientLearnerConfig):
-    """A graph transformer that is pre-trained without labels on the contexts of nodes (PGT, arXiv:2407.03953).
+    """A graph transformer that is pre-trained without labels on the contexts of nodes (PGT,
+    arXiv:2407.03953).
 
     A context is a node and the nodes that a walk from it, which returns to it at random, visits
     most. Some nodes are excluded from the encoder; a small decoder learns to restore them, and the
     encoder to distinguish the context of a node's neighbour from those of other nodes (InfoNCE).
     The result is the encoder: the prediction is a node's embedding.
 
-    When it helps: many nodes and few labels; graphs too large for one batch, because a context is all that is needed.
-    When it hurts: small graphs with labels on all nodes, which a graph convolution learns in seconds.
+    When it helps: many nodes and few labels; graphs too large for one batch, because a context is
+    all that is needed. When it hurts: small graphs with labels on all nodes, which a graph
+    convolution learns in seconds.
     """
 
     kind: ClassVar[str] = "pgt"
     learns_from: ClassVar[str] = "node_contexts"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 5e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
+        "model": {
+            "kind": "adamw",
+            "lr": 5e-4,
+            "weight_decay": 0.01,
+            "max_grad_norm": 1.0,
+        }
     }
 
     layers: Count = 3
@@ -44,7 +56,9 @@ class PgtConfig(GradientLearnerConfig):
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     attention: Literal["softmax", "linear"] = "softmax"
-    """How nodes look at one another; ``linear`` (elu + 1) takes time that grows with their number, not its square."""
+    """How nodes look at one another; ``linear`` (elu + 1) takes time that grows with their
+    number, not its square.
+    """
     masked: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of a context's nodes whose features are hidden."""
     contrast: Annotated[float, Field(ge=0)] = 0.5
@@ -55,7 +69,10 @@ class PgtConfig(GradientLearnerConfig):
     def lacks(self, slot: str) -> str | None:
         """A batch cannot be cut: every node in it is compared with all others."""
         if slot == "forward_backward":
-            return "learner 'pgt' compares all nodes of a batch with one another, so that the batch cannot be cut"
+            return (
+                "learner 'pgt' compares all nodes of a batch with one another, so that the "
+                "batch cannot be cut"
+            )
         return super().lacks(slot)
 
     def implementation(self) -> type[Pgt]:
@@ -66,7 +83,8 @@ class PgtConfig(GradientLearnerConfig):
 
 
 class NodeContextsConfig(CitationConfig):
-    """Nodes of a citation graph, each with those that a walk from it visits most (personalised PageRank).
+    """Nodes of a citation graph, each with those that a walk from it visits most (personalised
+    PageRank).
 
     Training uses all nodes, and no label; the evaluation trains a linear classifier of the
     embeddings on the few labels and tests it. The default file is Cora (``runner data get
@@ -77,10 +95,14 @@ class NodeContextsConfig(CitationConfig):
     kind: ClassVar[str] = "node_contexts"
     provides: ClassVar[str] = "node_contexts"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
-    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.02, unit="share")
+    objective: ClassVar[Objective] = Objective(
+        "accuracy", "maximize", margin=0.02, unit="share"
+    )
 
     context: Annotated[int, Field(ge=2)] = 32
-    """Nodes of a context, with the one that it is of; where fewer can be reached, the rest is padding."""
+    """Nodes of a context, with the one that it is of; where fewer can be reached, the rest is
+    padding.
+    """
     components: Count = 64
     """Number of components of the features after a singular value decomposition; with more of them,
     the accuracy of the probe depends less on the training.

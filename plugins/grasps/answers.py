@@ -19,37 +19,72 @@ def clouds(requests: Sequence[GraspRequest], device: torch.device) -> Tensor:
 
 
 def drawn(requests: Sequence[GraspRequest], *shape: int) -> Tensor:
-    """Normal numbers [B, ...] on the CPU: each row from the seed of its request alone."""
-    rows = [torch.randn(shape, generator=torch.Generator().manual_seed(request.seed)) for request in requests]
+    """Returns normal numbers [B, ...] on the CPU: each row from the seed of its request alone."""
+    rows = [
+        torch.randn(
+            shape, generator=torch.Generator().manual_seed(request.seed)
+        )
+        for request in requests
+    ]
     return torch.stack(rows)
 
 
-def responses(requests: Sequence[GraspRequest], grasps: Tensor, hand: Hand) -> list[GraspResponse]:
+def responses(
+    requests: Sequence[GraspRequest], grasps: Tensor, hand: Hand
+) -> list[GraspResponse]:
     """Returns the responses for grasps [B, G, 25] in metres and radians."""
-    return [_response(*each, hand) for each in zip(requests, grasps, strict=True)]
+    pairs = zip(requests, grasps, strict=True)
+    return [_response(request, sampled, hand) for request, sampled in pairs]
 
 
-def _response(request: GraspRequest, grasps: Tensor, hand: Hand) -> GraspResponse:
+def _response(
+    request: GraspRequest, grasps: Tensor, hand: Hand
+) -> GraspResponse:
     count = len(grasps)
-    measured = [{}] * count if request.edge is None else _measured(grasps, request.edge, hand)
+    # Without the edge of a cube there is nothing to measure a grasp by.
+    measures: list[dict[str, Any]] = [{}] * count
+    if request.edge is not None:
+        measures = _measured(grasps, request.edge, hand)
     boxes = hand.boxes(grasps).tolist() if request.boxes else [None] * count
     parts = zip(
-        grasps[:, TRANSLATION].tolist(), matrix(grasps[:, ROTATION]).tolist(), grasps[:, JOINTS].tolist(),
-        boxes, measured, strict=True,
-    )  # fmt: skip
+        grasps[:, TRANSLATION].tolist(),
+        matrix(grasps[:, ROTATION]).tolist(),
+        grasps[:, JOINTS].tolist(),
+        boxes,
+        measures,
+        strict=True,
+    )
     placed = [
-        PlacedGrasp(translation=translation, rotation=rotation, joints=joints, boxes=box, **more)
-        for translation, rotation, joints, box, more in parts
+        PlacedGrasp(
+            translation=translation,
+            rotation=rotation,
+            joints=joints,
+            boxes=box,
+            **measure,
+        )
+        for translation, rotation, joints, box, measure in parts
     ]
-    return GraspResponse(grasps=placed, half_sizes=hand.box_half.tolist() if request.boxes else None)
+    half_sizes = hand.box_half.tolist() if request.boxes else None
+    return GraspResponse(grasps=placed, half_sizes=half_sizes)
 
 
 def _measured(grasps: Tensor, edge: float, hand: Hand) -> list[dict[str, Any]]:
     """Returns the measures of grasps [G, 25] of a cube along the axes."""
-    distance = 1e3 * hand.distances(grasps, grasps.new_full((len(grasps),), edge))
-    depth, links = (-distance.amin(1)).clamp(min=0).tolist(), (distance <= CLOSE_MM).sum(1).tolist()
-    found = []
-    for deep, near in zip(depth, links, strict=True):
-        passed = [name for name in ("strict", "valid") if deep <= DEPTH_MM[name] and near >= LINKS[name]]
-        found.append({"depth_mm": deep, "links": near, "verdict": (*passed, "neither")[0]})
-    return found
+    distance = 1e3 * hand.distances(
+        grasps, grasps.new_full((len(grasps),), edge)
+    )
+    depth = (-distance.amin(1)).clamp(min=0).tolist()
+    links = (distance <= CLOSE_MM).sum(1).tolist()
+    measures = []
+    for depth_mm, close_links in zip(depth, links, strict=True):
+        verdicts = [
+            name
+            for name in ("strict", "valid")
+            if depth_mm <= DEPTH_MM[name] and close_links >= LINKS[name]
+        ]
+        # The strictest verdict comes first.
+        verdict = (*verdicts, "neither")[0]
+        measures.append(
+            {"depth_mm": depth_mm, "links": close_links, "verdict": verdict}
+        )
+    return measures

@@ -34,14 +34,16 @@ GRASPS = DataFile(
     url="",
     sha256="73a6846ec7fdc1c799c3f9dd028f232e8be8f4e5cfe9d327c48a65fa26a63cb0",
     size=520_807,
-    about="5,120 grasps of the LEAP hand on five cubes, held in a simulator, made from LEAP_Hand_Sim (MIT)",
+    about="5,120 grasps of the LEAP hand on five cubes, held in a simulator, made from "
+    "LEAP_Hand_Sim (MIT)",
 )
 BOXES = DataFile(
     name="leap_hand_boxes.npz",
     url="",
     sha256="533961dff8b66e9582bae83afb28bbcfa73ef9d9ddeead77a858282e62f33bf7",
     size=1_534,
-    about="67 boxes of the LEAP hand's links, made from get_a_grip (MIT), which has them from dex-urdf (MIT)",
+    about="67 boxes of the LEAP hand's links, made from get_a_grip (MIT), which has them from "
+    "dex-urdf (MIT)",
 )
 
 
@@ -49,7 +51,8 @@ GRASP_NUMBERS = 25
 """Numbers that describe a grasp."""
 PARENTS = (0, 1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11, 0, 13, 14, 15)
 """Links that the joints of the LEAP hand are on: four fingers with four joints each."""
-HAND_KEYPOINTS, HAND_BOXES = 7, 67
+HAND_KEYPOINTS = 7
+HAND_BOXES = 67
 
 
 class GraspLearnerConfig(GradientLearnerConfig):
@@ -58,8 +61,14 @@ class GraspLearnerConfig(GradientLearnerConfig):
     """
 
     learns_from: ClassVar[str] = "grasps"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}}
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"group", "encode", "restoration"}
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}
+    }
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {
+        "group",
+        "encode",
+        "restoration",
+    }
     request: ClassVar[type[ServedRequest]] = GraspRequest
     response: ClassVar[type[ServedResponse]] = GraspResponse
     page: ClassVar[str] = "page"
@@ -83,7 +92,8 @@ class GraspLearnerConfig(GradientLearnerConfig):
 
 
 class GraspDiffusionConfig(GraspLearnerConfig):
-    """Grasps of a hand, made from noise by a transformer that has seen the object as a cloud of points.
+    """Grasps of a hand, made from noise by a transformer that has seen the object as a cloud of
+    points.
 
     It learns to predict from a noisy grasp the clean one (DDPM, arXiv:2006.11239; DiT,
     arXiv:2212.09748), for a set of grasps together, and repeats that prediction while
@@ -111,7 +121,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     noise have less weight, because they contain little information (Min-SNR, arXiv 2303.09556).
     null gives all levels the same weight.
     """
-    sampler: Annotated[Literal["ddpm", "ddim"], Field(validate_default=True)] = "ddpm"
+    sampler: Annotated[
+        Literal["ddpm", "ddim"], Field(validate_default=True)
+    ] = "ddpm"
     """Whether fresh noise is added while it is taken out."""
     sampling_steps: Count = 100
     """Number of noise levels at which ``ddim`` evaluates the network."""
@@ -126,7 +138,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
 
     @field_validator("sampling_steps")
     @classmethod
-    def _within_the_steps(cls, sampling_steps: int, info: ValidationInfo) -> int:
+    def _within_the_steps(
+        cls, sampling_steps: int, info: ValidationInfo
+    ) -> int:
         if sampling_steps > (steps := info.data.get("steps", sampling_steps)):
             raise ValueError(f"should be at most the {steps} steps")
         return sampling_steps
@@ -135,14 +149,18 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     @classmethod
     def _fits_the_process(cls, sampler: str, info: ValidationInfo) -> str:
         if sampler == "ddpm" and info.data.get("process") == "flow":
-            raise ValueError("'ddpm' has no meaning on a straight line: take 'ddim'")
+            raise ValueError(
+                "'ddpm' has no meaning on a straight line: take 'ddim'"
+            )
         return sampler
 
     @field_validator("eta")
     @classmethod
     def _has_a_variance(cls, eta: float, info: ValidationInfo) -> float:
         if eta and info.data.get("process") == "flow":
-            raise ValueError("should be 0 on a straight line, which no noise is added to")
+            raise ValueError(
+                "should be 0 on a straight line, which no noise is added to"
+            )
         return eta
 
     def implementation(self) -> type[GraspDiffusion]:
@@ -153,7 +171,8 @@ class GraspDiffusionConfig(GraspLearnerConfig):
 
 
 class GraspCvaeConfig(GraspLearnerConfig):
-    """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al. 2015).
+    """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al.
+    2015).
 
     When it helps: a prediction is needed immediately.
     When it hurts: it also predicts the mean of two good grasps.
@@ -182,11 +201,14 @@ class AugmentConfig(Config):
     jitter_mm: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the noise on every coordinate of a point, in millimetres."""
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """How far cloud and grasps are turned together at most: about z, or with ``frame: random`` about any axis."""
+    """How far cloud and grasps are turned together at most: about z, or with ``frame: random``
+    about any axis.
+    """
 
 
 class CubeGraspsConfig(PublishedDatasetConfig):
-    """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of points on the cubes.
+    """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of
+    points on the cubes.
 
     A sample is a newly sampled cloud and a few grasps of that cube. One size is never used for
     training; of the others a tenth is held out. The evaluation samples grasps and measures them:
@@ -201,7 +223,9 @@ class CubeGraspsConfig(PublishedDatasetConfig):
         **dict.fromkeys(("*valid", "*strict", "*coverage"), (0, 1)),
         "*_mm": (0, math.inf),
     }
-    objective: ClassVar[Objective] = Objective("strict", "maximize", margin=0.05, unit="share")
+    objective: ClassVar[Objective] = Objective(
+        "strict", "maximize", margin=0.05, unit="share"
+    )
     files: ClassVar[tuple[DataFile, ...]] = (GRASPS, BOXES)
     evaluation_seed: ClassVar[str] = "scene_seed"
 
@@ -214,8 +238,10 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     grasps: Annotated[int, Field(ge=2)] = 16
     """Of a sample."""
     frame: Literal["yaw", "quarter", "object", "random"] = "yaw"
-    """How cloud and grasps are turned together: about z by any angle, or by at most 45 degrees either way (a cube shows
-    no more of it, and hands come from one side); not at all; or about any axis."""
+    """How cloud and grasps are turned together: about z by any angle, or by at most 45 degrees
+    either way (a cube shows no more of it, and hands come from one side); not at all; or about
+    any axis.
+    """
     clouds: Count | None = None
     """Number of clouds of every cube, sampled and rotated once, for all samples; null samples one
     for every sample.
@@ -223,13 +249,17 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training samples; held-out ones are unchanged."""
     scenes: Count = 40
-    """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of the other one."""
+    """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of
+    the other one.
+    """
     scene_seed: Annotated[int, Field(ge=0)] = 0
     """From which these are drawn, and the noise in which grasps are found for them."""
 
     def wanted(self) -> tuple[DataFile, ...]:
         """The published files that are named."""
-        return tuple(file for file in self.files if file.name in (self.file, self.boxes))
+        return tuple(
+            file for file in self.files if file.name in (self.file, self.boxes)
+        )
 
     def draws_samples(self) -> bool:
         """Clouds and the choice of grasps are drawn."""

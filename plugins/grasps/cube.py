@@ -16,8 +16,8 @@ from torch import Tensor
 
 from runner.api import Batch, Context, DatasetSource, Learner, UsageError
 
-from .geometry import Hand, six_numbers, turned, yaw
-from .scenes import Grasps, LearntScenes, Scenes, scaling
+from .geometry import Hand, rotated, rotation_6d, yaw
+from .scenes import Grasps, Scenes, TrainingScenes, scaling
 from .synthetic import synthetic_grasps
 
 if TYPE_CHECKING:
@@ -27,9 +27,18 @@ UNSEEN = 0.07875
 """The edge of the cube that is never trained on, in metres; without it, the middle one."""
 HELD_OUT = 10
 """One of this number of grasps is held out."""
-KEYPOINTS = ("palm_lower", "fingertip", "fingertip_2", "fingertip_3", "thumb_fingertip", "thumb_dip", "dip")
+KEYPOINTS = (
+    "palm_lower",
+    "fingertip",
+    "fingertip_2",
+    "fingertip_3",
+    "thumb_fingertip",
+    "thumb_dip",
+    "dip",
+)
 """Links whose origins are the keypoints of a hand."""
-DEPTH_MM, LINKS = {"valid": 5.0, "strict": 2.0}, {"valid": 2, "strict": 3}
+DEPTH_MM = {"valid": 5.0, "strict": 2.0}
+LINKS = {"valid": 2, "strict": 3}
 """How deep a grasp may go into the cube, and how many links it needs close to it."""
 CLOSE_MM = 5.0
 COVERED_MM = 20.0
@@ -60,39 +69,55 @@ def read(config: CubeGraspsConfig) -> Grasps:
     try:
         links = ["palm_lower", *arrays["kinematics_child"].tolist()]
         rotation = torch.tensor(arrays["hand_rotation"], dtype=dtype)
-        parts = [torch.tensor(arrays[name], dtype=dtype) for name in ("hand_translation", "joints")]
+        pose = [
+            torch.tensor(arrays[name], dtype=dtype)
+            for name in ("hand_translation", "joints")
+        ]
         tables = {
-            "parent": torch.tensor([links.index(name) for name in arrays["kinematics_parent"].tolist()]),
-            "origin": torch.tensor(arrays["kinematics_origin_xyz"], dtype=dtype),
-            "turn": torch.tensor(arrays["kinematics_origin_rotation"], dtype=dtype),
+            "parent": _positions(links, arrays["kinematics_parent"].tolist()),
+            "origin": torch.tensor(
+                arrays["kinematics_origin_xyz"], dtype=dtype
+            ),
+            "turn": torch.tensor(
+                arrays["kinematics_origin_rotation"], dtype=dtype
+            ),
             "axis": torch.tensor(arrays["kinematics_axis"], dtype=dtype),
-            "keypoints": torch.tensor([links.index(name) for name in KEYPOINTS]),
-            "box_link": torch.tensor([links.index(name) for name in arrays["link"].tolist()]),
+            "keypoints": _positions(links, KEYPOINTS),
+            "box_link": _positions(links, arrays["link"].tolist()),
             "box_turn": torch.tensor(arrays["rotation"], dtype=dtype),
             "box_centre": torch.tensor(arrays["center"], dtype=dtype),
             "box_half": torch.tensor(arrays["half_size"], dtype=dtype),
         }
         edge = torch.tensor(arrays["cube_edge"], dtype=dtype)
-        return Grasps(edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest)
+        grasp = torch.cat([*pose, rotation_6d(rotation)], 1)
+        return Grasps(edge, grasp, tables, digest)
     except (KeyError, ValueError, RuntimeError) as error:
         files = " and ".join(map(str, paths))
-        raise UsageError(f"data.file: {files}: not the grasps of this hand: {error}") from error
+        raise UsageError(
+            f"data.file: {files}: not the grasps of this hand: {error}"
+        ) from error
+
+
+def _positions(links: Sequence[str], names: Sequence[str]) -> Tensor:
+    return torch.tensor([links.index(name) for name in names])
 
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            return dict(kept)
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}") from error
+        raise UsageError(
+            f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}"
+        ) from error
 
 
-_SCENES_APART = 1_000_003
-"""Between the numbers of the first scenes of two seeds; more than there are scenes."""
+_SCENE_STRIDE = 1_000_003
+"""Distance of the numbers of the first scenes of two seeds; larger than the number of scenes."""
 
 
 class CubeGrasps(DatasetSource):
-    """Scenes to train on; held-out ones that are always the same; what sampled grasps are worth."""
+    """Scenes for training, held-out scenes that are always the same, and metrics of grasps."""
 
     unseen: dict[str, Tensor]
 
@@ -105,131 +130,226 @@ class CubeGrasps(DatasetSource):
         grasps = read(config)
         self._digest = grasps.digest
         sizes = torch.unique(grasps.edge)
-        unseen = sizes[(sizes - UNSEEN).abs().argmin()] if len(sizes) > 1 else sizes.new_tensor(-1.0)
-        train, held_out = list[Tensor](), list[Tensor]()
+        unseen = sizes.new_tensor(-1.0)
+        if len(sizes) > 1:
+            unseen = sizes[(sizes - UNSEEN).abs().argmin()]
+
+        train = list[Tensor]()
+        held_out = list[Tensor]()
         for size in sizes[sizes != unseen]:
             rows = (grasps.edge == size).nonzero()[:, 0]
-            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-            held_out.append(rows[: max(1, len(rows) // HELD_OUT)])
-            train.append(rows[max(1, len(rows) // HELD_OUT) :])
-        known = torch.cat(train)
-        lower, upper = scaling(grasps.grasp[known], config.frame)
-        palm = grasps.grasp[known, :2].mean(0)
+            # The seed is fixed, so that all runs hold out the same grasps.
+            generator = torch.Generator().manual_seed(0)
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+            count = max(1, len(rows) // HELD_OUT)
+            held_out.append(rows[:count])
+            train.append(rows[count:])
+
+        # Held-out grasps must not decide how the numbers are scaled.
+        trained = torch.cat(train)
+        lower, upper = scaling(grasps.grasp[trained], config.frame)
+        palm = grasps.grasp[trained, :2].mean(0)
         self._azimuth = float(torch.atan2(palm[1], palm[0]))
         self.tables = {**grasps.tables, "lower": lower, "upper": upper}
         scale = torch.stack([lower, upper])
 
-        def fixed(rows: Sequence[Tensor], count: int, seed: int) -> dict[str, Tensor]:
+        def fixed(
+            rows: Sequence[Tensor], count: int, seed: int
+        ) -> dict[str, Tensor]:
+            # The sequence of the recipe's seed continues as if nothing had been sampled.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + 2 * config.scene_seed)
-                scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
+                dataset = Scenes(grasps, rows, config, scale, count)
+                scenes = dataset.__getitems__(range(count))
             # Every scene has a number, which seeds the noise of a batch that starts with it. A
             # generator reads the lowest 32 bits of a seed, so both numbers are in these.
-            first = config.scene_seed * _SCENES_APART % 2**31
+            first = config.scene_seed * _SCENE_STRIDE % 2**31
             return {**scenes, "draw": first + torch.arange(count)}
 
-        others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
-        self.unseen = fixed(others, max(1, config.scenes // 4), 2)
-        learnt = LearntScenes(grasps, train, config, scale, len(known) // config.grasps, self.context.seed)
-        return learnt, fixed(held_out, config.scenes, 1)
+        unseen_rows = held_out
+        if len(sizes) > 1:
+            unseen_rows = [(grasps.edge == unseen).nonzero()[:, 0]]
+        self.unseen = fixed(unseen_rows, max(1, config.scenes // 4), 2)
+        training_scenes = TrainingScenes(
+            grasps,
+            train,
+            config,
+            scale,
+            len(trained) // config.grasps,
+            self.context.seed,
+        )
+        return training_scenes, fixed(held_out, config.scenes, 1)
 
     def collate(self, samples: Any) -> Batch:
         """Returns scenes, which are a batch already, or collates single ones."""
-        return samples if isinstance(samples, Mapping) else super().collate(samples)
+        return (
+            samples
+            if isinstance(samples, Mapping)
+            else super().collate(samples)
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 of both files."""
         return self._digest
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """The loss on held-out scenes, and what grasps are worth that are sampled for their clouds.
+        """Returns the loss on held-out scenes, and metrics of grasps sampled for their clouds.
 
-        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the mean distance of two
-        grasps of a cube; ``matched_mm``, of sampled grasps and those of the scene, one to one; ``coverage``, the share
-        of held-out grasps near which there is a sampled one; ``unseen_...``, the same for the cube that is never
-        trained on; ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds are used.
+        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the
+        mean distance of two grasps of a cube; ``matched_mm``, of sampled grasps and those of the
+        scene, one to one; ``coverage``, the share of held-out grasps near which there is a
+        sampled one; ``unseen_...``, the same for the cube that is never trained on;
+        ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds
+        are used.
         """
         sampled = self.sampled(learner, self.context.batch_size, None)
-        return self.with_own_metrics(learner, super().evaluate(learner), sampled)
+        return self.with_own_metrics(
+            learner, super().evaluate(learner), sampled
+        )
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Returns the same metrics for two scenes each."""
-        return self.with_own_metrics(learner, super().rehearse(learner, batch), self.sampled(learner, 2, 1))
+        return self.with_own_metrics(
+            learner,
+            super().rehearse(learner, batch),
+            self.sampled(learner, 2, 1),
+        )
 
-    def sampled(self, learner: Learner, size: int, batches: int | None) -> dict[str, float]:
+    def sampled(
+        self, learner: Learner, size: int, batches: int | None
+    ) -> dict[str, float]:
         """Samples for held-out scenes in batches of a size, at most ``batches`` of
         them, and measures.
         """
         held_out = self._sampled(learner, self.held_out.tensors, size, batches)
         unseen = self._sampled(learner, self.unseen, size, batches)
-        metrics = {**self.worth(*held_out), **{f"unseen_{name}": value for name, value in self.worth(*unseen).items()}}
+        metrics = self.worth(*held_out)
+        for name, value in self.worth(*unseen).items():
+            metrics[f"unseen_{name}"] = value
+
+        # A network that ignores the cloud grasps a small cube as wide as a large one.
         grasp, _, edge = held_out
         swapped = self._close(grasp[edge == edge.max()], edge.min())
-        return {**metrics, "swapped_valid": float(swapped["valid"].float().mean())}
+        return {
+            **metrics,
+            "swapped_valid": float(swapped["valid"].float().mean()),
+        }
 
-    def worth(self, grasp: Tensor, known: Tensor, edge: Tensor) -> dict[str, float]:
+    def worth(
+        self, grasp: Tensor, references: Tensor, edge: Tensor
+    ) -> dict[str, float]:
         """Returns the metrics of grasps.
 
         Args:
             grasp: [B, G, 25] in the frames of their cubes, in metres and radians.
-            known: those of the scenes, the same.
+            references: those of the scenes, the same.
             edge: of the cubes, [B] in metres.
         """
         close = self._close(grasp, edge)
-        places, others = self.hand.keypoints_of(grasp), self.hand.keypoints_of(known)
-        distance = 1e3 * (places[:, :, None] - others[:, None]).norm(dim=-1).mean(-1)
-        matched = [float(each[linear_sum_assignment(each)].mean()) for each in distance.cpu().numpy()]
-        diversity, covered = list[float](), list[float]()
+        keypoints = self.hand.keypoints_of(grasp)
+        reference_keypoints = self.hand.keypoints_of(references)
+
+        # A scene has as many grasps as are sampled: the assignment pairs each with another one.
+        pair_distance = _distance_mm(
+            keypoints[:, :, None], reference_keypoints[:, None]
+        )
+        matched = [
+            float(costs[linear_sum_assignment(costs)].mean())
+            for costs in pair_distance.cpu().numpy()
+        ]
+
+        diversity = list[float]()
+        coverage = list[float]()
         for size in torch.unique(edge):
-            own = places[edge == size].flatten(0, 1)
-            between = 1e3 * (own[:, None] - own[None]).norm(dim=-1).mean(-1)
-            diversity.append(float(between.sum() / (len(own) * (len(own) - 1))))
-            to_known = 1e3 * (own[:, None] - others[edge == size].flatten(0, 1)[None]).norm(dim=-1).mean(-1)
-            covered.append(float((to_known.amin(0) <= COVERED_MM).float().mean()))
+            sampled = keypoints[edge == size].flatten(0, 1)
+            count = len(sampled)
+            between = _distance_mm(sampled[:, None], sampled[None])
+            # The distance of a grasp to itself is zero and no pair.
+            diversity.append(float(between.sum() / (count * (count - 1))))
+
+            reference = reference_keypoints[edge == size].flatten(0, 1)
+            to_reference = _distance_mm(sampled[:, None], reference[None])
+            is_covered = to_reference.amin(0) <= COVERED_MM
+            coverage.append(float(is_covered.float().mean()))
         return {
             "valid": float(close["valid"].float().mean()),
             "strict": float(close["strict"].float().mean()),
             "penetration_mm": float(close["depth"].mean()),
             "diversity_mm": float(np.mean(diversity)),
             "matched_mm": float(np.mean(matched)),
-            "coverage": float(np.mean(covered)),
+            "coverage": float(np.mean(coverage)),
         }
 
     def _sampled(
-        self, learner: Learner, scenes: Mapping[str, Tensor], size: int, batches: int | None
+        self,
+        learner: Learner,
+        scenes: Mapping[str, Tensor],
+        size: int,
+        batches: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sampled grasps and those of the scenes, [B, G, 25] each, turned back; and the edges of the cubes, [B]."""
-        lower, upper = (self.tables[name].to(self.device) for name in ("lower", "upper"))
-        grasp, known, edge = list[Tensor](), list[Tensor](), list[Tensor]()
+        """Returns sampled grasps and those of the scenes, and the edges of the cubes, [B].
+
+        Both are [B, G, 25], rotated back to the frames of the cubes.
+        """
+        # The grasps of scenes are scaled to [-1, 1], those of a prediction are not.
+        lower, upper = (
+            self.tables[name].to(self.device) for name in ("lower", "upper")
+        )
+        grasp = list[Tensor]()
+        references = list[Tensor]()
+        edge = list[Tensor]()
         starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
         with learner.evaluating():
             for start in starts:
-                batch = {name: tensor[start : start + size].to(self.device) for name, tensor in scenes.items()}
-                back = batch["turn"].transpose(1, 2)[:, None]
-                grasp.append(self._turned_back(learner.predict(learner.inputs(batch)), back))
-                known.append(self._turned_back(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back))
+                batch = {
+                    name: tensor[start : start + size].to(self.device)
+                    for name, tensor in scenes.items()
+                }
+                inverse = batch["turn"].transpose(1, 2)[:, None]
+                prediction = learner.predict(learner.inputs(batch))
+                grasp.append(self._turned_back(prediction, inverse))
+                reference = lower + (batch["grasp"] + 1) / 2 * (upper - lower)
+                references.append(self._turned_back(reference, inverse))
                 edge.append(batch["edge"])
-        return torch.cat(grasp), torch.cat(known), torch.cat(edge)
+        return torch.cat(grasp), torch.cat(references), torch.cat(edge)
 
     def _turned_back(self, grasp: Tensor, back: Tensor) -> Tensor:
         """Rotates grasps back to the frame of the cube; of four equivalent views from above, it
         selects the one with the usual position of the palm.
         """
-        grasp = turned(grasp, back)
+        grasp = rotated(grasp, back)
         if self.config.frame == "object":
             return grasp
+        # A cube looks the same after a quarter turn, so that the clouds of the four views are
+        # equal, and a learner cannot distinguish them.
         azimuth = torch.atan2(grasp[..., 1], grasp[..., 0]) - self._azimuth
-        return turned(grasp, yaw(-torch.round(azimuth / (math.pi / 2)) * (math.pi / 2)))
+        quarter_turns = torch.round(azimuth / (math.pi / 2))
+        return rotated(grasp, yaw(-quarter_turns * (math.pi / 2)))
 
     def _close(self, grasp: Tensor, edge: Tensor) -> dict[str, Tensor]:
         """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
         strict: [B * G] each.
         """
-        flat, edges = grasp.flatten(0, 1), edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
-        parts = [
-            self.hand.distances(*part) for part in zip(torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True)
-        ]
-        distance = 1e3 * torch.cat(parts)
-        depth, links = (-distance.amin(1)).clamp(min=0), (distance <= CLOSE_MM).sum(1)
-        within = {name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name]) for name in DEPTH_MM}
+        flat = grasp.flatten(0, 1)
+        edges = (
+            edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
+        )
+        # In chunks, because a grasp has some thousand points, and their distances take memory.
+        chunks = zip(
+            torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True
+        )
+        distances = [self.hand.distances(*chunk) for chunk in chunks]
+        distance = 1e3 * torch.cat(distances)
+        depth = (-distance.amin(1)).clamp(min=0)
+        links = (distance <= CLOSE_MM).sum(1)
+        within = {
+            name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name])
+            for name in DEPTH_MM
+        }
         return {**within, "depth": depth}
+
+
+def _distance_mm(keypoints: Tensor, references: Tensor) -> Tensor:
+    """Returns the mean distance of keypoints [..., K, 3] in metres: [...] in mm."""
+    distance: Tensor = 1e3 * (keypoints - references).norm(dim=-1).mean(-1)
+    return distance

@@ -12,7 +12,7 @@ from torch import Tensor
 Schedule = Literal["cosine", "linear_seed"]
 
 
-def kept_signal(schedule: Schedule, steps: int) -> Tensor:
+def alphas_cumprod(schedule: Schedule, steps: int) -> Tensor:
     """Returns the share of the signal in the variance after every step, alpha-bar,
     [steps] in float64.
 
@@ -30,26 +30,42 @@ def kept_signal(schedule: Schedule, steps: int) -> Tensor:
 
 
 def straight(steps: int) -> tuple[Tensor, Tensor]:
-    """Signal and noise on the straight line between them (rectified flow, Liu et al., arXiv 2209.03003), [steps]."""
+    """Returns signal and noise on the straight line between them, [steps] each.
+
+    This is rectified flow (Liu et al., arXiv 2209.03003).
+    """
     time = torch.arange(1, steps + 1, dtype=torch.float64) / steps
     return 1 - time, time
 
 
-def trailing(steps: int, of: int) -> list[int]:
-    """The steps at which a shorter sampling looks, the last first (Lin et al., arXiv 2305.08891, "trailing")."""
-    return [round(of - place * of / steps) - 1 for place in range(steps)]
+def trailing(steps: int, training_steps: int) -> list[int]:
+    """Returns the timesteps of a shorter sampling, the last first.
+
+    The spacing is "trailing" of Lin et al. (arXiv 2305.08891), which includes the last one.
+    """
+    return [
+        round(training_steps - step * training_steps / steps) - 1
+        for step in range(steps)
+    ]
 
 
 Denoise = Callable[[Tensor, int], Tensor]
 """Predicts the signal from a noisy sample and its step."""
 
 
-def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int, eta: float = 0.0) -> Tensor:
+def ddim(
+    denoise: Denoise,
+    noise: Tensor,
+    signal: Tensor,
+    sigma: Tensor,
+    steps: int,
+    eta: float = 0.0,
+) -> Tensor:
     """Samples in fewer steps (Song et al., arXiv 2010.02502, equations 12 and 16).
 
     Args:
         denoise: The network.
-        noise: The last of [T, ...] is the start; with an ``eta``, others are added at every step.
+        noise: The last of [T, ...] is the start; with an ``eta``, the rest is added step by step.
         signal: The share of the signal at every step, [T].
         sigma: The share of the noise, [T].
         steps: Number of evaluations of the network.
@@ -59,37 +75,56 @@ def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: 
     Returns:
         Samples like one of ``noise``.
     """
-    x, places = noise[-1], trailing(steps, len(signal))
-    for place, following in zip(places, [*places[1:], None], strict=True):
-        clean = denoise(x, place)
-        if following is None:
-            return clean
-        found, kept = (x - signal[place] * clean) / sigma[place], sigma[following]
-        x = signal[following] * clean
+    x = noise[-1]
+    timesteps = trailing(steps, len(signal))
+    for timestep, next_timestep in zip(
+        timesteps, [*timesteps[1:], None], strict=True
+    ):
+        x0 = denoise(x, timestep)
+        if next_timestep is None:
+            return x0
+        predicted_noise = (x - signal[timestep] * x0) / sigma[timestep]
+        next_sigma = sigma[next_timestep]
+        x = signal[next_timestep] * x0
         if eta:
-            fresh = eta * kept / sigma[place] * (1 - (signal[place] / signal[following]).square()).sqrt()
-            x, kept = x + fresh * noise[following], (kept.square() - fresh.square()).clamp(min=0).sqrt()
-        x = x + kept * found
+            ratio = signal[timestep] / signal[next_timestep]
+            deviation = (1 - ratio.square()).sqrt()
+            fresh_sigma = eta * next_sigma / sigma[timestep] * deviation
+            x = x + fresh_sigma * noise[next_timestep]
+            # Predicted and fresh noise together have the variance of the schedule. Rounding can
+            # make the difference negative when ``eta`` is one.
+            variance = next_sigma.square() - fresh_sigma.square()
+            next_sigma = variance.clamp(min=0).sqrt()
+        x = x + next_sigma * predicted_noise
     raise AssertionError("there is at least one step")
 
 
-def ddpm(denoise: Denoise, noise: Tensor, kept: Tensor) -> Tensor:
+def ddpm(denoise: Denoise, noise: Tensor, alphas_cumprod: Tensor) -> Tensor:
     """Samples with fresh noise in every step (Ho et al., arXiv 2006.11239, equations 6 and 7).
 
     Args:
         denoise: The network.
         noise: The start, and the noise of every step, [T, ...].
-        kept: Alpha-bar, [T].
+        alphas_cumprod: Alpha-bar, [T].
 
     Returns:
         Samples [...].
     """
     x = noise[-1]
-    before = torch.cat([kept.new_ones(1), kept[:-1]])
-    alpha = kept / before
-    for place in reversed(range(len(kept))):
-        clean, rest = denoise(x, place), 1 - kept[place]
-        mean = before[place].sqrt() * (1 - alpha[place]) / rest * clean
-        mean = mean + alpha[place].sqrt() * (1 - before[place]) / rest * x
-        x = mean if place == 0 else mean + ((1 - before[place]) / rest * (1 - alpha[place])).sqrt() * noise[place - 1]
+    previous_cumprod = torch.cat(
+        [alphas_cumprod.new_ones(1), alphas_cumprod[:-1]]
+    )
+    alpha = alphas_cumprod / previous_cumprod
+    for timestep in reversed(range(len(alphas_cumprod))):
+        x0 = denoise(x, timestep)
+        beta = 1 - alpha[timestep]
+        previous = previous_cumprod[timestep]
+        previous_variance = 1 - previous
+        variance = 1 - alphas_cumprod[timestep]
+        x = alpha[timestep].sqrt() * previous_variance / variance * x
+        x = previous.sqrt() * beta / variance * x0 + x
+        # The last step adds no noise: its result is the sample.
+        if timestep > 0:
+            deviation = (previous_variance / variance * beta).sqrt()
+            x = x + deviation * noise[timestep - 1]
     return x

@@ -8,30 +8,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-TRANSLATION, JOINTS, ROTATION = slice(0, 3), slice(3, 19), slice(19, 25)
+TRANSLATION = slice(0, 3)
+JOINTS = slice(3, 19)
+ROTATION = slice(19, 25)
 """Of the 25 numbers of a grasp: metres, radians, and the first two columns of a rotation matrix."""
 SURFACE = 5
 """Points along every edge of a box, by whose distance the box is judged."""
-HAND = ("parent", "origin", "turn", "axis", "keypoints", "box_link", "box_turn", "box_centre", "box_half")
+HAND = (
+    "parent",
+    "origin",
+    "turn",
+    "axis",
+    "keypoints",
+    "box_link",
+    "box_turn",
+    "box_centre",
+    "box_half",
+)
 """The tables that make a hand."""
 
 
-def matrix(six: Tensor) -> Tensor:
-    """Rotation matrices [..., 3, 3] from six numbers [..., 6] (Zhou et al. 2019, arXiv 1812.07035: Gram-Schmidt)."""
-    first = F.normalize(six[..., :3], dim=-1)
-    rest = six[..., 3:]
-    second = F.normalize(rest - (first * rest).sum(-1, keepdim=True) * first, dim=-1)
-    return torch.stack([first, second, torch.linalg.cross(first, second)], -1)
+def matrix(rotation: Tensor) -> Tensor:
+    """Returns rotation matrices [..., 3, 3] for their 6D representations [..., 6].
+
+    This is Gram-Schmidt (Zhou et al. 2019, arXiv 1812.07035).
+    """
+    first = F.normalize(rotation[..., :3], dim=-1)
+    column = rotation[..., 3:]
+    along_first = (first * column).sum(-1, keepdim=True) * first
+    second = F.normalize(column - along_first, dim=-1)
+    third = torch.linalg.cross(first, second)
+    return torch.stack([first, second, third], -1)
 
 
-def six_numbers(rotation: Tensor) -> Tensor:
-    """The first two columns of rotation matrices, [..., 3, 3] to [..., 6]."""
+def rotation_6d(rotation: Tensor) -> Tensor:
+    """Returns the first two columns of rotation matrices, [..., 3, 3] to [..., 6]."""
     return torch.cat([rotation[..., 0], rotation[..., 1]], -1)
 
 
 def yaw(angle: Tensor) -> Tensor:
-    """Rotations about z, [...] in radians to [..., 3, 3]."""
-    sine, cosine, zero = angle.sin(), angle.cos(), torch.zeros_like(angle)
+    """Returns rotations about z, [...] in radians to [..., 3, 3]."""
+    sine = angle.sin()
+    cosine = angle.cos()
+    zero = torch.zeros_like(angle)
     rows = [cosine, -sine, zero, sine, cosine, zero, zero, zero, zero + 1]
     return torch.stack(rows, -1).view(*angle.shape, 3, 3)
 
@@ -43,17 +62,20 @@ def straightening(cloud: Tensor) -> Tensor:
     contribute most: its angle is four times that of the cloud. One of the four
     equivalent orientations is selected.
     """
-    flat = cloud[..., :2].double()  # of points in any order, the sum is the same
+    # In float64, because the terms nearly cancel for points in any order.
+    flat = cloud[..., :2].double()
     x, y = (flat - flat.mean(1, keepdim=True)).unbind(-1)
     square = x * x + y * y
-    real = (square * (x**4 - 6 * x * x * y * y + y**4)).mean(1)
+    real_part = x**4 - 6 * x * x * y * y + y**4
+    real = (square * real_part).mean(1)
     imaginary = (square * 4 * x * y * (x * x - y * y)).mean(1)
     return yaw(-torch.atan2(-imaginary, -real) / 4).to(cloud.dtype)
 
 
-def turned(grasp: Tensor, rotation: Tensor) -> Tensor:
-    """Grasps [..., 25] turned together with what they hold, by rotations [..., 3, 3]."""
-    columns = torch.stack([grasp[..., TRANSLATION], grasp[..., 19:22], grasp[..., 22:25]], -1)
+def rotated(grasp: Tensor, rotation: Tensor) -> Tensor:
+    """Returns grasps [..., 25] rotated together with the object, by rotations [..., 3, 3]."""
+    vectors = [grasp[..., TRANSLATION], grasp[..., 19:22], grasp[..., 22:25]]
+    columns = torch.stack(vectors, -1)
     translation, first, second = (rotation @ columns).unbind(-1)
     return torch.cat([translation, grasp[..., JOINTS], first, second], -1)
 
@@ -75,11 +97,13 @@ class Hand(nn.Module):
         """Keeps the tables.
 
         Args:
-            tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn`` [J, 3, 3], where and how
-                it is there; ``axis`` [J, 3] of its motion; ``keypoints`` [K], links; ``box_link`` [N], ``box_turn``
-                [N, 3, 3], ``box_centre`` [N, 3] and ``box_half`` [N, 3], boxes in the frames of their links, in metres.
+            tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn``
+                [J, 3, 3], where and how it is there; ``axis`` [J, 3] of its motion; ``keypoints``
+                [K], links; ``box_link`` [N], ``box_turn`` [N, 3, 3], ``box_centre`` [N, 3] and
+                ``box_half`` [N, 3], boxes in the frames of their links, in metres.
         """
         super().__init__()
+        # Buffers move to the device together with a network.
         for name in HAND:
             self.register_buffer(name, tables[name].clone())
         self.parents: list[int] = tables["parent"].tolist()
@@ -88,21 +112,27 @@ class Hand(nn.Module):
         """Returns rotations [..., L, 3, 3] and positions [..., L, 3] in metres of the links, for
         grasps [..., 25].
         """
+        # Rodrigues' formula gives the rotation of every joint about its axis.
         angle = grasp[..., JOINTS, None, None]
         cross = self._cross()
-        local = self.turn @ (
-            torch.eye(3, dtype=angle.dtype, device=angle.device)
-            + angle.sin() * cross
-            + (1 - angle.cos()) * cross @ cross
+        identity = torch.eye(3, dtype=angle.dtype, device=angle.device)
+        motion = (
+            identity + angle.sin() * cross + (1 - angle.cos()) * cross @ cross
         )
-        rotations, positions = [matrix(grasp[..., ROTATION])], [grasp[..., TRANSLATION]]
+        local = self.turn @ motion
+
+        # A joint comes after the link that it is on, so one pass is sufficient.
+        rotations = [matrix(grasp[..., ROTATION])]
+        positions = [grasp[..., TRANSLATION]]
         for joint, parent in enumerate(self.parents):
-            positions.append(positions[parent] + (rotations[parent] @ self.origin[joint][:, None]).squeeze(-1))
+            origin = self.origin[joint][:, None]
+            offset = (rotations[parent] @ origin).squeeze(-1)
+            positions.append(positions[parent] + offset)
             rotations.append(rotations[parent] @ local[..., joint, :, :])
         return torch.stack(rotations, -3), torch.stack(positions, -2)
 
     def keypoints_of(self, grasp: Tensor) -> Tensor:
-        """The origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""
+        """Returns the origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""
         return self.links(grasp)[1].index_select(-2, self.keypoints)
 
     def boxes(self, grasp: Tensor) -> Tensor:
@@ -110,36 +140,57 @@ class Hand(nn.Module):
         [..., 25], in metres.
         """
         rotation, position = self.links(grasp)
-        turn, place = rotation[..., self.box_link, :, :], position[..., self.box_link, :]
-        centre = (turn @ self.box_centre[:, :, None]).squeeze(-1) + place
-        top = torch.cat([turn @ self.box_turn, centre[..., None]], -1)
-        bottom = top.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(*top.shape[:-2], 1, 4)
+        link_rotation = rotation[..., self.box_link, :, :]
+        link_position = position[..., self.box_link, :]
+        offset = (link_rotation @ self.box_centre[:, :, None]).squeeze(-1)
+        centre = offset + link_position
+        top = torch.cat([link_rotation @ self.box_turn, centre[..., None]], -1)
+        bottom = top.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(
+            *top.shape[:-2], 1, 4
+        )
         return torch.cat([top, bottom], -2)
 
     def distances(self, grasp: Tensor, edge: Tensor) -> Tensor:
         """Returns the distance of every link from a cube around the origin: [B, L] in
         metres, negative inside.
 
-        Each is that of the nearest of 98 points on the surface of each of its boxes; a link without a box is infinitely
-        far away.
+        Each is that of the nearest of 98 points on the surface of each of its boxes; a link
+        without a box is infinitely far away.
 
         Args:
             grasp: [B, 25] in the cube's frame.
             edge: of the cube, [B] in metres.
         """
         rotation, position = self.links(grasp)
-        line = torch.linspace(-1, 1, SURFACE, dtype=grasp.dtype, device=grasp.device)
+        # Points on the surface of every box, first in the frame of its link.
+        line = torch.linspace(
+            -1, 1, SURFACE, dtype=grasp.dtype, device=grasp.device
+        )
         cube = torch.cartesian_prod(line, line, line)
         surface = cube[(cube.abs() == 1).any(1)]
-        boxes = (surface * self.box_half[:, None]) @ self.box_turn.transpose(1, 2) + self.box_centre[:, None]
-        points = boxes @ rotation[:, self.box_link].transpose(-1, -2) + position[:, self.box_link, None]
-        outside = points.abs() - edge[:, None, None, None] / 2
-        signed = outside.clamp(min=0).norm(dim=-1) + outside.amax(-1).clamp(max=0)
-        far = torch.full((len(grasp), len(self.parents) + 1), torch.inf, dtype=grasp.dtype, device=grasp.device)
-        return far.scatter_reduce(1, self.box_link.expand(len(grasp), -1), signed.amin(2), "amin")
+        box_points = surface * self.box_half[:, None]
+        link_points = box_points @ self.box_turn.transpose(1, 2)
+        link_points = link_points + self.box_centre[:, None]
+        link_rotation = rotation[:, self.box_link].transpose(-1, -2)
+        points = link_points @ link_rotation + position[:, self.box_link, None]
+
+        # The distance from the nearest corner, edge or face; inside, from the nearest face.
+        beyond_face = points.abs() - edge[:, None, None, None] / 2
+        outside_distance = beyond_face.clamp(min=0).norm(dim=-1)
+        signed = outside_distance + beyond_face.amax(-1).clamp(max=0)
+        unreached = torch.full(
+            (len(grasp), len(self.parents) + 1),
+            torch.inf,
+            dtype=grasp.dtype,
+            device=grasp.device,
+        )
+        links = self.box_link.expand(len(grasp), -1)
+        return unreached.scatter_reduce(1, links, signed.amin(2), "amin")
 
     def _cross(self) -> Tensor:
-        """The matrices [J, 3, 3] that take the cross product with the joints' axes (Rodrigues' formula)."""
+        """Returns the matrices [J, 3, 3] of the cross product with the joints' axes."""
         x, y, z = self.axis.unbind(1)
         zero = torch.zeros_like(x)
-        return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
+        return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(
+            -1, 3, 3
+        )

@@ -16,18 +16,27 @@ if TYPE_CHECKING:
     from .config import GraspLearnerConfig
 
 NUMBERS = 25
-"""Of a grasp."""
+"""Numbers that describe a grasp."""
 SCALE = 0.05
 """Metres; about half of an object's size."""
 
 
 class GraspNetwork(nn.Module):
-    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the hand."""
+    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the
+    hand.
+    """
 
-    def __init__(self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: GraspLearnerConfig,
+        inputs: int,
+        tables: Mapping[str, Tensor],
+    ) -> None:
         super().__init__()
         self.encoder = ENCODERS[config.encoder](config.width, SCALE)
-        self.transformer = SetTransformer(inputs, NUMBERS, config.width, config.layers, config.heads)
+        self.transformer = SetTransformer(
+            inputs, NUMBERS, config.width, config.layers, config.heads
+        )
         self.hand = Hand({name: tables[name] for name in HAND})
         self.lower: Tensor
         self.upper: Tensor
@@ -35,18 +44,20 @@ class GraspNetwork(nn.Module):
         self.register_buffer("upper", tables["upper"].clone())
 
     def metric(self, scaled: Tensor) -> Tensor:
-        """Grasps in metres and radians from those scaled to [-1, 1]."""
+        """Returns grasps in metres and radians from those scaled to [-1, 1]."""
         return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
 
     def scaled(self, metric: Tensor) -> Tensor:
-        """The inverse of ``metric``."""
+        """Returns the inverse of ``metric``."""
         return (metric - self.lower) / (self.upper - self.lower) * 2 - 1
 
 
 class DiffusionNetwork(GraspNetwork):
     """A network with tokens that represent a missing cloud."""
 
-    def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]
+    ) -> None:
         super().__init__(config, NUMBERS, tables)
         self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
 

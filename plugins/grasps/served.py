@@ -29,7 +29,7 @@ class GraspRequest(ServedRequest):
     """Whether to return the boxes of the hand's links, too."""
 
     def group(self) -> Hashable:
-        """Clouds with as many points, and as many grasps."""
+        """Returns the numbers of points and grasps: equal requests share a batch."""
         return len(self.cloud), self.grasps
 
 
@@ -42,7 +42,7 @@ class DiffusionRequest(GraspRequest):
     """
 
     def group(self) -> Hashable:
-        """Also as many steps."""
+        """Returns the group of a grasp request, and the number of steps."""
         return *super().group(), self.steps  # type: ignore[misc]  # a tuple
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 EDGES = (0.0675, 0.07125, 0.075, 0.07875, 0.0825)
-"""Of the cubes, in metres."""
+"""Edges of the cubes, in metres."""
 EACH = 256
 """Grasps of every cube."""
 CHAINS = (
@@ -18,32 +18,38 @@ CHAINS = (
 )
 """Links of the fingers, from the palm on, named as those of the LEAP hand."""
 LENGTH = 0.03
-"""Of a link, in metres."""
+"""Length of a link, in metres."""
 
 
 def synthetic_grasps() -> dict[str, Any]:
-    """Returns arrays of the published form: a palm above a cube, and four fingers that hang down at its sides."""
+    """Returns arrays of the published form: a palm above a cube, and four fingers that hang down
+    at its sides.
+    """
     generator = np.random.default_rng(0)
     edge = np.repeat(np.array(EDGES, np.float32), EACH)
-    count, joints = len(edge), sum(map(len, CHAINS))
-    parents, children, origins, axes = list[str](), list[str](), list[list[float]](), list[list[float]]()
+    count = len(edge)
+    joints = sum(map(len, CHAINS))
+    parents = list[str]()
+    children = list[str]()
+    origins = list[list[float]]()
+    axes = list[list[float]]()
     for finger, chain in enumerate(CHAINS):
         angle = finger * np.pi / 2
-        for place, link in enumerate(chain):
-            parents.append(chain[place - 1] if place else "palm_lower")
+        for position, link in enumerate(chain):
+            parents.append(chain[position - 1] if position else "palm_lower")
             children.append(link)
             base = [0.05 * np.cos(angle), 0.05 * np.sin(angle), 0.0]
-            origins.append([0.0, 0.0, -LENGTH] if place else base)
+            origins.append([0.0, 0.0, -LENGTH] if position else base)
             axes.append([-np.sin(angle), np.cos(angle), 0.0])
     links = ["palm_lower", *children]
-    above = generator.normal([0.0, 0.0, 0.05], 0.002, (count, 3))
-    above[:, 2] += edge / 2 - EDGES[0] / 2
-    bent = np.tile([-0.1, 0.1, 0.1, 0.1], len(CHAINS))
+    translation = generator.normal([0.0, 0.0, 0.05], 0.002, (count, 3))
+    translation[:, 2] += edge / 2 - EDGES[0] / 2
+    posture = np.tile([-0.1, 0.1, 0.1, 0.1], len(CHAINS))
     return {
         "cube_edge": edge,
-        "hand_translation": above,
+        "hand_translation": translation,
         "hand_rotation": np.tile(np.eye(3), (count, 1, 1)),
-        "joints": bent + generator.normal(0, 0.05, (count, joints)),
+        "joints": posture + generator.normal(0, 0.05, (count, joints)),
         "kinematics_parent": np.array(parents),
         "kinematics_child": np.array(children),
         "kinematics_origin_xyz": np.array(origins),
@@ -51,8 +57,8 @@ def synthetic_grasps() -> dict[str, Any]:
         "kinematics_axis": np.array(axes),
         "link": np.array(links),
         "rotation": np.tile(np.eye(3), (len(links), 1, 1)),
-        "center": np.array([[0.0, 0.0, 0.0 if link == "palm_lower" else -LENGTH / 2] for link in links]),
+        "center": np.array([[0.0] * 3] + [[0.0, 0.0, -LENGTH / 2]] * joints),
         "half_size": np.array(
-            [[0.05, 0.05, 0.005] if link == "palm_lower" else [0.006, 0.006, LENGTH / 2] for link in links]
+            [[0.05, 0.05, 0.005]] + [[0.006, 0.006, LENGTH / 2]] * joints
         ),
     }

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import Pipeline, Progress, Setting, Stage, StageConfig, Statistical, UsageError, tensors
+from runner.api import (
+    Pipeline,
+    Progress,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+    tensors,
+)
 
 from ..settings import Count
 
@@ -19,10 +28,10 @@ if TYPE_CHECKING:
 
     from runner.api import GradientLearner
 
-    from .network import Question
+    from .network import ForwardCall
 
 LARGEST_GRADIENT = 1.0
-"""To whose norm the student's are clipped."""
+"""Norm to which the student's gradients are clipped."""
 
 
 class DistilConfig(StageConfig):
@@ -35,42 +44,47 @@ class DistilConfig(StageConfig):
     it is trained once.
 
     When it helps: answers that take many evaluations, and deep networks of a task that is not.
-    When it hurts: the first answer waits for a training; and a student that is too small is worse for good.
+    When it hurts: the first answer waits for a training; and a student that is too small is worse
+    for good.
     """
 
     kind: ClassVar[str] = "distil"
     phase: ClassVar[int] = 1
 
     layers: Count = 2
-    """Of the student."""
+    """Layers of the student."""
     updates: Count = 1000
-    """Of its training."""
+    """Updates of its training."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Initial learning rate; it ends at zero."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """The student errs."""
+        """Returns ``Statistical``: the student approximates its teacher."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A UsageError without layers to leave out."""
-        whole = getattr(setting.model, "layers", None)
-        if not isinstance(whole, int):
-            raise UsageError(f"layers: learner '{setting.model.kind}' has no setting of that name")
-        if self.layers >= whole:
-            raise UsageError(f"layers: {self.layers} should be fewer than the {whole} of the model")
+        """Returns None; raises a UsageError if there are no layers to leave out."""
+        layers = getattr(setting.model, "layers", None)
+        if not isinstance(layers, int):
+            raise UsageError(
+                f"layers: learner '{setting.model.kind}' has no setting of that name"
+            )
+        if self.layers >= layers:
+            raise UsageError(
+                f"layers: {self.layers} should be fewer than the {layers} of the model"
+            )
         return None
 
     def implementation(self) -> type[Stage]:
-        """Teacher and student."""
+        """Returns the implementation."""
         return Distil
 
 
 class Distil(Stage):
-    """Puts a student in the place of the network."""
+    """Replaces the network by a student."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Makes the student, trains it or finds it, and lets the learner answer by it.
+        """Makes the student, trains or loads it, and replaces the network by it.
 
         Raises:
             UsageError: The learner is not one network, or its layers cannot be determined.
@@ -80,81 +94,121 @@ class Distil(Stage):
         config = self.config
         learner = settled(pipeline, config.kind)
         teacher = learner.module.eval()
-        key = digest(teacher, config.model_dump(), learner.config.model_dump(), learner.context.seed)
+        key = digest(
+            teacher,
+            config.model_dump(),
+            learner.config.model_dump(),
+            learner.context.seed,
+        )
         replaced(learner, self._student(learner))
-        trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, teacher, pipeline))
+        trained(
+            pipeline,
+            self,
+            f"{config.kind}-{key}",
+            learner.module,
+            lambda: self._train(learner, teacher, pipeline),
+        )
+        # The optimizers hold the parameters of the teacher.
         learner.configure_optimizers()
-        before, left = parameters(teacher), parameters(learner.module)
-        asked = next(_lessons(learner, teacher, pipeline))
-        off = _error(learner.module, asked).detach() / _size(asked)
+        teacher_size = parameters(teacher)
+        student_size = parameters(learner.module)
+        example = next(_lessons(learner, teacher, pipeline))
+        deviation = _error(learner.module, example).detach() / _size(example)
         pipeline.note(
-            f"{config.layers} of {learner.config.layers} layers: {before:,} parameters are {left:,} "
-            f"({left / before:.2f}x); answers are off by {float(off) ** 0.5:.1%} of their size"
+            f"{config.layers} of {learner.config.layers} layers: {teacher_size:,} parameters are "
+            f"{student_size:,} ({student_size / teacher_size:.2f}x); "
+            f"answers are off by {float(deviation) ** 0.5:.1%} of their size"
         )
 
     def _student(self, learner: GradientLearner) -> nn.Module:
-        """A copy of the network with some of its layers, among them the first and the last."""
-        blocks, whole = list(learner.blocks()), learner.config.layers
-        homes = [name for name, module in learner.module.named_modules() if list(module.children()) == blocks]
-        if len(blocks) != whole or not homes:
+        """Returns a copy of the network with some of its layers, including first and last."""
+        blocks = list(learner.blocks())
+        layers = learner.config.layers
+        containers = [
+            name
+            for name, module in learner.module.named_modules()
+            if list(module.children()) == blocks
+        ]
+        if len(blocks) != layers or not containers:
             kind = learner.config.kind
-            raise UsageError(f"distil: layers: learner '{kind}' has {whole}, and {len(blocks)} blocks (Learner.blocks)")
-        last, of = whole - 1, max(1, self.config.layers - 1)
-        kept = {round(place * last / of) for place in range(self.config.layers)}
+            raise UsageError(
+                f"distil: layers: learner '{kind}' has {layers}, and {len(blocks)} blocks "
+                f"(Learner.blocks)"
+            )
+        last_index = layers - 1
+        intervals = max(1, self.config.layers - 1)
+        kept_layers = {
+            round(index * last_index / intervals) for index in range(self.config.layers)
+        }
         student = deepcopy(learner.module)
-        home: Any = student.get_submodule(homes[0])
-        for place in reversed(range(whole)):
-            if place not in kept:
-                del home[place]
+        container: Any = student.get_submodule(containers[0])
+        # From the end, so that the remaining indices stay valid.
+        for index in reversed(range(layers)):
+            if index not in kept_layers:
+                del container[index]
         return student
 
-    def _train(self, learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> None:
+    def _train(
+        self, learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline
+    ) -> None:
         """Moves the student's answers towards the teacher's."""
         import torch
 
-        student, updates = learner.module, self.config.updates
-        optimizer = torch.optim.AdamW(student.parameters(), self.config.lr, weight_decay=0.0)
+        student = learner.module
+        updates = self.config.updates
+        optimizer = torch.optim.AdamW(
+            student.parameters(), self.config.lr, weight_decay=0.0
+        )
         lessons = _lessons(learner, teacher, pipeline)
+        # The student must not change the run's sequence of random numbers.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(learner.context.seed)
-            for done, asked in enumerate(islice(lessons, updates)):
-                optimizer.param_groups[0]["lr"] = self.config.lr * (1 - done / updates)
+            for update, call in enumerate(islice(lessons, updates)):
+                optimizer.param_groups[0]["lr"] = self.config.lr * (
+                    1 - update / updates
+                )
                 optimizer.zero_grad()
-                _error(student, asked).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                _error(student, call).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 torch.nn.utils.clip_grad_norm_(student.parameters(), LARGEST_GRADIENT)
                 optimizer.step()
 
 
-def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> Iterator[Question]:
+def _lessons(
+    learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline
+) -> Iterator[ForwardCall]:
     """Yields the calls of the network by the run's loss for one batch after the other,
     with the teacher's outputs.
     """
     import torch
 
-    from .network import Question, asking
+    from .network import ForwardCall, forward_replaced
 
     for batch, noise in pipeline.batches():
-        calls: list[Question] = []
+        calls: list[ForwardCall] = []
 
-        def answer(*inputs: Any, calls: list[Question] = calls) -> Any:
-            calls.append(Question(inputs, teacher(*inputs)))
+        def answer(*inputs: Any, calls: list[ForwardCall] = calls) -> Any:
+            calls.append(ForwardCall(inputs, teacher(*inputs)))
             return calls[-1].output
 
-        with torch.no_grad(), asking(learner, answer):
+        with torch.no_grad(), forward_replaced(learner, answer):
             learner.slots.loss(batch, noise, Progress("updates", 1, updates=1))
         yield from calls
 
 
-def _error(student: nn.Module, asked: Question) -> Tensor:
-    """The mean squared difference of every output, added up."""
+def _error(student: nn.Module, call: ForwardCall) -> Tensor:
+    """Returns the sum of the mean squared differences of all outputs."""
     import torch
 
-    pairs = zip(tensors(student(*asked.inputs)), tensors(asked.output), strict=True)
-    return torch.stack([(one - other).square().mean() for one, other in pairs]).sum()
+    predictions = tensors(student(*call.inputs))
+    pairs = zip(predictions, tensors(call.output), strict=True)
+    errors = [(prediction - target).square().mean() for prediction, target in pairs]
+    return torch.stack(errors).sum()
 
 
-def _size(asked: Question) -> Tensor:
+def _size(call: ForwardCall) -> Tensor:
     """Returns the error of outputs that are zero."""
     import torch
 
-    return torch.stack([output.square().mean() for output in tensors(asked.output)]).sum()
+    return torch.stack(
+        [output.square().mean() for output in tensors(call.output)]
+    ).sum()

@@ -7,20 +7,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from runner.api import Anchor, Close, Pipeline, Setting, Stage, StageConfig, UsageError, nbytes
+from runner.api import (
+    Anchor,
+    Close,
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    UsageError,
+    nbytes,
+)
 
 if TYPE_CHECKING:
     from runner.api import GradientLearner
 
-    from .network import Question
+    from .network import ForwardCall
     from .program import Program
 
 EXTRA = "pip install 'proven-runner[inference]'"
-"""Brings ONNX Runtime and torchao."""
+"""Command that installs ONNX Runtime and torchao."""
 
 
 class ExportConfig(StageConfig):
-    """Answers by a program that was made of the network: one of ``torch.export``, or an ONNX file and ONNX Runtime.
+    """Answers by a program that was made of the network: one of ``torch.export``, or an ONNX file
+    and ONNX Runtime.
 
     The exported network is that of the slot ``forward``, with the inputs of one real
     prediction as its example; the code around it (the loop of a sampling, the encoder
@@ -30,9 +40,9 @@ class ExportConfig(StageConfig):
     created from the run's weights each time, because reading a ``.pt2`` would execute
     its content. Inputs of another form are computed by the network itself, and counted.
 
-    When it helps: ONNX Runtime fuses small operations, most of all for small batches on a CPU; and a program can be
-    run without this project.
-    When it hurts: exporting takes seconds; products of large batches cost the same in both.
+    When it helps: ONNX Runtime fuses small operations, most of all for small batches on a CPU;
+    and a program can be run without this project. When it hurts: exporting takes seconds;
+    products of large batches cost the same in both.
     """
 
     kind: ClassVar[str] = "export"
@@ -42,37 +52,41 @@ class ExportConfig(StageConfig):
     format: Literal["torch", "onnx"] = "onnx"
     """A ``.pt2`` of ``torch.export``, or ONNX with opset 20."""
     path: Annotated[str | None, Anchor()] = None
-    """Where the program is written; without it, ONNX is kept with the run, and a ``.pt2`` is not written."""
+    """Where the program is written; without it, ONNX is kept with the run, and a ``.pt2`` is not
+    written.
+    """
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra, by other kernels."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Raises a UsageError together with stages that compute the network otherwise,
-        or without ONNX Runtime.
-        """
-        refuse_beside(setting, "format", ("amp", "compile", "merged_conv_bn"))
+        """Returns None, or raises a UsageError without ONNX Runtime or with conflicting stages."""
+        refuse_stages(setting, "format", ("amp", "compile", "merged_conv_bn"))
         if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
-            raise UsageError(f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does")
+            raise UsageError(
+                f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does"
+            )
         if self.format == "onnx":
             needs_onnxruntime(setting, "format")
         return None
 
     def implementation(self) -> type[Stage]:
-        """The program in the slot."""
+        """Returns the implementation."""
         return Export
 
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 
 
-def refuse_beside(setting: Setting, key: str, others: Sequence[str]) -> None:
+def refuse_stages(setting: Setting, key: str, kinds: Sequence[str]) -> None:
     """Raises a UsageError for stages that change how the network computes, because the program
     would ignore them.
     """
-    if there := [kind for kind in others if kind in setting.stages]:
-        raise UsageError(f"{key}: what is exported is the network alone: switch {' and '.join(there)} off")
+    if conflicts := [kind for kind in kinds if kind in setting.stages]:
+        raise UsageError(
+            f"{key}: what is exported is the network alone: switch {' and '.join(conflicts)} off"
+        )
 
 
 def needs_onnxruntime(setting: Setting, key: str) -> None:
@@ -80,40 +94,56 @@ def needs_onnxruntime(setting: Setting, key: str) -> None:
     from importlib.util import find_spec
 
     if setting.device.type != "cpu":
-        raise UsageError(f"{key}: ONNX Runtime computes on a CPU here, not on '{setting.device.type}'; device: cpu")
-    missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]
+        raise UsageError(
+            f"{key}: ONNX Runtime computes on a CPU here, not on '{setting.device.type}'; "
+            f"device: cpu"
+        )
+    missing = [
+        name
+        for name in ("onnx", "onnxruntime", "onnxscript")
+        if find_spec(name) is None
+    ]
     if missing:
         raise UsageError(f"{key}: {' and '.join(missing)} not installed: {EXTRA}")
 
 
 class Export(Stage):
-    """Puts the program in the place of the network."""
+    """Replaces the network by the program."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Exports the network, or finds what was exported before, and answers by that.
+        """Exports the network, or loads an earlier export, and replaces the network by it.
 
         Raises:
             UsageError: the network cannot be exported.
         """
         import torch
 
-        from .network import asked, settled
+        from .network import first_call, settled
 
         learner = settled(pipeline, self.config.kind)
         with torch.no_grad():
-            example = asked(pipeline, learner, self.config.kind)
-            make = self._by_torch if self.config.format == "torch" else self._by_onnxruntime
-            self.program, off = make(pipeline, learner, example)
+            example = first_call(pipeline, learner, self.config.kind)
+            make = (
+                self._by_torch
+                if self.config.format == "torch"
+                else self._by_onnxruntime
+            )
+            self.program, deviation = make(pipeline, learner, example)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         self.bytes = self.program_bytes + self.program.outside
-        pipeline.note(f"the program has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of its size")
+        pipeline.note(
+            f"the program has {self.program_bytes:,} bytes; an answer is off by {deviation:.0e} of "
+            f"its size"
+        )
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""
         return self.program.notes()
 
-    def _by_torch(self, pipeline: Pipeline, learner: GradientLearner, example: Question) -> tuple[Program, float]:
-        """Exports the network each time: a ``.pt2`` holds pickles, so that none is ever read."""
+    def _by_torch(
+        self, pipeline: Pipeline, learner: GradientLearner, example: ForwardCall
+    ) -> tuple[Program, float]:
+        """Exports the network each time: a ``.pt2`` contains pickles, which must not be read."""
         from .program import difference, exported, of_torch, write_torch
 
         program = exported(learner.module, example, self.config.kind)
@@ -124,13 +154,19 @@ class Export(Stage):
         answers = of_torch(program)
         return answers, difference(answers, example)
 
-    def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, example: Question) -> tuple[Program, float]:
+    def _by_onnxruntime(
+        self, pipeline: Pipeline, learner: GradientLearner, example: ForwardCall
+    ) -> tuple[Program, float]:
         """Uses the file that was written before, or exports the network."""
         from .network import digest, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
         def write(path: Path) -> None:
-            write_onnx(exported(learner.module, example, self.config.kind), path, self.config.kind)
+            write_onnx(
+                exported(learner.module, example, self.config.kind),
+                path,
+                self.config.kind,
+            )
 
         def use(path: Path) -> tuple[Program, float]:
             self.program_bytes = bytes_of(path)
@@ -142,16 +178,28 @@ class Export(Stage):
                 with self._writing():
                     write(Path(self.config.path))
                 return use(Path(self.config.path))
-            key = digest(learner.module, self.config.format, learner.config.model_dump())
-            return stored_file(pipeline, self, f"{self.config.kind}-{key}{SUFFIXES['onnx']}", write, use)
+            key = digest(
+                learner.module, self.config.format, learner.config.model_dump()
+            )
+            return stored_file(
+                pipeline,
+                self,
+                f"{self.config.kind}-{key}{SUFFIXES['onnx']}",
+                write,
+                use,
+            )
         except RuntimeError as error:
-            raise UsageError(f"export: format: ONNX Runtime cannot run the network: {error}") from error
+            raise UsageError(
+                f"export: format: ONNX Runtime cannot run the network: {error}"
+            ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Entered around writing to the path of the settings."""
+        """Returns a context manager for writing to the configured path."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or error
-            raise UsageError(f"export: path: {self.config.path} cannot be written: {reason}") from error
+            raise UsageError(
+                f"export: path: {self.config.path} cannot be written: {reason}"
+            ) from error

@@ -57,17 +57,27 @@ class MergedConvBn(Stage):
         learner = settled(pipeline, self.config.kind)
         network = learner.module
         if not any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
-            raise UsageError(f"merged_conv_bn: learner '{learner.config.kind}' has no batch norm{_other_norm(network)}")
+            raise UsageError(
+                f"merged_conv_bn: learner '{learner.config.kind}' has no batch "
+                f"norm{_other_norm(network)}"
+            )
         names = list(_pairs(network))
         if not names:
-            raise UsageError("merged_conv_bn: no batch norm is the only reader of a convolution")
-        pairs = [_MergedPair(network.get_submodule(conv), network.get_submodule(norm)) for conv, norm in names]
+            raise UsageError(
+                "merged_conv_bn: no batch norm is the only reader of a convolution"
+            )
+        pairs = [
+            _MergedPair(network.get_submodule(conv), network.get_submodule(norm))
+            for conv, norm in names
+        ]
         self.program_bytes = nbytes([dict(pair.merged.state_dict()) for pair in pairs])
         pipeline.note(f"{len(pairs)} batch norms are merged into convolutions")
 
 
 class _MergedPair:
-    """A convolution that computes what the norm behind it would return, and the norm that returns its input."""
+    """A convolution that computes what the norm behind it would return, and the norm that returns
+    its input.
+    """
 
     def __init__(self, conv: Any, norm: Any) -> None:
         self.conv = conv
@@ -81,6 +91,7 @@ class _MergedPair:
         norm.forward = self._normalise
 
     def _convolve(self, x: Tensor) -> Tensor:
+        # In training, the norm needs the statistics of the convolution's real output.
         if self.norm.training:
             return self._plain_conv(x)  # type: ignore[no-any-return]
         if not self._is_fresh():
@@ -93,15 +104,25 @@ class _MergedPair:
 
     def _tensors(self) -> list[Tensor]:
         norm = self.norm
-        tensors = (self.conv.weight, self.conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        tensors = (
+            self.conv.weight,
+            self.conv.bias,
+            norm.weight,
+            norm.bias,
+            norm.running_mean,
+            norm.running_var,
+        )
         return [tensor for tensor in tensors if tensor is not None]
 
     def _is_fresh(self) -> bool:
         """Returns whether the merged weights are those of the current parameters."""
         tensors = self._tensors()
-        return len(tensors) == len(self._sources) and all(
+        if len(tensors) != len(self._sources):
+            return False
+        pairs = zip(tensors, self._sources, strict=True)
+        return all(
             tensor is source and tensor._version == version
-            for tensor, (source, version) in zip(tensors, self._sources, strict=True)
+            for tensor, (source, version) in pairs
         )
 
     def _refresh(self) -> None:
@@ -110,9 +131,15 @@ class _MergedPair:
         norm = self.norm
         self._sources = [(tensor, tensor._version) for tensor in self._tensors()]
         self.merged.weight, self.merged.bias = fuse_conv_bn_weights(
-            self.conv.weight, self.conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
+            self.conv.weight,
+            self.conv.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
             self.conv.transposed,
-        )  # fmt: skip
+        )
 
 
 def _other_norm(network: nn.Module) -> str:
@@ -120,7 +147,10 @@ def _other_norm(network: nn.Module) -> str:
 
     if not any(isinstance(layer, nn.GroupNorm) for layer in network.modules()):
         return ""
-    return ", and its group norm depends on each image, so it cannot be merged; train it with batch norm"
+    return (
+        ", and its group norm depends on each image, so it cannot be merged; train it with "
+        "batch norm"
+    )
 
 
 def _pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
@@ -140,15 +170,25 @@ def _pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
         graph = Tracer().trace(network)
     except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise UsageError(f"merged_conv_bn: the network cannot be traced: {reason}") from error
-    layers = {node: network.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+        raise UsageError(
+            f"merged_conv_bn: the network cannot be traced: {reason}"
+        ) from error
+    layers = {
+        node: network.get_submodule(str(node.target))
+        for node in graph.nodes
+        if node.op == "call_module"
+    }
     calls = Counter(layers.values())
     for node, norm in layers.items():
         if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
             continue
         producer: Any = node.args[0]
         conv = layers.get(producer)
-        if not isinstance(conv, convolutions) or len(producer.users) > 1 or calls[conv] + calls[norm] > 2:
+        if not isinstance(conv, convolutions):
+            continue
+        # Another reader of the convolution's output would get the normalised values, and a
+        # layer that is called twice has two outputs.
+        if len(producer.users) > 1 or calls[conv] + calls[norm] > 2:
             continue
         # Torch's function for merging has no groups of transposed convolutions.
         if conv.transposed and conv.groups > 1:

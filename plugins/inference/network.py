@@ -22,21 +22,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from runner.api import GradientLearner, Manifest, Pipeline, UsageError, map_tensors, stored_tensors
+from runner.api import (
+    GradientLearner,
+    Manifest,
+    Pipeline,
+    UsageError,
+    map_tensors,
+    stored_tensors,
+)
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
-class Question(NamedTuple):
-    """One call of the slot ``forward``."""
+class ForwardCall(NamedTuple):
+    """Inputs and output of a call of the slot ``forward``."""
 
     inputs: tuple[Any, ...]
     output: Any
 
 
-class _Enough(Exception):  # noqa: N818 (it is no error)
-    """The first call has been recorded."""
+class _Enough(Exception):  # noqa: N818 (it is not an error)
+    """Raised when the first call has been recorded."""
 
 
 def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
@@ -47,63 +54,70 @@ def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
     """
     learner = pipeline.learner
     if not isinstance(learner, GradientLearner):
-        raise UsageError(f"{kind}: learner '{learner.config.kind}' is not one network, but {len(learner.roles)}")
+        raise UsageError(
+            f"{kind}: learner '{learner.config.kind}' is not one network, but {len(learner.roles)}"
+        )
     with learner.evaluating():
-        weights = {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
+        # Averaged parameters are in the module only while it is evaluated.
+        weights = {
+            name: tensor.clone() for name, tensor in learner.module.state_dict().items()
+        }
     learner.averages = None
     learner.module.load_state_dict(weights)
     return learner
 
 
 def replaced(learner: GradientLearner, module: nn.Module) -> None:
-    """Lets the learner answer by another module of the same form."""
+    """Replaces the learner's network by another module of the same form."""
     learner.module = learner.model.module = module.to(learner.device)
 
 
 @contextmanager
-def asking(learner: GradientLearner, answer: Any) -> Iterator[None]:
-    """Inside the ``with``, the slot ``forward`` is ``answer``."""
+def forward_replaced(learner: GradientLearner, answer: Any) -> Iterator[None]:
+    """Replaces the slot ``forward`` by ``answer`` inside the ``with``."""
     slots = learner.slots
-    before = slots.forward
+    original = slots.forward
     vars(slots)["forward"] = answer
     try:
         yield
     finally:
-        vars(slots)["forward"] = before
+        vars(slots)["forward"] = original
 
 
-def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Question:
+def first_call(pipeline: Pipeline, learner: GradientLearner, kind: str) -> ForwardCall:
     """Returns the first call of the network by ``predict`` for a batch, with its output.
 
     Raises:
         UsageError: There is no call.
     """
-    return next(iter(questions(pipeline, learner, kind, 1)))
+    return next(iter(forward_calls(pipeline, learner, kind, 1)))
 
 
-def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: int) -> Iterator[Question]:
-    """Yields the same for ``count`` batches."""
-    found: list[Question] = []
+def forward_calls(
+    pipeline: Pipeline, learner: GradientLearner, kind: str, count: int
+) -> Iterator[ForwardCall]:
+    """Yields the first call of the network for each of ``count`` batches."""
+    calls: list[ForwardCall] = []
 
     def answer(*inputs: Any) -> NoReturn:
         with learner.slots.precision():
-            copies = map_tensors(lambda tensor: tensor.clone(), inputs)  # a source may use its memory again
-            found.append(Question(copies, learner.module(*inputs)))
+            # A source may overwrite its memory with the next batch.
+            copies = map_tensors(lambda tensor: tensor.clone(), inputs)
+            calls.append(ForwardCall(copies, learner.module(*inputs)))
         raise _Enough
 
     batches = pipeline.batches()
     for _ in range(count):
         batch, _ = next(batches)
-        with asking(learner, answer):
+        with forward_replaced(learner, answer):
             try:
                 learner.predict(learner.inputs(batch))
             except _Enough:
-                yield found.pop()
+                yield calls.pop()
             else:
-                raise UsageError(f"{kind}: learner '{learner.config.kind}' answers without its slot 'forward'")
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
+                raise UsageError(
+                    f"{kind}: learner '{learner.config.kind}' answers without its slot 'forward'"
+                )
 
 
 def parameters(module: nn.Module) -> int:
@@ -112,27 +126,33 @@ def parameters(module: nn.Module) -> int:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Returns whether a module of that name, or one that it is in, is meant."""
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
+    """Returns whether the patterns match a module of that name or a module that contains it."""
+    return any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        for pattern in patterns
+    )
 
 
 def stored_file(
-    pipeline: Pipeline, stage: Any, name: str, make: Callable[[Path], None], use: Callable[[Path], Result]
+    pipeline: Pipeline,
+    stage: Any,
+    name: str,
+    make: Callable[[Path], None],
+    use: Callable[[Path], Result],
 ) -> Result:
     """Uses a file that a stage creates from the network: the one in the pipeline's folder if it is
     undamaged, else a new one.
 
-    A file is read only if the manifest of its run names it; a damaged one is made again, with a warning. Where nothing
-    can be written, the file is in a folder that lasts as long as the stage.
+    A file is read only if the manifest of its run names it; a damaged one is made again, with a
+    warning. Where nothing can be written, the file is in a folder that lasts as long as the
+    stage.
 
     Args:
         pipeline: Whose folder it is in, if it has one.
         stage: The stage.
         name: The name of the file, which follows from what it is made of.
-        make: Writes it, and ``<name>.data`` next to it if it has large weights, at the path that it is given.
+        make: Writes it, and ``<name>.data`` next to it if it has large weights, at the path that
+            it is given.
         use: Reads it. If that fails for a file that was there, the file is made again.
 
     Returns:
@@ -141,32 +161,43 @@ def stored_file(
     Raises:
         UsageError: the disk refuses the file.
     """
-    folder = None if pipeline.folder is None or pipeline.folder.is_symlink() else pipeline.folder
+    folder = pipeline.folder
+    # A link could lead to files of another user.
+    if folder is not None and folder.is_symlink():
+        folder = None
     if folder is not None and _is_whole(folder / name):
         try:
             return use(folder / name)
-        except Exception as error:  # whatever safetensors and ONNX Runtime raise
+        except Exception as error:
+            # The exceptions of safetensors and ONNX Runtime have no common base class.
             reason = " ".join(str(error).split()) or type(error).__name__
             _log.warning("%s: %s; it is made again", folder / name, reason)
+    # The file gets its name when it is complete, so that a crash leaves no partial file.
     workplace = _workplace(folder)
     weakref.finalize(stage, shutil.rmtree, workplace, ignore_errors=True)
     path = workplace / name
     try:
         make(path)
         if folder is not None and workplace.parent == folder:
-            Manifest.of(folder).adopt({folder / file.name: file for file in sorted(workplace.iterdir())})
+            files = sorted(workplace.iterdir())
+            Manifest.of(folder).adopt({folder / file.name: file for file in files})
             workplace.rmdir()
             path = folder / name
     except (OSError, SafetensorError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UsageError(f"{stage.config.kind}: {path} cannot be written: {cause}") from error
+        raise UsageError(
+            f"{stage.config.kind}: {path} cannot be written: {cause}"
+        ) from error
     return use(path)
 
 
 def _is_whole(path: Path) -> bool:
     """Returns whether a file, and the one with its large weights, are as they were written."""
-    manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
-    return manifest.is_whole(path) and (not manifest.names(weights) or manifest.is_whole(weights))
+    manifest = Manifest.of(path.parent)
+    weights = path.with_name(f"{path.name}.data")
+    if not manifest.is_whole(path):
+        return False
+    return not manifest.names(weights) or manifest.is_whole(weights)
 
 
 def _workplace(folder: Path | None) -> Path:
@@ -179,22 +210,37 @@ def _workplace(folder: Path | None) -> Path:
 
 
 def digest(module: nn.Module, *settings: Any) -> str:
-    """Sixteen hexadecimal digits that follow from weights and settings."""
-    found = hashlib.sha256(json.dumps([torch.__version__, *settings], sort_keys=True, default=str).encode())
+    """Returns sixteen hexadecimal digits that depend on weights and settings."""
+    # The version is included, because another version may compute the stored file differently.
+    text = json.dumps([torch.__version__, *settings], sort_keys=True, default=str)
+    result = hashlib.sha256(text.encode())
     for name, tensor in module.state_dict().items():
-        found.update(f"{name} {tuple(tensor.shape)}".encode())
-        for part in stored_tensors(tensor):
-            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        result.update(f"{name} {tuple(tensor.shape)}".encode())
+        for storage in stored_tensors(tensor):
+            flat = storage.detach().cpu().contiguous().view(-1)
+            result.update(flat.view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()[:16]
 
 
-def trained(pipeline: Pipeline, stage: Any, name: str, module: nn.Module, train: Callable[[], None]) -> None:
-    """Trains a module, unless its weights are stored in the pipeline's folder; in evaluation mode in the end."""
+def trained(
+    pipeline: Pipeline,
+    stage: Any,
+    name: str,
+    module: nn.Module,
+    train: Callable[[], None],
+) -> None:
+    """Trains a module, unless its weights are stored in the pipeline's folder.
+
+    The module is in evaluation mode afterwards.
+    """
     module.train()
 
     def make(path: Path) -> None:
         train()
-        save_file({key: tensor.contiguous() for key, tensor in module.state_dict().items()}, path)
+        save_file(
+            {key: tensor.contiguous() for key, tensor in module.state_dict().items()},
+            path,
+        )
 
     stored_file(pipeline, stage, f"{name}.safetensors", make, partial(_load, module))
     module.eval()
@@ -202,10 +248,13 @@ def trained(pipeline: Pipeline, stage: Any, name: str, module: nn.Module, train:
 
 def _load(module: nn.Module, path: Path) -> None:
     """Loads weights, or none of them if they are not those of the module."""
-    weights, expected = load_file(path), module.state_dict()
+    weights = load_file(path)
+    expected = module.state_dict()
     if weights.keys() != expected.keys():
         raise ValueError("its weights have other names than the module's")
     for name, tensor in weights.items():
         if (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype):
-            raise ValueError(f"{name!r:.80} has another shape or type than in the module")
+            raise ValueError(
+                f"{name!r:.80} has another shape or type than in the module"
+            )
     module.load_state_dict(weights)

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from runner.api import UsageError, map_tensors, nbytes, replacing, tensors
 
-from .network import Question
+from .network import ForwardCall
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -28,25 +28,40 @@ use.
 """
 INLINE_BYTES = 2**30
 """Largest size of weights inside of the ONNX file; a file can have twice as many at most."""
-LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "torch.utils", "root")
+LOUD = (
+    "torch.onnx",
+    "torch.export",
+    "torch._export",
+    "onnxscript",
+    "onnx_ir",
+    "torchao",
+    "torch.utils",
+    "root",
+)
 """Loggers and modules with advice for authors of exporters."""
 
 Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
-"""Of every input: its type, and its sizes, None where they may differ."""
+"""Type and sizes of every input; a size is None where it may differ."""
 
 
 class Program:
-    """Answers in the place of a network, as long as the questions are of its form."""
+    """A program that replaces a network for inputs of one form."""
 
     def __init__(self, call: Callable[..., Any], form: Form) -> None:
-        self.call, self.form = call, form
+        self.call = call
+        self.form = form
         self.others = 0
         """Questions of another form."""
         self.outside = 0
         """Bytes of weights that the network has, and the program does not use."""
 
-    def in_place_of(self, module: Callable[[], nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper for the slot ``forward`` of that network, which answers itself while it is trained."""
+    def in_place_of(
+        self, module: Callable[[], nn.Module]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Returns a wrapper for the slot ``forward`` of that network.
+
+        A network in training mode is called itself.
+        """
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
@@ -63,24 +78,35 @@ class Program:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Returns whether types and sizes are those of the form."""
-        return len(inputs) == len(self.form) and all(
-            isinstance(tensor, Tensor)
-            and tensor.dtype == dtype
-            and tensor.dim() == len(sizes)
-            and all(fixed is None or fixed == own for fixed, own in zip(sizes, tensor.shape, strict=True))
-            for tensor, (dtype, sizes) in zip(inputs, self.form, strict=True)
-        )
+        if len(inputs) != len(self.form):
+            return False
+        pairs = zip(inputs, self.form, strict=True)
+        return all(_fits(tensor, dtype, sizes) for tensor, (dtype, sizes) in pairs)
 
     def notes(self) -> list[str]:
         """Returns the number of inputs of another form."""
-        return [f"{self.others:,} questions of another form, answered by the network itself"] if self.others else []
+        if not self.others:
+            return []
+        return [
+            f"{self.others:,} questions of another form, answered by the network itself"
+        ]
+
+
+def _fits(tensor: Any, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
+    if not isinstance(tensor, Tensor):
+        return False
+    if tensor.dtype != dtype or tensor.dim() != len(sizes):
+        return False
+    pairs = zip(sizes, tensor.shape, strict=True)
+    return all(expected is None or expected == size for expected, size in pairs)
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside the ``with``, exporters keep their advice to themselves."""
+    """Silences the advice of exporters inside the ``with``."""
+    # Some exporters log to the root logger.
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOUD]
-    before = [logger.level for logger in loggers]
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -88,35 +114,48 @@ def quietly() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def exported(module: nn.Module, asked: Question, kind: str) -> ExportedProgram:
-    """The network in evaluation mode, for inputs of as many sizes as it allows.
+def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedProgram:
+    """Exports the network in evaluation mode, for inputs of as many sizes as it allows.
 
     Raises:
         UsageError: It cannot be traced, or has an input that is not a tensor.
     """
-    if not all(isinstance(each, Tensor) for each in asked.inputs):
+    if not all(isinstance(tensor, Tensor) for tensor in example.inputs):
         raise UsageError(f"{kind}: every input of the network should be a tensor")
-    dynamic = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs)
+    dynamic = tuple(
+        dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in example.inputs
+    )
     module.eval()
-    inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)  # no inference tensors
+    # Inference tensors cannot be traced; a copy made here is a normal tensor.
+    inputs = tuple(tensor.detach().clone() for tensor in example.inputs)
     try:
         with quietly(), torch.no_grad():
             return torch.export.export(module, inputs, dynamic_shapes=dynamic)
-    except Exception as error:  # whatever a network does that cannot be traced
-        raise UsageError(f"{kind}: torch.export cannot trace the network: {_first_line(error)}") from error
+    except Exception as error:
+        # Tracing executes the network, which can raise anything.
+        raise UsageError(
+            f"{kind}: torch.export cannot trace the network: {_first_line(error)}"
+        ) from error
 
 
 def of_torch(program: ExportedProgram) -> Program:
-    """Runs it by torch."""
+    """Returns a program that torch runs."""
     names = set(program.graph_signature.user_inputs)
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    nodes = [
+        node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names
+    ]
     values = [node.meta["val"] for node in nodes]
-    form = [(each.dtype, tuple(_fixed(side) for side in each.shape)) for each in values]
-    return Program(program.module(check_guards=False), form)  # which the form has checked
+    form = [
+        (value.dtype, tuple(_fixed(side) for side in value.shape)) for value in values
+    ]
+    # The form replaces the guards, which raise where the network should be called instead.
+    return Program(program.module(check_guards=False), form)
 
 
 def _fixed(side: Any) -> int | None:
@@ -127,7 +166,10 @@ def _fixed(side: Any) -> int | None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a sample of the data."""
+    """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a
+    sample of the data.
+    """
+    # They would be a sample of the data in a file that may be shared.
     program.example_inputs = None
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
@@ -139,19 +181,26 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
     """Writes an ONNX file; raises a UsageError if ONNX has no such operation."""
     try:
         with quietly():
-            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
-    except Exception as error:  # an operation that ONNX has not
-        raise UsageError(f"{kind}: the network cannot be written as ONNX: {_first_line(error)}") from error
-    assert converted is not None  # with dynamo
-    for node in converted.model.graph.all_nodes():  # stack traces of the exporter, paths of this machine among them
+            converted = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, verbose=False
+            )
+    except Exception as error:
+        # For example, ONNX does not have the operation.
+        raise UsageError(
+            f"{kind}: the network cannot be written as ONNX: {_first_line(error)}"
+        ) from error
+    # Only the older exporter returns None.
+    assert converted is not None
+    # The metadata contain stack traces with paths of this machine.
+    for node in converted.model.graph.all_nodes():
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
     converted.model.metadata_props[OUTSIDE] = str(_unused(program))
     converted.save(path, external_data=nbytes(dict(program.state_dict)) > INLINE_BYTES)
 
 
-def of_onnx(path: Path, asked: Question) -> Program:
-    """Runs an ONNX file on as many threads as torch has.
+def of_onnx(path: Path, example: ForwardCall) -> Program:
+    """Returns a program that ONNX Runtime runs, on the number of threads of torch.
 
     Raises:
         RuntimeError: ONNX Runtime cannot run the file.
@@ -159,23 +208,30 @@ def of_onnx(path: Path, asked: Question) -> Program:
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # The exceptions of ONNX Runtime have no common base class.
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # exceptions of ONNX Runtime, which have no common base class
+        session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
         raise RuntimeError(f"{path.name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
-    names = [each.name for each in inputs]
+    names = [value.name for value in inputs]
     form = [
-        (tensor.dtype, tuple(_fixed(side) for side in each.shape))
-        for tensor, each in zip(asked.inputs, inputs, strict=True)
+        (tensor.dtype, tuple(_fixed(side) for side in value.shape))
+        for tensor, value in zip(example.inputs, inputs, strict=True)
     ]
 
-    def call(*given: Tensor) -> Any:
-        feed = {name: tensor.detach().numpy() for name, tensor in zip(names, given, strict=True)}
-        found = iter(session.run(None, feed))
-        return map_tensors(lambda _: torch.from_numpy(next(found)), asked.output)
+    def call(*arguments: Tensor) -> Any:
+        feed = {
+            name: tensor.detach().numpy()
+            for name, tensor in zip(names, arguments, strict=True)
+        }
+        outputs = iter(session.run(None, feed))
+        return map_tensors(lambda _: torch.from_numpy(next(outputs)), example.output)
 
     program = Program(call, form)
     program.outside = int(session.get_modelmeta().custom_metadata_map.get(OUTSIDE, 0))
@@ -183,11 +239,17 @@ def of_onnx(path: Path, asked: Question) -> Program:
 
 
 def _unused(program: ExportedProgram) -> int:
-    """Bytes of weights that no operation reads: of modules that other slots call."""
+    """Returns the bytes of weights that no operation reads: of modules that other slots call."""
     signature = program.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    idle = [weights[node.name] for node in program.graph.nodes if node.name in weights and not node.users]
-    return nbytes([program.state_dict[name] for name in idle if name in program.state_dict])
+    unused = [
+        weights[node.name]
+        for node in program.graph.nodes
+        if node.name in weights and not node.users
+    ]
+    return nbytes(
+        [program.state_dict[name] for name in unused if name in program.state_dict]
+    )
 
 
 def bytes_of(path: Path) -> int:
@@ -196,15 +258,20 @@ def bytes_of(path: Path) -> int:
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
-def difference(program: Program, asked: Question) -> float:
+def difference(program: Program, example: ForwardCall) -> float:
     """Returns the deviation of the program's output from the network's, as a share of its size (of
     all outputs, L2).
     """
-    pairs = list(zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True))
-    off = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
-    size = sum(float(other.double().square().sum()) for _, other in pairs)
-    return math.sqrt(off / size) if size else 0.0
+    squared_error = 0.0
+    size = 0.0
+    outputs = tensors(program.call(*example.inputs))
+    for output, expected in zip(outputs, tensors(example.output), strict=True):
+        reference = expected.double()
+        squared_error += float((output.double() - reference).square().sum())
+        size += float(reference.square().sum())
+    return math.sqrt(squared_error / size) if size else 0.0
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, Progress, Prunable, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import (
+    Pipeline,
+    Progress,
+    Prunable,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 BATCHES = 8
-"""From which gradients are taken."""
+"""Number of batches for gradients."""
 NAMES = {"heads": "heads", "ff": "inner units"}
 SIZES = ("out_features", "out_channels", "num_channels"), ("in_features", "in_channels")
 """Attributes that hold the size of a layer's outputs, and of its inputs."""
@@ -45,19 +54,21 @@ class PruneConfig(StageConfig):
     ff: Share = 0.25
     """Share of the units inside every feed-forward layer or residual block."""
     importance: Literal["gradients", "weights"] = "gradients"
-    """By what units are compared."""
+    """Measure by which units are compared."""
     updates: Annotated[int, Field(ge=0)] = 0
     """Number of updates after pruning."""
     lr: Annotated[float, Field(gt=0)] = 1e-4
     """Initial learning rate; it ends at zero."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """Something is lost."""
+        """Returns ``Statistical``: units are missing."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if both shares are zero."""
-        return None if self.heads or self.ff else "heads and ff are 0: nothing is removed"
+        if self.heads or self.ff:
+            return None
+        return "heads and ff are 0: nothing is removed"
 
     def implementation(self) -> type[Stage]:
         """Returns the implementation."""
@@ -68,7 +79,7 @@ class Prune(Stage):
     """Makes the network smaller."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Cuts every layer that the learner names, and trains what is left.
+        """Prunes every layer that the learner names, and trains the pruned network.
 
         Raises:
             UsageError: the learner names none, or the shares are less than one unit of any layer.
@@ -77,112 +88,163 @@ class Prune(Stage):
 
         config = self.config
         learner = settled(pipeline, config.kind)
-        before, key = parameters(learner.module), digest(learner.module, config.model_dump(), learner.context.seed)
+        size_before = parameters(learner.module)
+        key = digest(learner.module, config.model_dump(), learner.context.seed)
         cuts = self._cuts(learner)
-        scores = _changes(learner, pipeline, cuts) if config.importance == "gradients" else [*map(_weights, cuts)]
-        for (group, gone), score in zip(cuts.items(), scores, strict=True):
-            _cut(group, score.topk(group.units - gone).indices.sort().values)
+        # All scores come before the first cut, which changes the loss.
+        if config.importance == "gradients":
+            scores = _changes(learner, pipeline, cuts)
+        else:
+            scores = [_weights(group) for group in cuts]
+        for (group, count), score in zip(cuts.items(), scores, strict=True):
+            best = score.topk(group.units - count).indices
+            _cut(group, best.sort().values)
+        # The optimizers hold the parameters of the complete network.
         learner.configure_optimizers()
         if config.updates:
-            trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, pipeline))
-        left = parameters(learner.module)
-        said = " and ".join(_said(cuts, kind) for kind in NAMES if any(group.kind == kind for group in cuts))
-        pipeline.note(f"without {said}: {before:,} parameters are {left:,} ({left / before:.2f}x)")
+            trained(
+                pipeline,
+                self,
+                f"{config.kind}-{key}",
+                learner.module,
+                lambda: self._train(learner, pipeline),
+            )
+        size_after = parameters(learner.module)
+        description = " and ".join(
+            _description(cuts, kind)
+            for kind in NAMES
+            if any(group.kind == kind for group in cuts)
+        )
+        pipeline.note(
+            f"without {description}: {size_before:,} parameters are {size_after:,} "
+            f"({size_after / size_before:.2f}x)"
+        )
 
     def _cuts(self, learner: GradientLearner) -> dict[Prunable, int]:
         """Returns how many units of every group are removed."""
         groups = list(learner.prunable())
         if not groups:
-            raise UsageError(f"prune: learner '{learner.config.kind}' has no removable units (Learner.prunable)")
-        gone = {group: int(getattr(self.config, group.kind) * group.units + 1e-9) for group in groups}
-        if not any(gone.values()):
-            of = ", ".join(f"{kind}: {getattr(self.config, kind)}" for kind in sorted({group.kind for group in groups}))
-            raise UsageError(f"prune: {of} is less than one unit of any layer; take more, or switch the stage off")
-        return {group: count for group, count in gone.items() if count}
+            raise UsageError(
+                f"prune: learner '{learner.config.kind}' has no removable units (Learner.prunable)"
+            )
+        # The small number corrects products like 0.3 * 10, which is less than 3.
+        counts = {
+            group: int(getattr(self.config, group.kind) * group.units + 1e-9)
+            for group in groups
+        }
+        if not any(counts.values()):
+            settings = ", ".join(
+                f"{kind}: {getattr(self.config, kind)}"
+                for kind in sorted({group.kind for group in groups})
+            )
+            raise UsageError(
+                f"prune: {settings} is less than one unit of any layer; take more, or switch the "
+                f"stage off"
+            )
+        return {group: count for group, count in counts.items() if count}
 
     def _train(self, learner: GradientLearner, pipeline: Pipeline) -> None:
         """Trains for the configured number of updates."""
         updates = self.config.updates
-        for done, (batch, noise) in enumerate(islice(pipeline.batches(), updates)):
+        for update, (batch, noise) in enumerate(
+            itertools.islice(pipeline.batches(), updates)
+        ):
             for _, optimizer in learner.optimizers():
                 for group in optimizer.param_groups:
-                    group["lr"] = self.config.lr * (1 - done / updates)
+                    group["lr"] = self.config.lr * (1 - update / updates)
             learner.update(batch, noise, Progress("updates", updates, updates=updates))
 
 
-def _said(cuts: dict[Prunable, int], kind: str) -> str:
+def _description(cuts: dict[Prunable, int], kind: str) -> str:
     """Returns how many units of a kind are removed, as text."""
-    own = {group: gone for group, gone in cuts.items() if group.kind == kind}
-    return f"{sum(own.values())} of {sum(group.units for group in own)} {NAMES[kind]}"
-
-
-# --- which units matter -----------------------------------------------------------------------------------------------
+    removed = sum(count for group, count in cuts.items() if group.kind == kind)
+    units = sum(group.units for group in cuts if group.kind == kind)
+    return f"{removed} of {units} {NAMES[kind]}"
 
 
 def _weights(group: Prunable) -> Tensor:
-    """The sum of the absolute weights of every unit, [units]."""
+    """Returns the sum of the absolute weights of every unit, [units]."""
     import torch
 
-    made = [
-        layer.weight.detach().abs().flatten(1).sum(1).view(times, group.units, -1).sum((0, 2))
+    written = [
+        layer.weight.detach()
+        .abs()
+        .flatten(1)
+        .sum(1)
+        .view(times, group.units, -1)
+        .sum((0, 2))
         for layer, times in group.made_by
         if layer.weight.dim() > 1
     ]
     read = [
-        layer.weight.detach().abs().transpose(0, 1).flatten(1).sum(1).view(group.units, -1).sum(1)
+        layer.weight.detach()
+        .abs()
+        .transpose(0, 1)
+        .flatten(1)
+        .sum(1)
+        .view(group.units, -1)
+        .sum(1)
         for layer in group.read_by
     ]
-    return torch.stack([*made, *read]).sum(0)
+    return torch.stack([*written, *read]).sum(0)
 
 
-def _changes(learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prunable]) -> list[Tensor]:
-    """Returns the absolute change of the loss of a batch without the values of every unit, [units]
-    for each group.
+def _changes(
+    learner: GradientLearner, pipeline: Pipeline, groups: Iterable[Prunable]
+) -> list[Tensor]:
+    """Returns for each group the absolute change of the loss without every unit, [units].
 
-    The derivative with respect to a factor before a unit is the sum of its weights times their gradients.
+    The derivative with respect to a factor before a unit is the sum of its weights times their
+    gradients.
     """
     import torch
 
     learner.module.eval()
     weights = [[layer.weight for layer in group.read_by] for group in groups]
     scores = [torch.zeros(group.units, device=learner.device) for group in groups]
-    for batch, noise in islice(pipeline.batches(), BATCHES):
+    for batch, noise in itertools.islice(pipeline.batches(), BATCHES):
         with torch.enable_grad():
             loss = learner.slots.loss(batch, noise, Progress("updates", 1, updates=1))
-            flat = torch.autograd.grad(loss.sum / loss.count, [weight for each in weights for weight in each])
+            flat = torch.autograd.grad(
+                loss.sum / loss.count, [*itertools.chain.from_iterable(weights)]
+            )
         gradients = iter(flat)
-        for score, own in zip(scores, weights, strict=True):
-            for weight in own:
-                change = (weight * next(gradients)).detach().transpose(0, 1).flatten(1).sum(1)
+        for score, group_weights in zip(scores, weights, strict=True):
+            for weight in group_weights:
+                product = (weight * next(gradients)).detach()
+                change = product.transpose(0, 1).flatten(1).sum(1)
                 score += change.view(len(score), -1).sum(1).abs()
     return scores
 
 
-# --- what goes --------------------------------------------------------------------------------------------------------
-
-
-def _cut(group: Prunable, kept: Tensor) -> None:
-    """Leaves these units of a group, by their numbers."""
+def _cut(group: Prunable, remaining: Tensor) -> None:
+    """Removes all units of a group except those with the remaining numbers."""
     for layer, times in group.made_by:
-        _shrink(layer, 0, times, group.units, kept)
+        _shrink(layer, 0, times, group.units, remaining)
     for reader in group.read_by:
-        _shrink(reader, 1, 1, group.units, kept)
+        _shrink(reader, 1, 1, group.units, remaining)
     for owner, attribute in group.counted:
-        setattr(owner, attribute, len(kept))
+        setattr(owner, attribute, len(remaining))
 
 
-def _shrink(layer: nn.Module, side: int, times: int, units: int, kept: Tensor) -> None:
-    """Selects units of the outputs (side 0) or the inputs (side 1) of a layer, which
-    has them ``times`` times.
+def _shrink(
+    layer: nn.Module, side: int, repeats: int, units: int, remaining: Tensor
+) -> None:
+    """Selects units of the outputs (side 0) or the inputs (side 1) of a layer.
+
+    The layer has ``repeats`` blocks of the units, for example keys and values of heads.
     """
     import torch
 
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        if parameter.dim() <= side:  # a bias has no inputs
+        # A bias has no inputs.
+        if parameter.dim() <= side:
             continue
-        index = torch.arange(parameter.shape[side], device=kept.device).view(times, units, -1)[:, kept].flatten()
+        positions = torch.arange(parameter.shape[side], device=remaining.device)
+        index = positions.view(repeats, units, -1)[:, remaining].flatten()
         smaller = parameter.detach().index_select(side, index)
-        setattr(layer, name, torch.nn.Parameter(smaller, requires_grad=parameter.requires_grad))
+        pruned = torch.nn.Parameter(smaller, requires_grad=parameter.requires_grad)
+        setattr(layer, name, pruned)
         for attribute in SIZES[side]:
             if hasattr(layer, attribute):
                 setattr(layer, attribute, len(index))

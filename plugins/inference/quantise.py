@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, nbytes
+from runner.api import (
+    Pipeline,
+    RunnerError,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+    nbytes,
+)
 
-from .export import EXTRA, needs_onnxruntime, refuse_beside
+from .export import EXTRA, needs_onnxruntime, refuse_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.api import GradientLearner
 
-    from .network import Question
+    from .network import ForwardCall
     from .program import Program
 
 
@@ -32,9 +41,9 @@ class QuantiseConfig(StageConfig):
     rounded too, with ranges from a few batches of the run's data. Modules that the learner declares
     as sensitive (for example its first and last layers), norms and biases stay in float32.
 
-    When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a processor with VNNI.
-    When it hurts: small networks, whose products are too small to be worth the rounding; ``torchao`` on a CPU without
-    a compiler is slower than float32.
+    When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a
+    processor with VNNI. When it hurts: small networks, whose products are too small to be worth
+    the rounding; ``torchao`` on a CPU without a compiler is slower than float32.
     """
 
     kind: ClassVar[str] = "quantise"
@@ -55,9 +64,7 @@ class QuantiseConfig(StageConfig):
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Raises a UsageError if the backend is not available, or together with a stage that
-        replaces the network.
-        """
+        """Returns None, or raises a UsageError without the backend or with conflicting stages."""
         from importlib.util import find_spec
 
         if self.backend == "torchao":
@@ -65,7 +72,7 @@ class QuantiseConfig(StageConfig):
                 raise UsageError(f"backend: torchao is not installed: {EXTRA}")
             return None
         needs_onnxruntime(setting, "backend")
-        refuse_beside(setting, "backend", ("amp", "compile", "export"))
+        refuse_stages(setting, "backend", ("amp", "compile", "export"))
         return None
 
     def implementation(self) -> type[Stage]:
@@ -83,7 +90,7 @@ class Quantise(Stage):
     program: Program | None = None
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Rounds in place, or puts a program with rounded weights in the place of the network.
+        """Rounds in place, or replaces the network by a program with rounded weights.
 
         Raises:
             UsageError: The backend supports no layer of the network.
@@ -92,15 +99,21 @@ class Quantise(Stage):
 
         learner = settled(pipeline, self.config.kind)
         learner.module.eval()
-        kept = (*learner.sensitive, *self.config.keep)
-        rounds = self._by_torchao if self.config.backend == "torchao" else self._by_onnxruntime
-        rounds(pipeline, learner, kept)
+        unchanged = (*learner.sensitive, *self.config.keep)
+        rounds = (
+            self._by_torchao
+            if self.config.backend == "torchao"
+            else self._by_onnxruntime
+        )
+        rounds(pipeline, learner, unchanged)
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""
         return [] if self.program is None else self.program.notes()
 
-    def _by_torchao(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+    def _by_torchao(
+        self, pipeline: Pipeline, learner: GradientLearner, unchanged: Sequence[str]
+    ) -> None:
         from torch import nn
 
         from .network import matches
@@ -114,71 +127,114 @@ class Quantise(Stage):
             )
 
         module = learner.module
-        own = {name: each for name, each in module.named_modules() if not matches(name, kept)}
-        # One of a single column would keep a scale for every weight, which torchao refuses.
-        chosen = {name for name, each in own.items() if isinstance(each, nn.Linear) and each.in_features > 1}
-        if not chosen:
-            raise UsageError("quantise: backend: torchao rounds matrices alone, and here are none that are not kept")
-        rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig
-        before = nbytes(dict(module.state_dict()))
+        candidates = {
+            name: layer
+            for name, layer in module.named_modules()
+            if not matches(name, unchanged)
+        }
+        # A matrix of a single column would have a scale for every weight, which torchao refuses.
+        selected = {
+            name
+            for name, layer in candidates.items()
+            if isinstance(layer, nn.Linear) and layer.in_features > 1
+        }
+        if not selected:
+            raise UsageError(
+                "quantise: backend: torchao rounds matrices alone, and here are none that are "
+                "not kept"
+            )
+        rounding = (
+            Int8DynamicActivationInt8WeightConfig
+            if self.config.activations
+            else Int8WeightOnlyConfig
+        )
+        size_before = nbytes(dict(module.state_dict()))
         with quietly():
-            quantize_(module, rounding(set_inductor_config=False, version=2), lambda _, name: name in chosen)
+            quantize_(
+                module,
+                rounding(set_inductor_config=False, version=2),
+                lambda _, name: name in selected,
+            )
+        # Rounded weights have no gradients, and an update would fail without a clear message.
         pipeline.slots.wrap("forward", self._untrained(learner))
-        others = sum(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding) for each in own.values())
-        left = f"; {others} convolutions or embeddings stay in float32" if others else ""
-        pipeline.note(f"{len(chosen)} matrices in int8: {_bytes(before, nbytes(dict(module.state_dict())))}{left}")
+        float_layers = sum(
+            isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Embedding)
+            for layer in candidates.values()
+        )
+        remark = (
+            f"; {float_layers} convolutions or embeddings stay in float32"
+            if float_layers
+            else ""
+        )
+        pipeline.note(
+            f"{len(selected)} matrices in int8: "
+            f"{_bytes(size_before, nbytes(dict(module.state_dict())))}{remark}"
+        )
 
     @staticmethod
-    def _untrained(learner: GradientLearner) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper for the slot ``forward`` that refuses to train what is rounded."""
+    def _untrained(
+        learner: GradientLearner,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Returns a wrapper for the slot ``forward`` that raises in training."""
 
         def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
                 if learner.module.training:
-                    raise RunnerError("quantise: weights of eight bits cannot be trained")
+                    raise RunnerError(
+                        "quantise: weights of eight bits cannot be trained"
+                    )
                 return step(*inputs)
 
             return forward
 
         return wrapped
 
-    def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+    def _by_onnxruntime(
+        self, pipeline: Pipeline, learner: GradientLearner, unchanged: Sequence[str]
+    ) -> None:
         import torch
 
-        from .network import digest, questions, stored_file
+        from .network import digest, forward_calls, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
-        kind, settings = self.config.kind, learner.config.model_dump()
+        kind = self.config.kind
+        settings = learner.config.model_dump()
         with torch.no_grad():
-            examples = list(questions(pipeline, learner, kind, CALIBRATION))
+            examples = list(forward_calls(pipeline, learner, kind, CALIBRATION))
         module = learner.module
 
         def export(path: Path) -> None:
             write_onnx(exported(module, examples[0], kind), path, kind)
 
         name = f"export-{digest(module, 'onnx', settings)}.onnx"
-        whole = stored_file(pipeline, self, name, export, lambda path: path)
+        exported_path = stored_file(pipeline, self, name, export, lambda path: path)
 
         def use(path: Path) -> tuple[Program, float]:
             self.program_bytes = bytes_of(path)
             program = of_onnx(path, examples[0])
             return program, difference(program, examples[0])
 
-        name = f"{kind}-{digest(module, kept, settings)}.onnx"
-        make = partial(_round, whole, kept=kept, examples=examples)
-        self.program, off = stored_file(pipeline, self, name, make, use)
+        name = f"{kind}-{digest(module, unchanged, settings)}.onnx"
+        make = partial(_round, exported_path, unchanged=unchanged, examples=examples)
+        self.program, deviation = stored_file(pipeline, self, name, make, use)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        outside = self.program.outside
-        self.bytes = self.program_bytes + outside
-        pipeline.note(f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} of its size")
+        outside_bytes = self.program.outside
+        self.bytes = self.program_bytes + outside_bytes
+        sizes = _bytes(bytes_of(exported_path) + outside_bytes, self.bytes)
+        pipeline.note(f"{sizes}; one answer is off by {deviation:.1%} of its size")
 
 
 def _bytes(before: int, after: int) -> str:
     return f"{before:,} bytes are {after:,} ({after / before:.2f}x)"
 
 
-def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Question]) -> None:
-    """Writes an ONNX file with rounded weights; a UsageError if there are none to round."""
+def _round(
+    source: Path,
+    rounded: Path,
+    unchanged: Sequence[str],
+    examples: Sequence[ForwardCall],
+) -> None:
+    """Writes an ONNX file with rounded weights, or raises a UsageError if nothing is rounded."""
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
         QuantType,
@@ -192,19 +248,36 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
 
     with quietly(), TemporaryDirectory() as folder:
         shaped = f"{folder}/shaped.onnx"
-        quant_pre_process(whole, shaped, skip_optimization=True, skip_symbolic_shape=True)
+        quant_pre_process(
+            source, shaped, skip_optimization=True, skip_symbolic_shape=True
+        )
         graph = onnx.load(shaped, load_external_data=False).graph
-        weights = {each.name for each in graph.initializer if len(each.dims) > 1}
-        layers = [n for n in graph.node if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}]
-        chosen = [node for node in layers if not matches(_owner(node), kept)]
-        if not chosen:
+        # Biases have one dimension, and stay in float32.
+        weights = {value.name for value in graph.initializer if len(value.dims) > 1}
+        layers = [
+            n
+            for n in graph.node
+            if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}
+        ]
+        selected = [node for node in layers if not matches(_owner(node), unchanged)]
+        if not selected:
             raise UsageError("quantise: keep: nothing is left to round")
-        # The nodes to which a Gemm is converted.
-        names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]
-        common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
-        if any(node.op_type == "Conv" for node in chosen):
-            reader = _reader([each.name for each in graph.input], examples)
-            types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+        # ``quant_pre_process`` converts a Gemm to a MatMul of this name.
+        names = [
+            name for node in selected for name in (node.name, f"{node.name}_MatMul")
+        ]
+        common = {
+            "per_channel": True,
+            "nodes_to_quantize": names,
+            # Without VNNI, sums of products of eight bits saturate.
+            "reduce_range": not _has_vnni(),
+        }
+        if any(node.op_type == "Conv" for node in selected):
+            reader = _reader([value.name for value in graph.input], examples)
+            types = {
+                "activation_type": QuantType.QUInt8,
+                "weight_type": QuantType.QInt8,
+            }
             quantize_static(shaped, rounded, reader, **types, **common)
         else:
             quantize_dynamic(shaped, rounded, weight_type=QuantType.QInt8, **common)
@@ -219,12 +292,14 @@ def _owner(node: Any) -> str:
             return str(name).removesuffix(".weight")
     from .program import SCOPES
 
-    scopes = next((each.value for each in node.metadata_props if each.key == SCOPES), "['', '']")
+    scopes = next(
+        (prop.value for prop in node.metadata_props if prop.key == SCOPES), "['', '']"
+    )
     return str(literal_eval(scopes)[-2])
 
 
-def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
-    """Inputs one after the other, as calibration reads them."""
+def _reader(names: Sequence[str], examples: Sequence[ForwardCall]) -> Any:
+    """Returns a reader of the inputs, as calibration needs it."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Examples(CalibrationDataReader):  # type: ignore[misc]  # untyped
@@ -235,8 +310,11 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
 
         def get_next(self) -> dict[str, Any] | None:
             """Returns the inputs of the next batch; None after the last."""
-            asked = next(self.rest, None)
-            return asked and {name: each.numpy() for name, each in zip(names, asked.inputs, strict=True)}
+            call = next(self.rest, None)
+            return call and {
+                name: tensor.numpy()
+                for name, tensor in zip(names, call.inputs, strict=True)
+            }
 
     return Examples()
 

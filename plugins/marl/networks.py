@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
 Precision = Callable[[], AbstractContextManager[None]]
 
 
@@ -19,12 +20,20 @@ class Mlp(nn.Module):
     some hundreds do not fit the spacing of 16-bit numbers.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int,
+        generator: torch.Generator,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for width in hidden:
             linear = nn.Linear(inputs, width)
-            nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu", generator=generator)
+            nn.init.kaiming_uniform_(
+                linear.weight, nonlinearity="relu", generator=generator
+            )
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.LayerNorm(width), nn.ReLU()]
             inputs = width
@@ -34,9 +43,10 @@ class Mlp(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
-        """[B, inputs] to [B, outputs], the trunk in the context of ``precision``."""
+        """Returns [B, outputs] for [B, inputs]; the trunk runs in the context of ``precision``."""
         with precision():
             hidden = self.trunk(inputs)
+        # The head computes in the type of its parameters, outside of autocast.
         output: Tensor = self.head(hidden.to(self.head.weight.dtype))
         return output
 
@@ -44,20 +54,24 @@ class Mlp(nn.Module):
 class TwinCritic(nn.Module):
     """Two independent Q functions of the same inputs."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.q1 = Mlp(inputs, hidden, 1, generator)
         self.q2 = Mlp(inputs, hidden, 1, generator)
 
     def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
-        """[B, inputs] to [B, 2]."""
-        return torch.cat([self.q1(inputs, precision), self.q2(inputs, precision)], dim=-1)
+        """Returns both values, [B, 2], for [B, inputs]."""
+        values = [self.q1(inputs, precision), self.q2(inputs, precision)]
+        return torch.cat(values, dim=-1)
 
 
 def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """A reparameterised sample of the tanh-squashed Gaussian and its log-probability.
+    """Returns a reparameterised sample of the tanh-squashed Gaussian and its log-probability.
 
-    Haarnoja et al. 2018 (arXiv:1812.05905), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
+    Haarnoja et al. 2018 (arXiv:1812.05905), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u -
+    softplus(-2 u)).
 
     Args:
         head: mean and log standard deviation, [..., 2 a].
@@ -70,5 +84,8 @@ def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     log_std = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
     unbounded = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    log_prob = log_prob - 2 * (math.log(2) - unbounded - functional.softplus(-2 * unbounded))
+    # The direct form, log(1 - tanh(u)^2), is the logarithm of zero for large u.
+    linear = math.log(2) - unbounded
+    softplus = functional.softplus(-2 * unbounded)
+    log_prob = log_prob - 2 * (linear - softplus)
     return unbounded.tanh(), log_prob.sum(-1)

@@ -14,15 +14,19 @@ ALL = slice(None)
 
 
 class AgentsRole:
-    """One list of parameters and one optimizer for every agent."""
+    """A list of parameters and an optimizer for every agent."""
 
-    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Sequence[nn.Parameter]],
+        max_grad_norm: float | None = None,
+    ) -> None:
         self.parameters = [list(agent) for agent in parameters]
         self.max_grad_norm = max_grad_norm
         self.optimizers: list[Optimizer] = []
 
     def leaves(self) -> Iterator[nn.Parameter]:
-        """The tensors that collect gradients."""
+        """Yields the tensors that collect gradients."""
         for agent in self.parameters:
             yield from agent
 
@@ -31,7 +35,7 @@ class AgentsRole:
         self.optimizers = [make([*agent]) for agent in self.parameters]
 
     def zero_grad(self, agents: slice = ALL) -> None:
-        """Forgets the gradients of these agents."""
+        """Deletes the gradients of these agents."""
         for parameters in self.parameters[agents]:
             for parameter in parameters:
                 parameter.grad = None
@@ -40,7 +44,9 @@ class AgentsRole:
         """Clips every agent's gradient norm, if there is a bound."""
         if self.max_grad_norm is None:
             return
-        for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
+        for parameters, optimizer in zip(
+            self.parameters[agents], self.optimizers[agents], strict=True
+        ):
             slots.unscale(optimizer)
             slots.clip(parameters, self.max_grad_norm)
 
@@ -51,7 +57,10 @@ class AgentsRole:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Lets gradients through to the inputs inside the ``with``, but computes none for the parameters."""
+        """Lets gradients through to the inputs inside the ``with``, but computes none for the
+        parameters.
+        """
+        # The same list is restored, whatever happens to the role in between.
         leaves = list(self.leaves())
         for parameter in leaves:
             parameter.requires_grad_(False)
@@ -65,17 +74,25 @@ class AgentsRole:
         """Makes the gradients visible at the networks' parameters, where they already are."""
 
     def state_dict(self) -> State:
-        """The optimizers' state."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        """Returns the optimizers' state."""
+        return {
+            "optimizers": [
+                optimizer.state_dict() for optimizer in self.optimizers
+            ]
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizers' state."""
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        for optimizer, saved in zip(
+            self.optimizers, state["optimizers"], strict=True
+        ):
             restore(optimizer, saved)
 
 
 @torch.no_grad()
-def polyak(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float) -> None:
+def polyak(
+    targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float
+) -> None:
     """Moves every target a share ``tau`` towards its source: t <- (1 - tau) t + tau s."""
     for target, source in zip(targets, sources, strict=True):
         target.lerp_(source, tau)

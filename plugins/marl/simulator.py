@@ -1,4 +1,6 @@
-"""A source that simulates: a batch of environments, a replay buffer, and evaluation on held-out seeds."""
+"""A source that simulates: a batch of environments, a replay buffer, and evaluation on held-out
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Context, Learner, Progress, RunnerError, Source, State, UsageError
+from runner.api import (
+    Batch,
+    Context,
+    Learner,
+    Progress,
+    RunnerError,
+    Source,
+    State,
+    UsageError,
+)
 
 from .replay.build import make_replay, storage_device
 from .simulator_config import SimulatorConfig
@@ -40,7 +51,9 @@ class EnvironmentStep:
     truncated: Tensor
     """[E], bool: the episode was cut off; its value continues."""
     episodes: Tensor
-    """[E, 1 + m]: 1 and m numbers that can be added up for each episode that ended in this step, else zeros."""
+    """[E, 1 + m]: 1 and m numbers that can be added up for each episode that ended in this step,
+    else zeros.
+    """
 
 
 class BatchedEnvironment(Protocol):
@@ -57,7 +70,9 @@ class BatchedEnvironment(Protocol):
         """Applies actions [E, N, a] in [-1, 1]."""
 
     def summarise(self, total: list[float]) -> dict[str, float]:
-        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``."""
+        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to
+        ``total``.
+        """
 
     def state_dict(self) -> State:
         """Returns the state with which ``load_state_dict`` continues in the middle of an
@@ -71,10 +86,11 @@ class BatchedEnvironment(Protocol):
 class SimulatorSource(Source):
     """Collects transitions from a batched environment into a replay buffer.
 
-    Batches hold ``observation`` [B, N, o], ``action`` [B, N, a], ``reward`` [B, N], ``next_observation`` [B, N, o] and
-    ``terminated`` [B] (0 or 1), and what the replay adds: ``weight`` [B] and ``index`` [B].
-    Random numbers come from the context's generators ``environment``, ``exploration`` (actions of the warm-up) and
-    ``replay``; their states are the context's, all others are in ``state_dict``.
+    Batches hold ``observation`` [B, N, o], ``action`` [B, N, a], ``reward`` [B, N],
+    ``next_observation`` [B, N, o] and ``terminated`` [B] (0 or 1), and what the replay adds:
+    ``weight`` [B] and ``index`` [B]. Random numbers come from the context's generators
+    ``environment``, ``exploration`` (actions of the warm-up) and ``replay``; their states are the
+    context's, all others are in ``state_dict``.
     """
 
     activities: ClassVar[Mapping[str, str]] = {"collect": "collecting"}
@@ -100,9 +116,13 @@ class SimulatorSource(Source):
         self._longest_episode = config.evaluation.longest
         self._exploration = context.generator("exploration")
         self._envs = config.envs
-        self._environment = self.make_environment(config, self._envs, self._device, context.generator("environment"))
+        self._environment = self.make_environment(
+            config, self._envs, self._device, context.generator("environment")
+        )
+        # A copy, because an environment may reuse its memory.
         self._observation = self._environment.reset().clone()
-        agents, size = self._environment.agents, self._environment.observation_size
+        agents = self._environment.agents
+        size = self._environment.observation_size
         self._action_shape = (agents, self._environment.action_size)
         stored = {
             "observation": (agents, size),
@@ -114,27 +134,38 @@ class SimulatorSource(Source):
         self.shapes = {**stored, "weight": (), "index": ()}
         storage = storage_device(config.replay, self._device)
         generator = context.generator("replay", storage)
-        self._replay = make_replay(config.replay, stored, self._device, generator)
+        self._replay = make_replay(
+            config.replay, stored, self._device, generator
+        )
         self._finished: Tensor | None = None
         self._latest: EnvironmentStep | None = None
         """The step of the last ``draw``, if it made one."""
-        self._reward_squares = torch.zeros(agents, dtype=torch.float64, device=self._device)
+        self._reward_squares = torch.zeros(
+            agents, dtype=torch.float64, device=self._device
+        )
         """Sums over all steps so far of every agent's squared rewards, [N]."""
 
     @abstractmethod
     def make_environment(
-        self, config: Any, envs: int, device: torch.device, generator: torch.Generator
+        self,
+        config: Any,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
     ) -> BatchedEnvironment:
         """Builds ``envs`` simulations that draw their episodes from ``generator``."""
 
     def bind(self, learner: Learner) -> None:
         """Receives the policy: the learner's ``act``, or ``predict`` if it does not explore."""
-        self._act = getattr(learner, "act", None) or (lambda observation, _: learner.predict(observation))
+        self._act = getattr(learner, "act", None) or (
+            lambda observation, _: learner.predict(observation)
+        )
 
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
-        """A batch from the replay buffer, after stepping the environments until one is due; None after a single step.
+        """Returns a batch from the replay buffer, or None after a step that earned no update.
 
-        Every step of all environments earns ``updates_per_step`` updates for each, and none during the warm-up.
+        Every step of all environments earns ``updates_per_step`` updates for each, and none
+        during the warm-up.
         """
         self._latest = None
         if not self._due:
@@ -143,16 +174,21 @@ class SimulatorSource(Source):
                 return None
         self._due -= 1
         self._open += 1
-        whole = progress.length if progress.unit == "env_steps" else None
-        batch = self._replay.sample(batch_size, min(1.0, self._steps / whole) if whole else progress.fraction)
+        fraction = progress.fraction
+        # The progress counts steps when their updates are done, and lags behind the simulator.
+        if progress.unit == "env_steps" and progress.length:
+            fraction = min(1.0, self._steps / progress.length)
+        batch = self._replay.sample(batch_size, fraction)
         if self.config.normalize_rewards:
-            batch["reward"] = batch["reward"] / self.reward_scale().to(batch["reward"].device)
+            reward = batch["reward"]
+            batch["reward"] = reward / self.reward_scale().to(reward.device)
         return batch
 
     def reward_scale(self) -> Tensor:
         """Returns the root mean square of every agent's rewards so far, [N]; 1 for an
         agent with only zeros.
         """
+        # In float64, because the sum grows over the entire training.
         scale = (self._reward_squares / self._steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
@@ -162,9 +198,13 @@ class SimulatorSource(Source):
         self._slots.collect(None if warming_up else self._explore)
         self._steps += self._envs
         self._uncounted += self._envs
+        # A buffer with fewer transitions would fill a batch with repetitions.
         if warming_up or len(self._replay) < batch_size:
             return 0
-        self._credit += self._envs * self.config.updates_per_step * self._nominal_batch_size / batch_size
+        # A larger batch than the recipe's has fewer updates of the same number of samples. The
+        # fraction of an update remains as credit for the next step.
+        earned = self._envs * self.config.updates_per_step
+        self._credit += earned * self._nominal_batch_size / batch_size
         due = int(self._credit)
         self._credit -= due
         return due
@@ -178,17 +218,21 @@ class SimulatorSource(Source):
         return self._due
 
     def size(self, batch: Batch) -> int:
-        """Transitions."""
+        """Returns the number of transitions."""
         return len(batch["reward"])
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """Environment steps count when all updates that they earned are done."""
+        """Returns what an update adds to the progress.
+
+        Environment steps count when all updates that they earned are done.
+        """
         counts = {}
         if batch is not None:
             self._open -= 1
             counts["samples"] = self.size(batch)
         if not self._due and not self._open:
-            counts["env_steps"], self._uncounted = self._uncounted, 0
+            counts["env_steps"] = self._uncounted
+            self._uncounted = 0
         return counts
 
     @torch.no_grad()
@@ -198,8 +242,11 @@ class SimulatorSource(Source):
         Args:
             act: Maps observations to actions; None selects uniformly random actions.
         """
-        # Policies and environments may change what they are given in place, and what they return.
-        action = self._random_action() if act is None else act(self._observation.clone())
+        # Policies and environments may change their arguments and results in place.
+        if act is None:
+            action = self._random_action()
+        else:
+            action = act(self._observation.clone())
         step = self._environment.step(action.clone())
         self._latest = step
         self._replay.add(
@@ -215,14 +262,19 @@ class SimulatorSource(Source):
         self._reward_squares = self._reward_squares + squares
         self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
-        self._finished = finished if self._finished is None else self._finished + finished
+        if self._finished is not None:
+            finished = self._finished + finished
+        self._finished = finished
 
     def _random_action(self) -> Tensor:
         shape = (self._envs, *self._action_shape)
-        return torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
+        uniform = torch.rand(
+            shape, generator=self._exploration, device=self._device
+        )
+        return uniform * 2 - 1
 
     def feedback(self, batch: Batch, output: Batch) -> None:
-        """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay buffer.
+        """Passes the TD errors of the batch, ``output["td_error"]`` [B], to prioritized replay.
 
         Raises:
             UsageError: the replay is prioritized and the learner returns no TD errors.
@@ -230,7 +282,10 @@ class SimulatorSource(Source):
         if self.config.replay.kind != "prioritized":
             return
         if "td_error" not in output:
-            raise UsageError("data.replay.kind: prioritized replay needs a learner whose update returns 'td_error'")
+            raise UsageError(
+                "data.replay.kind: prioritized replay needs a learner whose update returns "
+                "'td_error'"
+            )
         self._replay.update_priorities(batch["index"], output["td_error"])
 
     @torch.no_grad()
@@ -243,42 +298,63 @@ class SimulatorSource(Source):
         environment, observation = self.held_out()
         total: Tensor | None = None
         for step, running in self.rollout(learner, environment, observation):
-            finished = (step.episodes * running.unsqueeze(-1)).sum(0, dtype=torch.float64)
+            # A simulation starts a second episode while others are in their first.
+            first_episodes = step.episodes * running.unsqueeze(-1)
+            finished = first_episodes.sum(0, dtype=torch.float64)
             total = finished if total is None else total + finished
         assert total is not None
         return environment.summarise(total.tolist())
 
     def held_out(self) -> tuple[BatchedEnvironment, Tensor]:
-        """The held-out episodes at their start, and what is observed there, [E, N, o]."""
-        generator = torch.Generator(self._device).manual_seed(self._evaluation_seed)
-        environment = self.make_environment(self.config, self._evaluation_episodes, self._device, generator)
+        """Returns the held-out episodes at their start, and their observations, [E, N, o]."""
+        generator = torch.Generator(self._device).manual_seed(
+            self._evaluation_seed
+        )
+        environment = self.make_environment(
+            self.config, self._evaluation_episodes, self._device, generator
+        )
         return environment, environment.reset()
 
     @torch.no_grad()
     def rollout(
-        self, learner: Learner, environment: BatchedEnvironment, observation: Tensor
+        self,
+        learner: Learner,
+        environment: BatchedEnvironment,
+        observation: Tensor,
     ) -> Iterator[tuple[EnvironmentStep, Tensor]]:
-        """Steps the deterministic policy until all episodes are over; with each step, which had not ended before, [E].
+        """Steps the deterministic policy until all episodes are over; with each step, which had
+        not ended before, [E].
 
         On an accelerator, some steps more.
         """
-        running = torch.ones(len(observation), dtype=torch.bool, device=self._device)
+        running = torch.ones(
+            len(observation), dtype=torch.bool, device=self._device
+        )
         for steps in count(1):
             step = environment.step(learner.predict(observation.clone()))
             yield step, running
             running = running & ~(step.terminated | step.truncated)
             observation = step.observation
-            if (self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0) and not running.any():
+            may_check = (
+                self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0
+            )
+            if may_check and not running.any():
                 return
             if steps == self._longest_episode:
-                left, who = int(running.sum()), type(self.config).__name__
+                unfinished = int(running.sum())
+                config_name = type(self.config).__name__
                 raise RunnerError(
-                    f"{left} of {len(running)} episodes of the evaluation have not ended after {steps:,} steps: "
-                    f"let {who}'s environment terminate or truncate them, or set data.evaluation.longest"
+                    f"{unfinished} of {len(running)} episodes of the evaluation have not ended "
+                    f"after {steps:,} steps: "
+                    f"let {config_name}'s environment terminate or truncate them, or set "
+                    f"data.evaluation.longest"
                 )
 
     def statistics(self) -> dict[str, float]:
-        """Metrics of the training episodes that ended since the last call, and ``episodes``, how many they are."""
+        """Returns metrics of the training episodes that ended since the last call.
+
+        ``episodes`` is their number.
+        """
         total = [0.0] if self._finished is None else self._finished.tolist()
         self._finished = None
         if total[0] == 0:
@@ -288,13 +364,15 @@ class SimulatorSource(Source):
     def events(self) -> Mapping[str, bool]:
         """Returns whether an episode was terminated or truncated in the last draw."""
         step = self._latest
+        is_terminated = step is not None and bool(step.terminated.any())
+        is_truncated = step is not None and bool(step.truncated.any())
         return {
-            "an episode that is terminated": step is not None and bool(step.terminated.any()),
-            "an episode that is truncated": step is not None and bool(step.truncated.any()),
+            "an episode that is terminated": is_terminated,
+            "an episode that is truncated": is_truncated,
         }
 
     def state_dict(self) -> State:
-        """Environments, observations to act on, episodes not yet reported, replay buffer."""
+        """Returns environments, observations, unreported episodes and the replay buffer."""
         return {
             "environment": self._environment.state_dict(),
             "observation": self._observation,
@@ -308,7 +386,11 @@ class SimulatorSource(Source):
         """Restores what ``state_dict`` returned."""
         self._environment.load_state_dict(state["environment"])
         self._observation = state["observation"].to(self._device, copy=True)
-        self._finished = None if state["finished"] is None else state["finished"].to(self._device)
+        self._finished = (
+            None
+            if state["finished"] is None
+            else state["finished"].to(self._device)
+        )
         self._reward_squares = state["reward_squares"].to(self._device)
         self._replay.load_state_dict(state["replay"])
         for name in _COUNTERS:

@@ -29,7 +29,9 @@ class SimulatorConfig(SourceConfig):
     """A multi-agent simulator with a replay buffer."""
 
     provides: ClassVar[str] = "multi_agent"
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
+    units: ClassVar[frozenset[Unit]] = frozenset(
+        {"updates", "samples", "env_steps"}
+    )
     evaluation_size: ClassVar[str] = "evaluation.episodes"
     evaluation_seed: ClassVar[str] = "evaluation.seed"
     fixed: ClassVar[frozenset[str]] = frozenset({"envs", "replay", "warmup"})
@@ -45,9 +47,13 @@ class SimulatorConfig(SourceConfig):
     warmup: Annotated[int, Field(ge=0)] = 1000
     """Environment steps with random actions before the first update."""
     updates_per_step: Annotated[float, Field(gt=0)] = 0.5
-    """Updates for every environment step; with another batch size than the recipe's, as many fewer as it is larger."""
+    """Updates for every environment step; with another batch size than the recipe's, as many
+    fewer as it is larger.
+    """
     normalize_rewards: bool = False
-    """Whether every agent's rewards are divided by their root mean square so far, in batches only."""
+    """Whether every agent's rewards are divided by their root mean square so far, in batches
+    only.
+    """
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How the deterministic policy is measured."""
 
@@ -60,7 +66,9 @@ class SimulatorConfig(SourceConfig):
         """No more than the replay buffer holds."""
         return self.replay.capacity
 
-    def transitions(self, batch_size: int, agents: int, observation: int, action: int) -> SourceOutline:
+    def transitions(
+        self, batch_size: int, agents: int, observation: int, action: int
+    ) -> SourceOutline:
         """Returns the outline of a batch from the replay buffer.
 
         Args:
@@ -77,11 +85,18 @@ class SimulatorConfig(SourceConfig):
             "terminated": (),
             "weight": (),
         }
-        batch = {name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()}
-        return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
+        batch = {
+            name: TensorOutline((batch_size, *shape))
+            for name, shape in shapes.items()
+        }
+        return SourceOutline(
+            {**batch, "index": TensorOutline((batch_size,), "int64")}
+        )
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
-        """Yields a few environments, a single one, and the usual number, each with a small buffer."""
+        """Yields a few environments, a single one, and the usual number, each with a small
+        buffer.
+        """
         # The rows of one step then are at the end of the buffer and at its beginning.
         capacity = max(batch_size, FEW_ENVS) + 1
         capacity += capacity % FEW_ENVS == 0
@@ -110,7 +125,12 @@ class SimulatorConfig(SourceConfig):
         """Returns whether the replay buffer is where the learner is."""
         return device == "cpu" or self.replay.device == "same"
 
-    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+    def contradictions(
+        self, unit: Unit, length: int
+    ) -> Iterator[tuple[str, str]]:
         """A warm-up that leaves nothing to learn from."""
         if unit == "env_steps" and self.warmup >= length:
-            yield "warmup", f"{self.warmup:,} leaves no step to learn in: train.env_steps is {length:,}"
+            yield (
+                "warmup",
+                f"{self.warmup:,} leaves no step to learn in: train.env_steps is {length:,}",
+            )

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from runner.api import Slots, State, restore
 
-from .layout import apart, as_stacked, split, together
+from .layout import as_agent_states, as_stacked, as_vector_state, split
 from .networks import Precision
 from .roles import ALL, AgentsRole, MakeOptimizer
 
@@ -25,42 +25,57 @@ class Stack:
     """
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
-        layers = [torch.stack([as_stacked(p.detach()) for p in same]) for same in zip(*networks, strict=True)]
+        layers = [
+            torch.stack([as_stacked(p.detach()) for p in parameters])
+            for parameters in zip(*networks, strict=True)
+        ]
         self.shapes = [layer.shape for layer in layers]
+        # One vector: an optimizer or an average then needs one kernel instead of hundreds.
         self.flat = torch.cat([layer.flatten() for layer in layers])
         self.views = split(self.flat, self.shapes)
-        for view, same in zip(self.views, zip(*networks, strict=True), strict=True):
-            for own, parameter in zip(view, same, strict=True):
-                parameter.data = as_stacked(own)
+        for view, parameters in zip(
+            self.views, zip(*networks, strict=True), strict=True
+        ):
+            for row, parameter in zip(view, parameters, strict=True):
+                parameter.data = as_stacked(row)
 
 
 class StackedRole(AgentsRole):
-    """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one vector.
+    """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one
+    vector.
 
     Its external state is that of ``AgentsRole``: a training can continue stacked or unstacked.
     """
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float | None) -> None:
+    def __init__(
+        self,
+        networks: Sequence[Sequence[nn.Parameter]],
+        agents: int,
+        max_grad_norm: float | None,
+    ) -> None:
         """Stacks the networks.
 
         Args:
-            networks: the parameters of each, an agent's side by side.
-            agents: how many share the networks out evenly.
-            max_grad_norm: to which every agent's gradient is clipped.
+            networks: the parameters of each network; those of an agent are neighbours.
+            agents: number of agents, which have equally many networks.
+            max_grad_norm: the norm to which every agent's gradient is clipped.
         """
         self.networks = networks
         self.agents = agents
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
+        # The layers collect gradients; the vector, in the same memory, is what is optimized.
         self.vector = nn.Parameter(self.stack.flat)
         self.vector.grad = torch.zeros_like(self.stack.flat)
         self.shares = split(self.stack.flat, self.stack.shapes)
-        for share, gradient in zip(self.shares, split(self.vector.grad, self.stack.shapes), strict=True):
+        for share, gradient in zip(
+            self.shares, split(self.vector.grad, self.stack.shapes), strict=True
+        ):
             share.grad = gradient
         self.max_grad_norm = max_grad_norm
 
     def leaves(self) -> Iterator[nn.Parameter]:
-        """The stacked layers, [M, ...] each."""
+        """Yields the stacked layers, [M, ...] each."""
         yield from self.layers
 
     def configure(self, make: MakeOptimizer) -> None:
@@ -76,6 +91,7 @@ class StackedRole(AgentsRole):
         """Copies the layers' gradients into the vector's."""
         for share, layer in zip(self.shares, self.layers, strict=True):
             assert share.grad is not None
+            # The optimizer steps the complete vector, and would use the previous gradient again.
             if layer.grad is None:
                 share.grad.zero_()
             else:
@@ -91,14 +107,28 @@ class StackedRole(AgentsRole):
 
     def expose_gradients(self) -> None:
         """Assigns every network's share of the gradient to its parameters."""
-        for layer, share, same in zip(self.layers, self.shares, zip(*self.networks, strict=True), strict=True):
+        for layer, share, same in zip(
+            self.layers,
+            self.shares,
+            zip(*self.networks, strict=True),
+            strict=True,
+        ):
             gradient = None if layer.grad is None else share.grad
             for i, parameter in enumerate(same):
-                parameter.grad = None if gradient is None else as_stacked(gradient[i])
+                parameter.grad = (
+                    None if gradient is None else as_stacked(gradient[i])
+                )
 
     def state_dict(self) -> State:
-        """The state of one optimizer for every agent; its tensors are views of the one optimizer's."""
-        return {"optimizers": apart(self.optimizers[0].state_dict(), self.stack.shapes, self.agents)}
+        """Returns the state of one optimizer for every agent.
+
+        The tensors are views of those of the single optimizer.
+        """
+        return {
+            "optimizers": as_agent_states(
+                self.optimizers[0].state_dict(), self.stack.shapes, self.agents
+            )
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizer's state.
@@ -106,7 +136,10 @@ class StackedRole(AgentsRole):
         Raises:
             ValueError: the agents have taken different numbers of steps.
         """
-        restore(self.optimizers[0], together(state["optimizers"], self.stack.shapes))
+        restore(
+            self.optimizers[0],
+            as_vector_state(state["optimizers"], self.stack.shapes),
+        )
 
 
 class ClipAgents:
@@ -117,8 +150,14 @@ class ClipAgents:
 
     @torch.no_grad()
     def __call__(self, layers: Sequence[Tensor], max_norm: float) -> None:
-        """Scales every agent's gradient to a total norm of at most ``max_norm``, as ``clip_grad_norm_`` does."""
-        rows = [layer.grad.view(self.agents, -1) for layer in layers if layer.grad is not None]
+        """Scales every agent's gradient to a total norm of at most ``max_norm``, as
+        ``clip_grad_norm_`` does.
+        """
+        rows = [
+            layer.grad.view(self.agents, -1)
+            for layer in layers
+            if layer.grad is not None
+        ]
         norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
         for row in rows:
@@ -148,8 +187,13 @@ class StackedMlp:
             for weight, bias, scale, shift in self.trunk:
                 hidden = torch.bmm(hidden, weight) + bias[:, None]
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
-                hidden = torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
+                hidden = torch.addcmul(
+                    shift[:, None], hidden, scale[:, None]
+                ).relu()
+        # Q values of some hundreds do not fit the spacing of 16-bit numbers.
         hidden = hidden.to(self.head_weight.dtype)
-        if self.head_weight.shape[-1] == 1:  # a matmul with one column is slower than what it computes
-            return (hidden * self.head_weight.transpose(1, 2)).sum(-1, keepdim=True) + self.head_bias[:, None]
+        # The matmul of a single column is slower than the same products and their sum.
+        if self.head_weight.shape[-1] == 1:
+            products = hidden * self.head_weight.transpose(1, 2)
+            return products.sum(-1, keepdim=True) + self.head_bias[:, None]
         return torch.baddbmm(self.head_bias[:, None], hidden, self.head_weight)

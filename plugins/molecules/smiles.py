@@ -9,11 +9,21 @@ from typing import NamedTuple, cast
 
 import networkx as nx
 
-SINGLE, DOUBLE, TRIPLE, AROMATIC = 1, 2, 3, 4
+SINGLE = 1
+DOUBLE = 2
+TRIPLE = 3
+AROMATIC = 4
 """Kinds of bonds."""
 _ROUNDS = 16
 """Rounds of label propagation; more rounds distinguish few further molecules."""
-_ORDERS = {"-": SINGLE, "/": SINGLE, "\\": SINGLE, "=": DOUBLE, "#": TRIPLE, ":": AROMATIC}
+_ORDERS = {
+    "-": SINGLE,
+    "/": SINGLE,
+    "\\": SINGLE,
+    "=": DOUBLE,
+    "#": TRIPLE,
+    ":": AROMATIC,
+}
 _TOKEN = re.compile(
     r"\[(?P<bracket>[^\]]*)\]|(?P<atom>Cl|Br|[BCNOPSFIbcnops])|(?P<bond>[-=#:/\\])|%(?P<far>\d\d)|(?P<ring>\d)|(?P<other>[().])"
 )
@@ -38,16 +48,22 @@ class Molecule(NamedTuple):
 
     def neighbours(self) -> list[list[int]]:
         """Returns the neighbours of every atom, in the order of the bonds in the text."""
-        found: list[list[int]] = [[] for _ in self.atoms]
-        for one, other in self.bonds:
-            found[one].append(other)
-            found[other].append(one)
-        return found
+        adjacent: list[list[int]] = [[] for _ in self.atoms]
+        for start, end in self.bonds:
+            adjacent[start].append(end)
+            adjacent[end].append(start)
+        return adjacent
 
     def rings(self) -> set[int]:
-        """The atoms that are in a ring: those of a bond without which its ends are connected still."""
+        """Returns the atoms that are in a ring.
+
+        A bond is in a ring if its ends are still connected without it.
+        """
         graph = nx.Graph(list(self.bonds))
-        bridges = {(min(pair), max(pair)) for pair in cast("Iterator[tuple[int, int]]", nx.bridges(graph))}
+        bridges = {
+            (min(pair), max(pair))
+            for pair in cast("Iterator[tuple[int, int]]", nx.bridges(graph))
+        }
         return {atom for bond in self.bonds if bond not in bridges for atom in bond}
 
 
@@ -64,92 +80,120 @@ def read(text: str) -> Molecule:
     last: int | None = None
     order: int | None = None
 
-    def bond(one: int, other: int, order: int | None) -> None:
-        both = atoms[one].aromatic and atoms[other].aromatic
-        pair = (min(one, other), max(one, other))
-        if one == other or pair in bonds:
-            raise ValueError(f"a second bond between atoms {pair[0] + 1} and {pair[1] + 1}")
-        bonds[pair] = order or (AROMATIC if both else SINGLE)
+    def bond(start: int, end: int, order: int | None) -> None:
+        are_aromatic = atoms[start].aromatic and atoms[end].aromatic
+        pair = (min(start, end), max(start, end))
+        if start == end or pair in bonds:
+            raise ValueError(
+                f"a second bond between atoms {pair[0] + 1} and {pair[1] + 1}"
+            )
+        # SMILES leaves out single bonds, and aromatic ones between aromatic atoms.
+        bonds[pair] = order or (AROMATIC if are_aromatic else SINGLE)
 
-    place = 0
-    while place < len(text):
-        token = _TOKEN.match(text, place)
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
         if token is None:
-            raise ValueError(f"'{text[place]}' at character {place + 1} does not belong in a SMILES")
-        kind, found = str(token.lastgroup), token[str(token.lastgroup)]
+            raise ValueError(
+                f"'{text[position]}' at character {position + 1} does not belong in a SMILES"
+            )
+        kind = str(token.lastgroup)
+        symbol = token[kind]
         try:
             if kind in ("atom", "bracket"):
-                atoms.append(_atom(found, kind == "bracket"))
+                atoms.append(_atom(symbol, kind == "bracket"))
                 if last is not None:
                     bond(last, len(atoms) - 1, order)
-                last, order = len(atoms) - 1, None
+                last = len(atoms) - 1
+                order = None
             elif kind == "bond":
-                order = _ORDERS[found]
-            elif found == "(":
+                order = _ORDERS[symbol]
+            elif symbol == "(":
                 branches.append(last)
-            elif found == ")":
+            elif symbol == ")":
                 last = branches.pop()
-            elif found == ".":
-                last, order = None, None
+            elif symbol == ".":
+                last = None
+                order = None
             elif last is None:
                 raise ValueError("a ring starts without an atom")
-            elif found in rings:
-                other, before = rings.pop(found)
-                bond(other, last, order or before)
+            elif symbol in rings:
+                # A digit opens a ring, and the same digit closes it.
+                end, opening_order = rings.pop(symbol)
+                bond(end, last, order or opening_order)
                 order = None
             else:
-                rings[found], order = (last, order), None
+                rings[symbol] = (last, order)
+                order = None
         except (ValueError, IndexError) as error:
-            problem = "a ')' without its '('" if isinstance(error, IndexError) else str(error)
-            raise ValueError(f"{problem}, at character {place + 1}") from error
-        place = token.end()
-    if rings or branches or not atoms:
-        raise ValueError("a ring is not closed" if rings else "a ')' is missing" if branches else "no atom")
+            problem = (
+                "a ')' without its '('" if isinstance(error, IndexError) else str(error)
+            )
+            raise ValueError(f"{problem}, at character {position + 1}") from error
+        position = token.end()
+    if rings:
+        raise ValueError("a ring is not closed")
+    if branches:
+        raise ValueError("a ')' is missing")
+    if not atoms:
+        raise ValueError("no atom")
     return _without_hydrogens(Molecule(atoms, dict(sorted(bonds.items()))))
 
 
-def _atom(text: str, bracket: bool) -> Atom:
-    if not bracket:
+def _atom(text: str, in_brackets: bool) -> Atom:
+    if not in_brackets:
         return Atom(text.capitalize(), text.islower(), 0)
-    found = _BRACKET.match(text)
-    if found is None:
+    match = _BRACKET.match(text)
+    if match is None:
         raise ValueError(f"'[{text}]' is not an atom")
-    signs = found["charge"] or ""
+    # A charge is a sign with a number (+2), or as many signs (++).
+    signs = match["charge"] or ""
     number = signs.strip("+-")
-    charge = (int(number) if number else len(signs)) * (-1 if signs.startswith("-") else 1)
-    return Atom(found["atom"].capitalize(), found["atom"].islower(), charge)
+    charge = int(number) if number else len(signs)
+    if signs.startswith("-"):
+        charge = -charge
+    return Atom(match["atom"].capitalize(), match["atom"].islower(), charge)
 
 
 def _without_hydrogens(molecule: Molecule) -> Molecule:
     atoms, bonds = molecule
     neighbours = molecule.neighbours()
-    kept = [
-        place
-        for place, atom in enumerate(atoms)
+    # Hydrogens follow from the valence of their atoms. Ions and hydrogen molecules are kept,
+    # because nothing else would represent them.
+    remaining = [
+        index
+        for index, atom in enumerate(atoms)
         if atom.element != "H"
         or atom.charge
-        or len(neighbours[place]) != 1
-        or atoms[neighbours[place][0]].element == "H"
+        or len(neighbours[index]) != 1
+        or atoms[neighbours[index][0]].element == "H"
     ]
-    number = {old: new for new, old in enumerate(kept)}
+    number = {old: new for new, old in enumerate(remaining)}
     pairs = {
-        (number[one], number[other]): order for (one, other), order in bonds.items() if {one, other} <= number.keys()
+        (number[start], number[end]): order
+        for (start, end), order in bonds.items()
+        if {start, end} <= number.keys()
     }
-    return Molecule([atoms[place] for place in kept], pairs)
+    return Molecule([atoms[index] for index in remaining], pairs)
 
 
 def skeleton(molecule: Molecule) -> str:
     """Returns a digest of elements and bonds that does not depend on the order of the text;
     different molecules may share it.
 
-    Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there are atoms at most.
+    Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there
+    are atoms at most.
     """
     neighbours = molecule.neighbours()
     labels = [atom.element for atom in molecule.atoms]
+    # After as many rounds as atoms, every label contains the entire molecule.
     for _ in range(min(len(labels), _ROUNDS)):
         joined = [
-            "".join([labels[atom], *sorted(labels[other] for other in around)])
-            for atom, around in enumerate(neighbours)
+            # Sorted, because the order of the bonds depends on the text.
+            "".join(
+                [labels[atom], *sorted(labels[neighbour] for neighbour in adjacent)]
+            )
+            for atom, adjacent in enumerate(neighbours)
         ]
         labels = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in joined]
     return hashlib.sha256("".join(sorted(labels)).encode()).hexdigest()

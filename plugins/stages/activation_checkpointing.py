@@ -37,7 +37,7 @@ class ActivationCheckpointingConfig(StageConfig):
         return (MemoryChoice({}, 1.35, "about a third more time"),)
 
     def implementation(self) -> type[Stage]:
-        """The checkpointed blocks."""
+        """Returns the implementation."""
         return ActivationCheckpointing
 
 
@@ -67,10 +67,12 @@ def _checkpointed(block: nn.Module) -> Callable[..., Any]:
 
     forward = block.forward
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    # Without buffers there is nothing to discard, and entering the contexts takes time.
     if any(True for _ in block.buffers()):
         settings["context_fn"] = partial(_first_and_again, block)
 
     def checkpointed(*inputs: Any, **named: Any) -> Any:
+        # Without a backward pass, nothing is held that could be computed again.
         if not torch.is_grad_enabled():
             return forward(*inputs, **named)
         return checkpoint(forward, *inputs, **settings, **named)
@@ -85,11 +87,13 @@ def _first_and_again(block: nn.Module) -> tuple[AbstractContextManager[None], Ab
 @contextmanager
 def _discarding_writes(block: nn.Module) -> Iterator[None]:
     """Discards writes to the block's buffers inside the ``with``."""
-    kept = [(part, dict(part._buffers)) for part in block.modules() if part._buffers]
-    for part, buffers in kept:
-        part._buffers.update({name: None if each is None else each.clone() for name, each in buffers.items()})
+    saved = [(module, dict(module._buffers)) for module in block.modules() if module._buffers]
+    # The block writes to copies; the buffers themselves must keep the same memory.
+    for module, buffers in saved:
+        for name, tensor in buffers.items():
+            module._buffers[name] = None if tensor is None else tensor.clone()
     try:
         yield
     finally:
-        for part, buffers in kept:
-            part._buffers.update(buffers)
+        for module, buffers in saved:
+            module._buffers.update(buffers)

@@ -40,7 +40,7 @@ class AmpConfig(StageConfig):
         return (MemoryChoice({"dtype": "bf16"}, 1.0, "activations are rounded to bf16"),)
 
     def inactive(self, setting: Setting) -> str | None:
-        """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""
+        """Returns the reason if the hardware has no bf16; raises for fp16 on a CPU."""
         import torch
 
         cpu = setting.device.type == "cpu"
@@ -55,7 +55,7 @@ class AmpConfig(StageConfig):
         return None
 
     def implementation(self) -> type[Stage]:
-        """Autocast and the loss scaler."""
+        """Returns the implementation."""
         return Amp
 
 
@@ -66,7 +66,8 @@ class Amp(Stage):
         """Sets the precision, and for fp16 the loss scaling."""
         import torch
 
-        device, dtype = pipeline.device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.dtype]
+        device = pipeline.device.type
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.dtype]
         pipeline.slots.replace("precision", lambda: torch.autocast(device, dtype))
         self.scaler: torch.amp.GradScaler | None = None
         if self.config.dtype == "fp16":
@@ -77,7 +78,7 @@ class Amp(Stage):
             pipeline.slots.wrap("update", self._updated_scale)
 
     def state_dict(self) -> State:
-        """The loss scale."""
+        """Returns the loss scale."""
         return {} if self.scaler is None else {"scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
@@ -96,6 +97,7 @@ class Amp(Stage):
         def update(*arguments: Any) -> Any:
             assert self.scaler is not None
             output = step(*arguments)
+            # Once per update, although several optimizers are stepped with the same scale.
             self.scaler.update()
             return output
 

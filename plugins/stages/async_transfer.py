@@ -1,4 +1,4 @@
-"""Batches copied to the GPU while it works on the ones before."""
+"""Copies batches to the GPU while it computes earlier ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AsyncTransferConfig(StageConfig):
         return Statistical() if setting.data.depends_on_feedback else Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A CPU has nothing to transfer."""
+        """Returns the reason if there is nothing to transfer."""
         if setting.device.type == "cpu":
             return "nothing to do on a CPU: batches are where they are used"
         if setting.data.resident(setting.device.type):
@@ -61,7 +61,7 @@ class AsyncTransferConfig(StageConfig):
         return None
 
     def implementation(self) -> type[Stage]:
-        """The step that samples ahead."""
+        """Returns the implementation."""
         return AsyncTransfer
 
 
@@ -72,7 +72,9 @@ class AsyncTransfer(Stage):
         """Makes the stream and the buffers."""
         import torch
 
-        self.slots, self.source, self.device = pipeline.slots, pipeline.source, pipeline.device
+        self.slots = pipeline.slots
+        self.source = pipeline.source
+        self.device = pipeline.device
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.lanes = [Lane(self.device) for _ in range(self.config.depth)]
         self.waiting: deque[Lane] = deque()
@@ -80,18 +82,20 @@ class AsyncTransfer(Stage):
         pipeline.slots.replace("next_batch", self.next_batch)
 
     def load_state_dict(self, state: State) -> None:
-        """Forgets what was drawn ahead: the source draws it again."""
+        """Discards batches that were sampled ahead: the source samples them again."""
         super().load_state_dict(state)
         self.waiting.clear()
 
     def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
-        """The batch that was started first, after starting as many as may be under way."""
+        """Returns the oldest batch, after starting the transfers of as many others as allowed."""
         import torch
 
         if not self.waiting and not self._start(batch_size, progress):
             return None
-        while len(self.waiting) < self.config.depth and self.source.ahead() and self._start(batch_size, progress):
-            pass
+        # Beyond ``ahead``, a sample would depend on updates that are not finished.
+        while len(self.waiting) < self.config.depth and self.source.ahead():
+            if not self._start(batch_size, progress):
+                break
         return self.waiting.popleft().finish(torch.cuda.current_stream(self.device))
 
     def _start(self, batch_size: int, progress: Progress) -> bool:
@@ -121,13 +125,22 @@ class Lane:
         """Starts to copy a batch; the lane's previous batch must no longer be needed."""
         import torch
 
-        self.copied.synchronize()  # the pinned side may still be on its way out
-        if [tensor.shape for tensor in tensors(self.pinned)] != [tensor.shape for tensor in tensors(batch)]:
-            self.pinned = map_tensors(lambda tensor: torch.empty_like(tensor, device="cpu").pin_memory(), batch)
-            self.resident = map_tensors(lambda tensor: torch.empty_like(tensor, device=self.device), batch)
+        def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(tensor, device="cpu").pin_memory()
+
+        def resident_like(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(tensor, device=self.device)
+
+        # The previous copy may still read the pinned buffer.
+        self.copied.synchronize()
+        shapes = [tensor.shape for tensor in tensors(batch)]
+        if [tensor.shape for tensor in tensors(self.pinned)] != shapes:
+            self.pinned = map_tensors(pinned_like, batch)
+            self.resident = map_tensors(resident_like, batch)
         for pinned, tensor in zip(tensors(self.pinned), tensors(batch), strict=True):
             pinned.copy_(tensor)
-        # The device side was handed out depth batches ago: all work that reads it is queued by now.
+        # The copy on the device was returned ``depth`` batches ago: all work that reads it is
+        # queued by now.
         self.used.record(torch.cuda.current_stream(self.device))
         stream.wait_event(self.used)
         with torch.cuda.stream(stream):
@@ -136,6 +149,6 @@ class Lane:
             self.copied.record(stream)
 
     def finish(self, consumer: torch.cuda.Stream) -> Batch:
-        """The batch on the device, for work that is queued on ``consumer`` from now on."""
+        """Returns the batch on the device, for work that is queued on ``consumer`` later."""
         consumer.wait_event(self.copied)
         return self.resident

@@ -1,4 +1,4 @@
-"""The batch size that this machine likes best."""
+"""Searches the batch size with the highest throughput on this machine."""
 
 from typing import Annotated, ClassVar
 
@@ -35,11 +35,11 @@ class BatchAutotuneConfig(StageConfig):
     """A larger batch must bring this much more samples per second, relative, to be worth it."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """Fewer, larger updates learn otherwise."""
+        """Returns ``Statistical``: fewer, larger updates learn differently."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A training that is counted in updates would see more data with a larger batch, not finish sooner."""
+        """Returns the reason if a larger batch would not shorten the training."""
         return "this training is counted in updates" if setting.unit == "updates" else None
 
     def tunes(self, setting: Setting) -> bool:
@@ -47,7 +47,7 @@ class BatchAutotuneConfig(StageConfig):
         return True
 
     def implementation(self) -> type[Stage]:
-        """The search."""
+        """Returns the implementation."""
         return BatchAutotune
 
 
@@ -92,10 +92,10 @@ class BatchAutotune(Stage):
         return recorded
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Holds no slot: its work is done before anything is built."""
+        """Changes nothing: the batch size is set before the pipeline is built."""
 
     def _double(self, plan: Plan, start: int) -> int:
-        """The best of the batch sizes that are the first one doubled again and again."""
+        """Returns the best of the batch sizes that result from doubling the first one."""
         if self._speed(plan, start) == 0:
             raise UsageError(
                 f"a batch of {start} does not leave {self.config.headroom:.0%} of the memory free; lower it"
@@ -106,24 +106,30 @@ class BatchAutotune(Stage):
         return best
 
     def _bisect(self, plan: Plan, best: int) -> int:
-        """Looks between the best and its neighbours, twice."""
+        """Searches between the best and its neighbours, twice."""
         width = best // 2
         for _ in range(2):
+            # The distance to the smaller neighbour is half of that to the larger one.
             for size in (best + width, best - width // 2):
-                if plan.batch_size < size <= self.config.largest and self._is_better(plan, size, best):
+                is_allowed = plan.batch_size < size <= self.config.largest
+                if is_allowed and self._is_better(plan, size, best):
                     best = size
                     break
             width //= 2
         return best
 
     def _is_better(self, plan: Plan, size: int, best: int) -> bool:
-        return bool(self._speed(plan, size) > self._speed(plan, best) * (1 + self.config.gain))
+        required = self._speed(plan, best) * (1 + self.config.gain)
+        return bool(self._speed(plan, size) > required)
 
     def _speed(self, plan: Plan, batch_size: int) -> float:
-        """Samples per second, 0 where memory does not suffice."""
+        """Returns samples per second; 0 if the memory is not sufficient."""
+        # A trial starts a process, and the search compares a size several times.
         if batch_size not in self.tried:
             self.tried[batch_size] = plan.probe(batch_size)
         probe = self.tried[batch_size]
-        if probe is None or probe.peak_bytes > (1 - self.config.headroom) * probe.limit_bytes:
+        if probe is None:
+            return 0.0
+        if probe.peak_bytes > (1 - self.config.headroom) * probe.limit_bytes:
             return 0.0
         return probe.samples_per_second

@@ -1,4 +1,4 @@
-"""Batches that are cut by the size of their samples."""
+"""Cuts batches by the size of their samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BucketingConfig(StageConfig):
         return None if setting.data.shapes_vary else "samples are of one size: nothing is padded"
 
     def implementation(self) -> type[Stage]:
-        """The loss in parts."""
+        """Returns the implementation."""
         return Bucketing
 
 
@@ -46,7 +46,7 @@ class Bucketing(Stage):
         """Wraps the loss.
 
         Raises:
-            UsageError: what the update draws itself (dropout) would be others in parts.
+            UsageError: The update samples random numbers (dropout), which would differ in parts.
         """
         if pipeline.learner.config.draws():
             raise UsageError("bucketing would use other random numbers than the batch: switch the model's dropout off")
@@ -55,10 +55,13 @@ class Bucketing(Stage):
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:
             def loss(batch: Batch, noise: Batch, progress: Progress) -> Loss:
                 rows = source.size(batch)
-
                 layout = pipeline.learner.noise_layout
-                parts = [step(part, layout.take(noise, index, rows), progress) for index, part in source.buckets(batch)]
-                return type(parts[0]).total(parts)
+                losses = []
+                for index, bucket in source.buckets(batch):
+                    # A sample keeps its random numbers, whatever bucket it is in.
+                    bucket_noise = layout.take(noise, index, rows)
+                    losses.append(step(bucket, bucket_noise, progress))
+                return type(losses[0]).total(losses)
 
             return loss
 

@@ -1,4 +1,4 @@
-"""Images in memory pixel by pixel."""
+"""Stores images pixel by pixel."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class ChannelsLast(Stage):
         import torch
 
         def convert(tensor: Tensor) -> Tensor:
-            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+            if tensor.dim() != 4:
+                return tensor
+            return tensor.contiguous(memory_format=torch.channels_last)
 
         def update(batch: Batch, noise: Batch, progress: Progress) -> Any:
             return step(map_tensors(convert, batch), map_tensors(convert, noise), progress)

@@ -42,13 +42,17 @@ class CompileConfig(StageConfig):
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of ``torch.compile``; CUDA graphs are a separate stage."""
+    device: Literal["any", "cuda"] = "any"
+    """Type of the device on which it compiles; with ``cuda`` the stage is inactive on a CPU."""
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Returns the reason if there is no C++ compiler on a CPU."""
+        """Returns the reason if the device is not selected, or without a C++ compiler on a CPU."""
+        if self.device not in ("any", setting.device.type):
+            return f"it compiles on {self.device} alone (device), and this is a {setting.device.type}"
         if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None

@@ -1,4 +1,4 @@
-"""The complete update as one CUDA graph."""
+"""Runs the complete update as one CUDA graph."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -48,20 +48,21 @@ class CudaGraphConfig(StageConfig):
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """CUDA only; fp16's loss scaler decides on the host whether to step, which a graph cannot."""
+        """Returns the reason without CUDA; raises a UsageError if an update cannot be captured."""
         if setting.device.type != "cuda":
             return "CUDA graphs need a CUDA device"
         if setting.model.depends_on_progress:
             raise UsageError(f"cuda_graph replays one update for ever, and those of '{setting.model.kind}' change")
         if setting.data.shapes_vary:
             raise UsageError(f"cuda_graph needs batches of one shape, and those of '{setting.data.kind}' vary")
+        # The loss scaler decides on the host whether to step, which a graph cannot.
         amp = setting.stages.get("amp")
         if amp is not None and getattr(amp, "dtype", None) == "fp16":
             raise UsageError("cuda_graph cannot capture fp16 loss scaling; use amp: {dtype: bf16}")
         return None
 
     def implementation(self) -> type[Stage]:
-        """The graph."""
+        """Returns the implementation."""
         return CudaGraph
 
 
@@ -69,7 +70,7 @@ class CudaGraph(Stage):
     """Captures the first update and replays it."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the optimizers' making and the update; the capture happens at the first update."""
+        """Wraps the creation of optimizers and the update, which is captured when it first runs."""
         self.learner = pipeline.learner
         if self.learner.periods():
             raise UsageError("cuda_graph replays one update for ever, and a part of this model is not stepped in each")
@@ -78,27 +79,27 @@ class CudaGraph(Stage):
         pipeline.slots.wrap("update", self._graphed)
 
     def load_state_dict(self, state: State) -> None:
-        """Forgets the graph: it works on the optimizer state from before."""
+        """Discards the graph, which contains the previous optimizer state."""
         super().load_state_dict(state)
         self.graph = None
 
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
         def make_optimizer(optimizer: Any, parameters: Any, **settings: Any) -> Any:
-            known = "capturable" in inspect.signature(optimizer).parameters
-            if not known or optimizer.__name__ in NOT_FROM_ZERO:
+            can_capture = "capturable" in inspect.signature(optimizer).parameters
+            if not can_capture or optimizer.__name__ in NOT_FROM_ZERO:
                 raise UsageError(f"cuda_graph: {optimizer.__name__} cannot be captured; switch the stage off")
             import torch
 
-            made = make(optimizer, parameters, **settings, capturable=True)
-            for group in made.param_groups:
+            created = make(optimizer, parameters, **settings, capturable=True)
+            for group in created.param_groups:
                 if group.get("fused") and torch.get_default_dtype() == torch.float64:
                     # These kernels read the rate from a float32 tensor, which rounds it. None, not False: with that,
                     # torch takes its loop instead of foreach kernels, which makes NaN of 0/0 at a rate of zero.
                     group["fused"] = None
                 # A schedule changes it in place, where the graph reads it.
                 group["lr"] = torch.tensor(float(group["lr"]), device=torch.cuda.current_device())
-            return made
+            return created
 
         return make_optimizer
 
@@ -107,13 +108,13 @@ class CudaGraph(Stage):
             if self.graph is None:
                 self._capture(step, batch, noise, progress)
             for static, fresh in ((self.batch, batch), (self.noise, noise)):
-                for own, tensor in zip(tensors(static), tensors(fresh), strict=True):
-                    if tensor.shape != own.shape:
-                        raise UsageError(
-                            f"cuda_graph needs batches of one shape: {tuple(own.shape)} is now {tuple(tensor.shape)}"
-                        )
-                    own.copy_(tensor)
+                for captured, tensor in zip(tensors(static), tensors(fresh), strict=True):
+                    if tensor.shape != captured.shape:
+                        shapes = f"{tuple(captured.shape)} is now {tuple(tensor.shape)}"
+                        raise UsageError(f"cuda_graph needs batches of one shape: {shapes}")
+                    captured.copy_(tensor)
             self.graph.replay()
+            # The next replay overwrites the output.
             return map_tensors(lambda tensor: tensor.clone(), self.output)
 
         return update
@@ -122,7 +123,7 @@ class CudaGraph(Stage):
         import torch
 
         self.batch, self.noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
-        before = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
+        initial = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -131,10 +132,11 @@ class CudaGraph(Stage):
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for path, tensor in _tensors(self.learner.complete_state()):
-                if path in before:
-                    tensor.copy_(before[path])
+                if path in initial:
+                    tensor.copy_(initial[path])
                 else:
-                    tensor.zero_()  # Adam's moments and step count, which the first warm-up update made
+                    # Adam's moments and step count, which the first warm-up update made.
+                    tensor.zero_()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.output = step(self.batch, self.noise, progress)

@@ -1,4 +1,4 @@
-"""Names of tensors that are deleted, and a collection of garbage, after every update."""
+"""Deletes names of tensors, and collects garbage, after every update."""
 
 from __future__ import annotations
 

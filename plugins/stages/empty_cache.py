@@ -1,4 +1,4 @@
-"""GPU memory that is given back after every update."""
+"""Returns GPU memory to the driver after every update."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ class EmptyCacheConfig(StageConfig):
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A CPU has no such cache."""
+        """Returns the reason on a CPU, which has no such cache."""
         return None if setting.device.type == "cuda" else "a CPU has no cache of GPU memory"
 
     def implementation(self) -> type[Stage]:

@@ -33,7 +33,7 @@ class Float32MatmulConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     precision: Literal["high", "medium"] = "medium"
-    """Of the factors: at least TF32's, or at least bf16's."""
+    """Precision of the factors: at least TF32's, or at least bf16's."""
 
     def contract(self, setting: Setting) -> Statistical:
         """Returns ``Statistical``: it may round, and only trainings can determine
@@ -42,13 +42,13 @@ class Float32MatmulConfig(StageConfig):
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """TF32 is a format of GPUs."""
+        """Returns the reason on a CPU, which has no TF32."""
         if setting.device.type == "cpu" and self.precision == "high":
             return "a CPU has no TF32; use precision: medium"
         return None
 
     def implementation(self) -> type[Stage]:
-        """The update in another precision."""
+        """Returns the implementation."""
         return Float32Matmul
 
 
@@ -66,21 +66,21 @@ class Float32Matmul(Stage):
         import torch
 
         def update(*arguments: Any) -> Any:
-            before = torch.get_float32_matmul_precision()
+            previous = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision(self.config.precision)
             try:
                 return step(*arguments)
             finally:
-                torch.set_float32_matmul_precision(before)
+                torch.set_float32_matmul_precision(previous)
 
         return update
 
     def _error(self, device: "torch.device") -> float:
-        """Relative error of one product of the kind that an update computes."""
+        """Returns the relative error of a product of the kind that an update computes."""
         import torch
 
         generator = torch.Generator(device).manual_seed(0)
-        one, other = torch.randn(2, 8, 128, 128, generator=generator, device=device, dtype=torch.float32)
-        product = self._relaxed(torch.matmul)(one, other)
-        exact = one.double() @ other.double()
+        first, second = torch.randn(2, 8, 128, 128, generator=generator, device=device, dtype=torch.float32)
+        product = self._relaxed(torch.matmul)(first, second)
+        exact = first.double() @ second.double()
         return float((product - exact).norm() / exact.norm())

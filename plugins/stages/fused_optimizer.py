@@ -1,4 +1,4 @@
-"""The fused kernel of an optimizer."""
+"""Uses the fused kernel of optimizers."""
 
 import inspect
 from collections.abc import Callable
@@ -40,6 +40,7 @@ class FusedOptimizer(Stage):
         def make_optimizer(optimizer: Any, parameters: Any, **settings: Any) -> Any:
             if "fused" not in inspect.signature(optimizer).parameters:
                 raise UsageError(f"fused_optimizer: {optimizer.__name__} has no fused kernel; switch the stage off")
+            # The groups may be a generator, which can be read only once.
             groups = [*parameters]
             if _are_complex(groups):
                 self._unfused.append(optimizer.__name__)
@@ -55,5 +56,7 @@ class FusedOptimizer(Stage):
 
 def _are_complex(groups: list[Any]) -> bool:
     """Returns whether any parameter is complex, in groups or single."""
-    members = [each["params"] if isinstance(each, dict) else [each] for each in groups]
-    return any(parameter.is_complex() for group in members for parameter in group)
+    parameters: list[Any] = []
+    for group in groups:
+        parameters += group["params"] if isinstance(group, dict) else [group]
+    return any(parameter.is_complex() for parameter in parameters)

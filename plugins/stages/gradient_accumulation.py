@@ -1,4 +1,4 @@
-"""A batch that is cut into micro-batches."""
+"""Cuts a batch into micro-batches."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class GradientAccumulationConfig(StageConfig):
         return choices
 
     def implementation(self) -> type[Stage]:
-        """The sum of several gradients."""
+        """Returns the implementation."""
         return GradientAccumulation
 
 
@@ -83,10 +83,13 @@ class GradientAccumulation(Stage):
         """Replaces the gradient of a batch by the sum of the gradients of its parts."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        self.learner, self.source = pipeline.learner, pipeline.source
+        self.learner = pipeline.learner
+        self.source = pipeline.source
         if self.config.micro_batch >= pipeline.batch_size:
             pipeline.note(f"a batch of {pipeline.batch_size} is one part: there is nothing to cut")
-        if any(isinstance(part, _BatchNorm) for each in self.learner.modules().values() for part in each.modules()):
+        modules = self.learner.modules().values()
+        layers = [layer for module in modules for layer in module.modules()]
+        if any(isinstance(layer, _BatchNorm) for layer in layers):
             pipeline.note(f"batch normalisation sees {self.config.micro_batch} samples at a time")
         self.whole: Callable[..., Loss] = pipeline.slots.forward_backward
         pipeline.slots.replace("forward_backward", self.accumulated)
@@ -98,12 +101,13 @@ class GradientAccumulation(Stage):
             batch: A batch.
             noise: The random numbers of its update.
             progress: Current progress of the training.
-            options: Passed on. A learner with several losses names the one that is meant.
+            options: Passed to the slot. A learner with several losses names one of them.
 
         Returns:
             The loss of the batch, detached.
         """
-        size, begun = self.source.size(batch), 0
+        size = self.source.size(batch)
+        start = 0
         losses: list[Loss] = []
         denominator: Any = None
 
@@ -112,22 +116,23 @@ class GradientAccumulation(Stage):
             # the first part.
             nonlocal denominator
             if denominator is None:
-                denominator = _at_least_one(count * size / part_size)
+                denominator = _at_least_one(count * size / micro_size)
             return denominator
 
-        for part in self.source.split(batch, self.config.micro_batch):
-            part_size = self.source.size(part)
-            part_of_noise = self._part_of_noise(noise, size, slice(begun, begun + part_size))
-            losses.append(self.whole(part, part_of_noise, progress, share, **options))
-            begun += part_size
-        whole = type(losses[0]).total(losses)
-        scale = _scale(denominator, whole.count)
+        for micro_batch in self.source.split(batch, self.config.micro_batch):
+            micro_size = self.source.size(micro_batch)
+            part_of_noise = self._part_of_noise(noise, size, slice(start, start + micro_size))
+            losses.append(self.whole(micro_batch, part_of_noise, progress, share, **options))
+            start += micro_size
+        loss = type(losses[0]).total(losses)
+        # Parts with other counts than the first one (padding) make the extrapolation wrong.
+        scale = _scale(denominator, loss.count)
         if isinstance(scale, int | float) and scale == 1:
-            return whole
+            return loss
         for gradient in self.learner.gradients().values():
             if gradient is not None:
                 gradient.mul_(scale)
-        return whole
+        return loss
 
     def _part_of_noise(self, noise: Batch, size: int, rows: slice) -> Batch:
         """Returns the random numbers of a part from those of an update."""

@@ -1,4 +1,4 @@
-"""Freed host memory that stays with the process."""
+"""Keeps freed host memory in the process."""
 
 import ctypes
 import os
@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """Parameters of ``mallopt(3)``."""
 LARGEST_MMAP_THRESHOLD = 2**25
 """Beyond it, glibc refuses on 64 bit."""
@@ -22,8 +23,8 @@ class HeapRetentionConfig(StageConfig):
     kernel has to create and to clear each of them. With the stage, blocks of up to 32 MiB, and 1
     GiB in all, stay with the process until it ends.
 
-    Without it, that is luck of the heap's layout: no page fault in one process, a thousand an update, which are
-    milliseconds, in the next.
+    Without the stage, page faults depend on the layout of the heap: none in one process, and a thousand per
+    update, which take milliseconds, in the next.
 
     When it helps: on a CPU, with stacked agents or larger batches.
     When it hurts: the process keeps what it needed at its peak, which another process may want.

@@ -1,4 +1,4 @@
-"""Batches that worker processes load while the model learns from those before."""
+"""Loads batches in worker processes while the model trains."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Prefetch(Stage):
         return data.model_copy(update=settings)
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Examines what is trained on.
+        """Checks the training data.
 
         Raises:
-            UsageError: It is in memory.
+            UsageError: They are in memory.
         """
         from runner.api import Rows
 

@@ -1,4 +1,4 @@
-"""Samples that are made once."""
+"""Computes every sample once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class PreprocessOnceConfig(StageConfig):
         return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Only a dataset has samples that are made, and what is in memory is made already."""
+        """Returns the reason if samples are not repeated, or in memory already."""
         if not isinstance(setting.data, DatasetConfig):
             return f"'{setting.data.kind}' is not a dataset: samples are never repeated"
         return "the data are in memory as they are used" if setting.data.in_memory else None
 
     def implementation(self) -> type[Stage]:
-        """The memory."""
+        """Returns the implementation."""
         return PreprocessOnce
 
 
@@ -44,17 +44,18 @@ class PreprocessOnce(Stage):
     """Caches samples between the source and its datasets."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Puts a memory before what is trained on and what is held out.
+        """Wraps the training and the held-out data in caches.
 
         Raises:
-            UsageError: samples are others whenever they are drawn, or the dataset has none by number.
+            UsageError: Samples differ at each access, or the dataset has no samples by number.
         """
         source = cast("DatasetSource", pipeline.source)
         if source.config.draws_samples():
             raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' changes at each access")
         if not hasattr(source.train, "__getitem__"):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
-        source.train, source.held_out = Kept(source.train), Kept(source.held_out)
+        source.train = Kept(source.train)
+        source.held_out = Kept(source.held_out)
         self.kept = source.train
 
     def closing_notes(self) -> Sequence[str]:
@@ -65,10 +66,12 @@ class PreprocessOnce(Stage):
 
 
 class Kept:
-    """A map-style dataset that remembers its samples."""
+    """A map-style dataset with a cache of its samples."""
 
     def __init__(self, data: Any) -> None:
-        self.data, self.samples, self.found = data, dict[int, Any](), 0
+        self.data = data
+        self.samples = dict[int, Any]()
+        self.found = 0
 
     def __len__(self) -> int:
         return len(self.data)

@@ -1,4 +1,4 @@
-"""Gradients that are filled with zeros instead of being removed."""
+"""Fills gradients with zeros instead of removing them."""
 
 from __future__ import annotations
 

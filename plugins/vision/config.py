@@ -32,8 +32,9 @@ EXTRA = "pip install 'proven-runner[vision]'"
 
 
 CONVOLUTION_SLOTS = frozenset({"conv", "conv_workspace", "conv_plans"})
-"""Slots of a learner whose layers are ``Convolution``: the convolution, memory for its intermediate results, and what
-keeps plans between processes."""
+"""Slots of a learner whose layers are ``Convolution``: the convolution, memory for its
+intermediate results, and what keeps plans between processes.
+"""
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -64,7 +65,9 @@ class ImageClassifierConfig(GradientLearnerConfig):
 
     learns_from: ClassVar[str] = "labelled_images"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
-    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
+    objective: ClassVar[Objective] = Objective(
+        "accuracy", "maximize", margin=0.01, unit="share"
+    )
     request: ClassVar[type[ServedRequest]] = ImageRequest
     response: ClassVar[type[ServedResponse]] = ClassesResponse
     page: ClassVar[str | None] = "page"
@@ -83,9 +86,10 @@ class ConvolutionalClassifierConfig(ImageClassifierConfig):
 class ClassifierConfig(ConvolutionalClassifierConfig):
     """A small residual convolutional network with group normalisation, for images of one size.
 
-    Of every width there are two blocks of two 3 x 3 convolutions (He et al. 2016, arXiv:1512.03385); the first block of
-    every width but the first halves height and width. Nothing in it depends on the batch (Wu and He 2018,
-    arXiv:1803.08494), so that a batch may be cut into parts.
+    Of every width there are two blocks of two 3 x 3 convolutions (He et al. 2016,
+    arXiv:1512.03385); the first block of every width but the first halves height and width.
+    Nothing in it depends on the batch (Wu and He 2018, arXiv:1803.08494), so that a batch may be
+    cut into parts.
 
     When it helps: images of 8 to 64 pixels a side, thousands of them, minutes on a CPU.
     When it hurts: photographs at full size, for which a pretrained network is the better start.
@@ -93,10 +97,17 @@ class ClassifierConfig(ConvolutionalClassifierConfig):
 
     kind: ClassVar[str] = "classifier"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "max_grad_norm": 1.0}
+        "model": {
+            "kind": "adamw",
+            "lr": 3e-3,
+            "weight_decay": 0.05,
+            "max_grad_norm": 1.0,
+        }
     }
 
-    widths: list[Annotated[int, Field(ge=8, multiple_of=8)]] = Field(default_factory=lambda: [16, 32], min_length=1)
+    widths: list[Annotated[int, Field(ge=8, multiple_of=8)]] = Field(
+        default_factory=lambda: [16, 32], min_length=1
+    )
     """Channels of the blocks: two blocks of every width."""
 
     def implementation(self) -> type[Classifier]:
@@ -109,22 +120,26 @@ class ClassifierConfig(ConvolutionalClassifierConfig):
 class ConvClassifierConfig(ConvolutionalClassifierConfig):
     """A small network in which every kind of convolution is trained, for images of one size.
 
-    Three 3 x 3 convolutions, the second with stride 2, which halves height and width; a transposed 2 x 2
-    convolution that doubles them again; and a skip connection from the first convolution, whose
-    channels are concatenated. The mean over all pixels goes into one linear layer.
+    Three 3 x 3 convolutions, the second with stride 2, which halves height and width; a
+    transposed 2 x 2 convolution that doubles them again; and a skip connection from the first
+    convolution, whose channels are concatenated. The mean over all pixels goes into one linear
+    layer.
 
-    When it helps: comparing algorithms for convolutions in a training, on images of 16 to 64 pixels.
-    When it hurts: tasks that need more than three convolutions; ``classifier`` is deeper.
+    When it helps: comparing algorithms for convolutions in a training, on images of 16 to 64
+    pixels. When it hurts: tasks that need more than three convolutions; ``classifier`` is deeper.
     """
 
     kind: ClassVar[str] = "conv_classifier"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}}
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
+    }
 
     width: Annotated[int, Field(ge=8, multiple_of=8)] = 32
     """Channels of the first convolution; the next two have twice as many."""
     norm: Literal["group", "batch"] = "group"
-    """Group norm depends on one image alone. Batch norm depends on the batch, and can be merged into
-    the convolutions of a trained model (``merged_conv_bn``)."""
+    """Group norm depends on one image alone. Batch norm depends on the batch, and can be merged
+    into the convolutions of a trained model (``merged_conv_bn``).
+    """
 
     def implementation(self) -> type[ConvClassifier]:
         """Imports and returns the learner."""
@@ -136,16 +151,21 @@ class ConvClassifierConfig(ConvolutionalClassifierConfig):
 class MlpConfig(ImageClassifierConfig):
     """Fully connected layers on the pixels of an image.
 
-    The defaults are the network that is often used for MNIST: 512 and 256 features, tanh, no biases.
+    The defaults are the network that is often used for MNIST: 512 and 256 features, tanh, no
+    biases.
 
     When it helps: a first result in seconds, on small images whose objects are centred.
     When it hurts: every other image; a network of convolutions needs fewer parameters.
     """
 
     kind: ClassVar[str] = "mlp"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "sgd", "lr": 0.1}}
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "sgd", "lr": 0.1}
+    }
 
-    widths: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [512, 256])
+    widths: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=lambda: [512, 256]
+    )
     """Features of the layers between the pixels and the classes."""
     activation: Literal["tanh", "relu"] = "tanh"
     """The nonlinearity after each of them."""
@@ -159,7 +179,9 @@ class MlpConfig(ImageClassifierConfig):
         return FullyConnected
 
 
-DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10
+DIGITS = 1_797
+DIGITS_SIDE = 8
+DIGITS_CLASSES = 10
 
 
 def outline_of_images(
@@ -168,14 +190,19 @@ def outline_of_images(
     """Returns the outline of labelled images."""
     image = TensorOutline((batch_size, channels, side, side))
     label = TensorOutline((batch_size,), "int64")
-    return SourceOutline({"image": image, "label": label}, sizes={"classes": classes}, epoch_samples=samples)
+    return SourceOutline(
+        {"image": image, "label": label},
+        sizes={"classes": classes},
+        epoch_samples=samples,
+    )
 
 
 class DigitsConfig(DatasetConfig):
-    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (UCI, Alpaydin and Kaynak 1998).
+    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (UCI, Alpaydin and
+    Kaynak 1998).
 
-    The first ones are held out. They were written by other people than the rest, which makes them harder than a random
-    choice would be.
+    The first ones are held out. They were written by other people than the rest, which makes them
+    harder than a random choice would be.
     """
 
     kind: ClassVar[str] = "digits"
@@ -190,7 +217,9 @@ class DigitsConfig(DatasetConfig):
     def outline(self, batch_size: int) -> SourceOutline:
         """Returns the shapes of the images."""
         side = DIGITS_SIDE * self.scale
-        return outline_of_images(batch_size, 1, side, DIGITS_CLASSES, DIGITS - self.held_out)
+        return outline_of_images(
+            batch_size, 1, side, DIGITS_CLASSES, DIGITS - self.held_out
+        )
 
     def implementation(self) -> type[Digits]:
         """The source in torch."""
@@ -202,7 +231,8 @@ class DigitsConfig(DatasetConfig):
 class ImageFolderConfig(DatasetConfig):
     """Any folder of images with one subfolder for each class.
 
-    Which images are held out follows from their names alone: more images may come, and none changes sides.
+    Which images are held out follows from their names alone: more images may come, and none
+    changes sides.
     """
 
     kind: ClassVar[str] = "image_folder"
@@ -222,8 +252,12 @@ class ImageFolderConfig(DatasetConfig):
         folder = Path(self.folder)
         if not folder.is_dir():
             return None
-        classes = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
-        return outline_of_images(batch_size, 1 if self.grey else 3, self.side, max(1, len(classes)))
+        classes = [
+            path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."
+        ]
+        return outline_of_images(
+            batch_size, 1 if self.grey else 3, self.side, max(1, len(classes))
+        )
 
     def implementation(self) -> type[ImageFolder]:
         """The source in torch."""

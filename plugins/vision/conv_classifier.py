@@ -27,7 +27,11 @@ class ConvBlock(nn.Sequential):
 
     def __init__(self, conv: Convolution | TransposedConvolution, norm: str) -> None:
         channels = conv.out_channels
-        layer = nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(GROUPS, channels)
+        layer = (
+            nn.BatchNorm2d(channels)
+            if norm == "batch"
+            else nn.GroupNorm(GROUPS, channels)
+        )
         super().__init__(conv, layer, nn.ReLU())
 
 
@@ -53,9 +57,13 @@ class SkipNet(nn.Module):
         super().__init__()
 
         def conv(inputs: int, outputs: int, stride: int = 1) -> Convolution:
-            return Convolution(inputs, outputs, 3, stride, padding=1, bias=False, convolve=convolve)
+            return Convolution(
+                inputs, outputs, 3, stride, padding=1, bias=False, convolve=convolve
+            )
 
-        up = TransposedConvolution(2 * width, width, 2, 2, bias=False, convolve=convolve)
+        up = TransposedConvolution(
+            2 * width, width, 2, 2, bias=False, convolve=convolve
+        )
         self.blocks = nn.ModuleList(
             [
                 ConvBlock(conv(shape[0], width), norm),

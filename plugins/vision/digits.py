@@ -24,7 +24,7 @@ class Digits(DatasetSource):
     sizes = {"classes": 10}  # noqa: RUF012 (nobody changes it)
 
     def datasets(self, config: DigitsConfig) -> tuple[Any, Any]:
-        """Images [N, 1, H, W] in [0, 1] and labels [N].
+        """Returns images [N, 1, H, W] in [0, 1] and labels [N], of both sets.
 
         Raises:
             UsageError: scikit-learn is not installed.
@@ -32,10 +32,13 @@ class Digits(DatasetSource):
         try:
             image, label = read_digits()
         except ModuleNotFoundError as error:
-            raise UsageError(f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}") from error
+            raise UsageError(
+                f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}"
+            ) from error
         held_out = config.held_out
         if config.scale > 1:
             image = F.interpolate(image, scale_factor=config.scale, mode="bilinear")
+        # Copies, because the digits are cached and must not be changed.
         return (
             {"image": image[held_out:].clone(), "label": label[held_out:].clone()},
             {"image": image[:held_out].clone(), "label": label[:held_out].clone()},
@@ -51,7 +54,10 @@ class Digits(DatasetSource):
             numbers = (label == digit).nonzero().flatten()
             samples[str(digit)] = len(numbers), list(images[numbers[:COLUMNS]])
         size = f"{images.shape[2]} x {images.shape[3]} pixels"
-        title = f"digits: {len(images):,} training images of {size}, {len(self.held_out):,} held out"
+        title = (
+            f"digits: {len(images):,} training images of {size}, {len(self.held_out):,} "
+            f"held out"
+        )
         draw_sample_grid(samples, title, canvas)
 
 
@@ -59,7 +65,8 @@ class Digits(DatasetSource):
 def read_digits() -> tuple[Tensor, Tensor]:
     """Returns images [N, 1, 8, 8] in [0, 1] and labels [N].
 
-    They are read once in a process: a verification builds a hundred pipelines. Nothing may change them in place.
+    They are read once in a process: a verification builds a hundred pipelines. Nothing may change
+    them in place.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
@@ -67,4 +74,6 @@ def read_digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return torch.from_numpy(digits.images).float()[:, None] / 16, torch.from_numpy(digits.target).long()
+    # The grey levels are from 0 to 16.
+    images = torch.from_numpy(digits.images).float()[:, None] / 16
+    return images, torch.from_numpy(digits.target).long()

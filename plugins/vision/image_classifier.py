@@ -1,4 +1,4 @@
-"""What every classifier of images does, whatever its network."""
+"""Base class of classifiers of images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 class ImageClassifier(GradientLearner):
     """Softmax cross-entropy on images in [0, 1]."""
 
-    def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> nn.Module:
         """Makes the network for images of this size and these classes."""
         settings: ImageClassifierConfig = config
         self.shift = settings.shift
@@ -41,45 +43,63 @@ class ImageClassifier(GradientLearner):
         if not (self.shift and self.module.training):
             return {}
         size = len(batch["image"]), 2
-        shift = torch.randint(2 * self.shift + 1, size, generator=generator, device=generator.device)
+        shift = torch.randint(
+            2 * self.shift + 1, size, generator=generator, device=generator.device
+        )
         return {"shift": shift}
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Cross-entropy and accuracy; without noise, images stay where they are."""
-        image, label = batch["image"], batch["label"]
-        logits = self.slots.forward(shifted(image, noise["shift"], self.shift) if noise else image)
+        """Returns cross-entropy and accuracy; without noise, images are not shifted."""
+        image = batch["image"]
+        label = batch["label"]
+        if noise:
+            image = shifted(image, noise["shift"], self.shift)
+        logits = self.slots.forward(image)
+        count = len(label)
         correct = (logits.detach().argmax(-1) == label).sum()
-        return Loss(
-            F.cross_entropy(logits, label, reduction="sum"), len(label), {"accuracy": Mean(correct, len(label))}
-        )
+        total = F.cross_entropy(logits, label, reduction="sum")
+        return Loss(total, count, {"accuracy": Mean(correct, count)})
 
     def inputs(self, batch: Batch) -> Any:
-        """The images."""
+        """Returns the images."""
         return batch["image"]
 
     def refused(self, request: ImageRequest) -> str | None:
         """Returns that images have another size than those of the training."""
         channels, height, width = self.shape
-        rows = [len(row) for channel in request.image for row in channel]
-        if [len(channel) for channel in request.image] == [height] * channels and set(rows) == {width}:
+        heights = [len(channel) for channel in request.image]
+        widths = {len(row) for channel in request.image for row in channel}
+        if heights == [height] * channels and widths == {width}:
             return None
         return f"image: should be {channels} x {height} x {width} numbers: channels, rows, columns"
 
     def example_request(self) -> Mapping[str, Any]:
         """Returns an image of a vertical bar."""
         channels, height, width = self.shape
-        row = [1.0 if width // 3 <= column < width - width // 3 else 0.0 for column in range(width)]
-        rows = [row if 0 < number < height - 1 else [0.0] * width for number in range(height)]
+        row = [
+            1.0 if width // 3 <= column < width - width // 3 else 0.0
+            for column in range(width)
+        ]
+        rows = [
+            row if 0 < number < height - 1 else [0.0] * width
+            for number in range(height)
+        ]
         return {"image": [rows] * channels}
 
     def requested(self, requests: Sequence[ImageRequest]) -> Tensor:
-        """The images."""
+        """Returns the images."""
         return torch.tensor([request.image for request in requests], device=self.device)
 
-    def answered(self, requests: Sequence[ImageRequest], outputs: Tensor) -> Sequence[ClassesResponse]:
-        """Their classes."""
+    def answered(
+        self, requests: Sequence[ImageRequest], outputs: Tensor
+    ) -> Sequence[ClassesResponse]:
+        """Returns classes with their probabilities."""
+        # Rounding can make a probability slightly larger than one, which the response refuses.
         shares = outputs.float().softmax(-1).clamp(max=1).tolist()
-        return [ClassesResponse(label=row.index(max(row)), probabilities=row) for row in shares]
+        return [
+            ClassesResponse(label=row.index(max(row)), probabilities=row)
+            for row in shares
+        ]
 
 
 class ConvolutionalClassifier(ImageClassifier):
@@ -91,9 +111,10 @@ class ConvolutionalClassifier(ImageClassifier):
 
     @property
     def conv_slot(self) -> Convolve:
-        """The slot ``conv``, as it is when it is called."""
+        """Returns a function that calls the slot ``conv``."""
         slots = self.slots
-        # Copies of the network share a function; they would copy the slots, and the learner with them.
+        # Copies of the network share a function; they would copy the slots, and the learner with
+        # them.
         return lambda *inputs: slots.conv(*inputs)
 
 

@@ -28,20 +28,26 @@ if TYPE_CHECKING:
     from .config import ImageFolderConfig
 
 _log = logging.getLogger(__name__)
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+)
 
 
 class Images(Dataset[tuple[Tensor, int]]):
     """Files with their labels; an item is decoded and scaled."""
 
-    def __init__(self, files: Sequence[tuple[Path, int]], side: int, grey: bool) -> None:
-        self.files, self.side, self.grey = list(files), side, grey
+    def __init__(
+        self, files: Sequence[tuple[Path, int]], side: int, grey: bool
+    ) -> None:
+        self.files = list(files)
+        self.side = side
+        self.grey = grey
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """The image [C, side, side] in bytes, and its label."""
+        """Returns the image [C, side, side] in bytes, and its label."""
         from PIL import Image
 
         path, label = self.files[index]
@@ -49,7 +55,9 @@ class Images(Dataset[tuple[Tensor, int]]):
             with Image.open(path) as opened:
                 pixels = decode(opened, self.side, self.grey)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            problem = f"{printable(path)} cannot be read as an image: {printable(error)}"
+            problem = (
+                f"{printable(path)} cannot be read as an image: {printable(error)}"
+            )
             raise UsageError(f"data.folder: {problem}; remove or repair it") from error
         return torch.from_numpy(pixels).permute(2, 0, 1), label
 
@@ -57,9 +65,9 @@ class Images(Dataset[tuple[Tensor, int]]):
 def decode(image: PillowImage, side: int, grey: bool) -> np.ndarray:
     """Converts an image to what a viewer shows of it, in bytes [side, side, channels].
 
-    EXIF orientation is applied. What is transparent is white. Grey levels of 16 bits are divided by 65,535, and floats
-    range from 0 to 1; 32-bit integers are read as 16-bit levels, which many programs store in them. Of several frames,
-    the first counts. Colour profiles are ignored.
+    EXIF orientation is applied. What is transparent is white. Grey levels of 16 bits are divided
+    by 65,535, and floats range from 0 to 1; 32-bit integers are read as 16-bit levels, which many
+    programs store in them. Of several frames, the first counts. Colour profiles are ignored.
 
     Raises:
         ValueError: The levels exceed these ranges, or Pillow cannot convert the image.
@@ -71,41 +79,56 @@ def decode(image: PillowImage, side: int, grey: bool) -> np.ndarray:
         ImageOps.exif_transpose(image, in_place=True)
     size = side, side
     if image.mode == "F" or image.mode.startswith("I"):
-        levels = Image.fromarray(_eight_bit_levels(image)).resize(size, Image.Resampling.BILINEAR)
+        # Pillow clips such images when it converts them, so they are scaled as floats.
+        levels = Image.fromarray(_eight_bit_levels(image))
+        levels = levels.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(levels).round().clip(0, 255).astype(np.uint8)[..., None]
         return pixels if grey else pixels.repeat(3, axis=2)
+    # Otherwise the colours below transparent pixels would become visible.
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    scaled = image.convert("L" if grey else "RGB").resize(size, Image.Resampling.BILINEAR)
+    converted = image.convert("L" if grey else "RGB")
+    scaled = converted.resize(size, Image.Resampling.BILINEAR)
     return np.array(scaled).reshape(side, side, -1)
 
 
 def _eight_bit_levels(image: PillowImage) -> np.ndarray:
-    """Levels of an image of more than 8 bits, from 0 to 255 in float32.
+    """Returns the levels of an image of more than 8 bits, from 0 to 255 in float32.
 
     Raises:
         ValueError: A level is outside of the range.
     """
     levels = np.asarray(image).astype(np.float64)
-    largest, kind = (1, "floats from 0 to 1") if image.mode == "F" else (65_535, "16-bit levels from 0 to 65,535")
-    lowest, highest = levels.min(), levels.max()
-    # Not true of NaN either.
+    largest, kind = (
+        (1, "floats from 0 to 1")
+        if image.mode == "F"
+        else (65_535, "16-bit levels from 0 to 65,535")
+    )
+    lowest = levels.min()
+    highest = levels.max()
+    # Written as a negation, which is also true for NaN.
     if not (lowest >= 0 and highest <= largest):
-        raise ValueError(f"its values range from {lowest:,g} to {highest:,g}; convert them to {kind}")
+        raise ValueError(
+            f"its values range from {lowest:,g} to {highest:,g}; convert them to {kind}"
+        )
     return (levels * (255 / largest)).astype(np.float32)
 
 
 def printable(value: object) -> str:
-    """The text of a path or an error; bytes of a file name that are not UTF-8 appear as escapes."""
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """Returns the text of a path or an error, with escapes for bytes that are not UTF-8."""
+    return (
+        str(value)
+        .encode("utf-8", "surrogateescape")
+        .decode("utf-8", "backslashreplace")
+    )
 
 
 class ImageFolder(DatasetSource):
     """A source of images with one subfolder for each class."""
 
     def datasets(self, config: ImageFolderConfig) -> tuple[Any, Any]:
-        """The images that are trained on, and those that are held out.
+        """Returns the training and the held-out images.
 
         Raises:
             UsageError: Pillow is not installed, or the folder is not as it should be.
@@ -113,13 +136,20 @@ class ImageFolder(DatasetSource):
         try:
             import PIL.Image  # noqa: F401 (to say at once that it is missing)
         except ModuleNotFoundError as error:
-            raise UsageError(f"data.kind: 'image_folder' needs the package 'pillow': {EXTRA}") from error
+            raise UsageError(
+                f"data.kind: 'image_folder' needs the package 'pillow': {EXTRA}"
+            ) from error
         folder = config.folder
         if not folder.is_dir():
             raise UsageError(f"data.folder: no such folder: {folder}")
-        classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        # File managers and version control create hidden folders.
+        classes = sorted(
+            path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."
+        )
         if len(classes) < 2:
-            raise UsageError(f"data.folder: {folder} should have a subfolder for each of two classes or more")
+            raise UsageError(
+                f"data.folder: {folder} should have a subfolder for each of two classes or more"
+            )
         self.sizes = {"classes": len(classes)}
         train: list[tuple[Path, int]] = []
         held_out: list[tuple[Path, int]] = []
@@ -131,16 +161,23 @@ class ImageFolder(DatasetSource):
             train += [(file, label) for file in trained]
             held_out += [(file, label) for file in evaluated]
         if not held_out:
-            raise UsageError(f"data.held_out: no image is held out of so few; raise it ({config.held_out:g})")
+            raise UsageError(
+                f"data.held_out: no image is held out of so few; raise it ({config.held_out:g})"
+            )
         self.classes = [printable(path.name) for path in classes]
-        self._paths, self._folder = [file for file, _ in train + held_out], folder
-        side, grey = config.side, config.grey
+        self._paths = [file for file, _ in train + held_out]
+        self._folder = folder
+        side = config.side
+        grey = config.grey
         return Images(train, side, grey), Images(held_out, side, grey)
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> Batch:
-        """Images [B, C, side, side] in [0, 1], labels [B]."""
+        """Returns images [B, C, side, side] in [0, 1] and labels [B]."""
         images, labels = zip(*samples, strict=True)
-        return {"image": torch.stack(images).float() / 255, "label": torch.tensor(labels)}
+        return {
+            "image": torch.stack(images).float() / 255,
+            "label": torch.tensor(labels),
+        }
 
     def fingerprint(self) -> str:
         """Returns a digest of the images' names and contents."""
@@ -151,14 +188,19 @@ class ImageFolder(DatasetSource):
         train: Images = self.train
         samples = {}
         for label, name in enumerate(self.classes):
-            numbers = [number for number, (_, file_label) in enumerate(train.files) if file_label == label]
+            numbers = [
+                number
+                for number, (_, file_label) in enumerate(train.files)
+                if file_label == label
+            ]
             # Files of one name are often similar, so the images are spread over all.
             spread = numbers[:: max(1, len(numbers) // COLUMNS)][:COLUMNS]
             images = [train[number][0].float() / 255 for number in spread]
             samples[name] = len(numbers), images
         size = f"{train.side} x {train.side} pixels"
         title = (
-            f"{self._folder.name}: {len(train):,} training images, scaled to {size}, {len(self.held_out):,} held out"
+            f"{self._folder.name}: {len(train):,} training images, scaled to {size}, "
+            f"{len(self.held_out):,} held out"
         )
         draw_sample_grid(samples, title, canvas)
 
@@ -169,9 +211,15 @@ def images_in(folder: Path) -> list[Path]:
     Raises:
         UsageError: There is none.
     """
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    files = sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in SUFFIXES and file.name[0] != "."
+    )
     if not files:
-        raise UsageError(f"data.folder: {printable(folder)} holds no image ({', '.join(sorted(SUFFIXES))})")
+        raise UsageError(
+            f"data.folder: {printable(folder)} holds no image ({', '.join(sorted(SUFFIXES))})"
+        )
     return files
 
 
@@ -181,14 +229,26 @@ def is_held_out(path: Path, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _check_parts(folder: Path, trained: Sequence[Path], evaluated: Sequence[Path], share: float) -> None:
-    """Raises a UsageError if no image of a class is trained on; logs a warning if none is held out."""
+def _check_parts(
+    folder: Path, trained: Sequence[Path], evaluated: Sequence[Path], share: float
+) -> None:
+    """Raises a UsageError if no image of a class is trained on; logs a warning if none is held
+    out.
+    """
     name = printable(folder.name)
     if not trained:
-        problem = f"all {len(evaluated):,} images of class '{name}' are held out, so it would never be trained on"
-        raise UsageError(f"data.held_out: {share:g}: {problem}; lower it, or add images")
+        problem = (
+            f"all {len(evaluated):,} images of class '{name}' are held out, so it would "
+            f"never be trained on"
+        )
+        raise UsageError(
+            f"data.held_out: {share:g}: {problem}; lower it, or add images"
+        )
     if not evaluated:
-        _warn(f"data.held_out: none of the {len(trained):,} images of class '{name}' is held out: it is not evaluated")
+        _warn(
+            f"data.held_out: none of the {len(trained):,} images of class '{name}' is held "
+            f"out: it is not evaluated"
+        )
 
 
 @cache

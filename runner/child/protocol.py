@@ -20,7 +20,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import OUT_OF_MEMORY, MemoryShortageError, PluginError, RunnerError, print_traceback
+from runner.system.errors import (
+    OUT_OF_MEMORY,
+    MemoryShortageError,
+    PluginError,
+    RunnerError,
+    print_traceback,
+)
 from runner.system.files import guard, open_file
 from runner.system.places import workspace_root
 from runner.system.secrets import register
@@ -59,10 +65,10 @@ class Parent:
         registry = Registry(self.plugin_files)
         return from_values(**self._recipe, catalog=registry), registry
 
-    def tell(self, **what: Any) -> None:
+    def tell(self, **message: Any) -> None:
         """Sends a message."""
         try:
-            self._connection.send(what)
+            self._connection.send(message)
         except OSError:
             _end()
 
@@ -70,9 +76,9 @@ class Parent:
         """Yields the commands of the parent until it sends no more."""
         return iter(self._next, None)
 
-    def ask(self, **what: Any) -> Any:
+    def ask(self, **message: Any) -> Any:
         """Sends a message and waits for the reply."""
-        self.tell(**what)
+        self.tell(**message)
         reply = self._next()
         return _end() if reply is None else reply
 
@@ -116,22 +122,32 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
     except BaseException as error:
         from runner.plugin.mistakes import mistake
 
-        said = error if isinstance(error, RunnerError) else mistake(error)
+        reported = error if isinstance(error, RunnerError) else mistake(error)
         print_traceback(error)
-        error = error.__cause__ if isinstance(error, PluginError) and error.__cause__ else error
-        # Torch has an exception for GPU memory, none for host memory, and need
-        # not be imported to recognise it.
-        is_shortage = isinstance(error, MemoryError | MemoryShortageError)
-        no_memory = is_shortage or type(error).__name__ == "OutOfMemoryError"
-        no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-        if not no_memory and said is None:  # a mistake of the runner's, which needs its traceback
-            sys.stdout.flush()  # output goes to the same file, and the error must be last
+        if isinstance(error, PluginError) and error.__cause__:
+            error = error.__cause__
+        if _is_memory_shortage(error):
+            print_error(str(error))
+            sys.exit(OUT_OF_MEMORY)
+        if reported is None:
+            # An error in the runner needs its traceback. Output goes to the same file, and the error must be last.
+            sys.stdout.flush()
             raise
-        print_error(str(error if no_memory else said))
-        sys.exit(OUT_OF_MEMORY if no_memory or said is None else said.exit_code)
+        print_error(str(reported))
+        sys.exit(reported.exit_code)
     finally:
-        if parent.gone:  # no other process ends the processes that this one has started
+        # No other process ends the processes that this one has started.
+        if parent.gone:
             _end()
+
+
+def _is_memory_shortage(error: BaseException) -> bool:
+    """Returns whether memory was exhausted, of the host or of a GPU."""
+    # Torch has an exception for GPU memory, none for host memory, and need
+    # not be imported to recognise it.
+    if isinstance(error, MemoryError | MemoryShortageError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _end() -> None:

@@ -114,23 +114,31 @@ class Child(AbstractContextManager["Child"]):
         self._errors = Path(self._folder.name, "stderr")
         os.close(open_file(self._errors, os.O_WRONLY | os.O_CREAT, 0o600))
         self._kernel_kills = _kernel_kills()
-        self._begun = self._looked = time.monotonic()
-        self._counted = -math.inf
-        self._told_to_stop: float | None = None
+        # On the clock of ``monotonic``: the start, the last look at its memory, the last search for
+        # its processes, and when it was told to stop.
+        self._start = time.monotonic()
+        self._last_look = self._start
+        self._last_search = -math.inf
+        self._stop_time: float | None = None
         self.cpu_seconds = 0.0  # of all its processes, as far as seen: they are only where their memory is limited
-        self._connection, there = multiprocessing.Pipe()
+        self._connection, connection_of_child = multiprocessing.Pipe()
         # Sends a message; an OSError means that the process has ended.
         self.send = self._connection.send
         if forked:
-            self._pid, self._wait = _forked(module, there, self._errors, compiles)
+            self._pid, self._wait = _forked(module, connection_of_child, self._errors, compiles)
         else:
-            self._pid, self._wait = _executed(module, there, self._errors, threads)
-        there.close()
+            self._pid, self._wait = _executed(module, connection_of_child, self._errors, threads)
+        connection_of_child.close()
         self._family: list[psutil.Process] = []
-        files = [path.absolute() for path in plugin_files]
-        order = {"recipe": _given(recipe), "secrets": registered(), "plugin_files": files,
-                 "options": options or {}, "folder": Path(self._folder.name)}  # fmt: skip
-        with suppress(psutil.Error, OSError):  # it has ended already, which is noticed when it is listened to
+        order = {
+            "recipe": _arguments_of(recipe),
+            "secrets": registered(),
+            "plugin_files": [path.absolute() for path in plugin_files],
+            "options": options or {},
+            "folder": Path(self._folder.name),
+        }
+        # It may have ended already, which ``receive`` reports.
+        with suppress(psutil.Error, OSError):
             self._family.append(psutil.Process(self._pid))
             self.send(order)
 
@@ -143,7 +151,8 @@ class Child(AbstractContextManager["Child"]):
 
     def ask(self, command: str, timeout: float = 300.0, *arguments: bytes) -> dict[str, Any]:
         """Gives a command, if needed with arguments, and waits for the answer, as ``answer`` does."""
-        with suppress(OSError):  # noticed when it is listened to
+        # It may have ended already, which ``receive`` reports.
+        with suppress(OSError):
             self.send((command, *arguments) if arguments else command)
         return self.answer(timeout, hung=f"no answer to '{command}'")
 
@@ -151,73 +160,82 @@ class Child(AbstractContextManager["Child"]):
         """Returns the next message like ``receive``; raises a ChildError if the
         child ends without one.
         """
-        told = self.receive(stop, timeout, hung)
-        if told is None:
+        message = self.receive(stop, timeout, hung)
+        if message is None:
             raise self._failure(0)
-        return told
+        return message
 
     def receive(self, stop: _Stop = bool, silence: float = math.inf, hung: str = "no word") -> dict[str, Any] | None:
         """Returns the child's next message; None if it has ended successfully.
 
-        When ``stop`` becomes true, it is asked to stop, and may send messages for a while; after
+        When ``stop`` becomes true, it is requested to stop, and may send messages for a while; after
         ``silence`` seconds without a message it counts as hung.
 
         Raises:
             ChildError: it has ended badly, or was ended by its limits or by ``stop``; no process of it is left.
         """
-        heard, silence = time.monotonic(), min(silence, self._limits.silence)
+        silence = min(silence, self._limits.silence)
+        start = time.monotonic()
         while True:
-            ended = self._wait(0.0) is not None  # a process that it has started may keep its socket open
+            # Not only the socket: a process that it has started may keep that open.
+            has_ended = self._wait(0.0) is not None
             self._keep_to_limits(stop)
             try:
-                if self._connection.poll(0 if ended else _LOOK_SECONDS):
-                    told: dict[str, Any] = self._connection.recv()
-                    return told
+                if self._connection.poll(0 if has_ended else _LOOK_SECONDS):
+                    message: dict[str, Any] = self._connection.recv()
+                    return message
             except (EOFError, OSError):
-                ended = True
-            if ended:
+                has_ended = True
+            if has_ended:
                 break
-            if time.monotonic() - heard > silence:
+            if time.monotonic() - start > silence:
                 self._kill(Cause.HUNG, f"{hung} for {silence:g} s")
         code = self._wait(_END_SECONDS)
         if code is None:
             self._kill(Cause.HUNG, "it does not end")
         self._end_group()
-        if self._told_to_stop is not None:
+        if self._stop_time is not None:
             raise ChildError(Cause.STOPPED, "it was stopped")
         if code != 0:
             raise self._failure(code)
         return None
 
     def _keep_to_limits(self, stop: _Stop) -> None:
-        now, limits = time.monotonic(), self._limits
-        if now - self._looked > _LOOK_SECONDS and limits.memory < math.inf:
-            self._looked = now
-            used, allowed = self._memory(now) / 2**30, limits.memory / 2**30
+        limits = self._limits
+        current_time = time.monotonic()
+        if current_time - self._last_look > _LOOK_SECONDS and limits.memory < math.inf:
+            self._last_look = current_time
+            used = self._memory(current_time) / 2**30
+            allowed = limits.memory / 2**30
             if used > allowed:
-                self._kill(Cause.OUT_OF_MEMORY, f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}")
-        if now - self._begun > limits.seconds:
+                self._kill(
+                    Cause.OUT_OF_MEMORY,
+                    f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}",
+                )
+        if current_time - self._start > limits.seconds:
             self._kill(Cause.TIMEOUT, f"it ran for more than {limits.seconds:g} s")
-        if self._told_to_stop is None and stop():
-            self._told_to_stop = now
+
+        if self._stop_time is None and stop():
+            self._stop_time = current_time
             if limits.grace and self._wait(0.0) is None:
                 os.kill(self._pid, signal.SIGTERM)
-        if self._told_to_stop is not None and now - self._told_to_stop >= limits.grace:
+        if self._stop_time is not None and current_time - self._stop_time >= limits.grace:
             self._kill(Cause.STOPPED, "it was stopped")
 
-    def _memory(self, now: float) -> int:
-        """Bytes of host memory that it and all that it has started hold now; notes their seconds, too."""
-        if self._family and now - self._counted > _COUNT_SECONDS:
-            self._counted = now
+    def _memory(self, current_time: float) -> int:
+        """Returns the bytes of host memory of all its processes; adds up their processor time, too."""
+        if self._family and current_time - self._last_search > _COUNT_SECONDS:
+            self._last_search = current_time
             with suppress(psutil.Error):
                 self._family[1:] = self._family[0].children(recursive=True)
-        memory, cpu = 0, 0.0
-        for each in self._family:
+        memory = 0
+        cpu_seconds = 0.0
+        for process in self._family:
             with suppress(psutil.Error):
-                memory += each.memory_info().rss
+                memory += process.memory_info().rss
                 # Of user and system, of the process and its children.
-                cpu += sum(each.cpu_times()[:4])
-        self.cpu_seconds = max(self.cpu_seconds, cpu)
+                cpu_seconds += sum(process.cpu_times()[:4])
+        self.cpu_seconds = max(self.cpu_seconds, cpu_seconds)
         return memory
 
     def _kill(self, cause: Cause, reason: str) -> NoReturn:
@@ -227,19 +245,20 @@ class Child(AbstractContextManager["Child"]):
     def _failure(self, code: int) -> ChildError:
         """Returns the error for the exit code of a child that has failed; negative for a signal."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = "\n".join(lines if os.environ.get(TRACEBACK) else lines[-_LAST_LINES:])
+        output = "\n".join(lines if os.environ.get(TRACEBACK) else lines[-_LAST_LINES:])
         if code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills:
             return ChildError(Cause.OUT_OF_MEMORY, "the kernel killed it because host memory was exhausted")
         if code < 0:
-            ended = f"its process was ended by {signal.Signals(-code).name}"
-            return ChildError(Cause.CRASHED, ended + (f": {said}" if said else ""))
-        reason = said or f"it ended with exit code {code} and without a word"
+            reason = f"its process was ended by {signal.Signals(-code).name}"
+            return ChildError(Cause.CRASHED, f"{reason}: {output}" if output else reason)
+        reason = output or f"it ended with exit code {code} and without a word"
         return ChildError(_CAUSES.get(code, Cause.CRASHED), reason, code)
 
     def _end_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
-        if self._wait(0.0) is None:  # it had no time to create a process group
+        # It may have had no time to create a process group.
+        if self._wait(0.0) is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         self._wait(None)
@@ -279,13 +298,21 @@ def _executed(module: str, connection: Connection, errors: Path, threads: int | 
     if threads is not None:
         environment |= thread_variables(threads, environment)
     descriptor = connection.fileno()
-    code = ("from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
-            f"attend({module!r}, Connection({descriptor}))")  # fmt: skip
+    code = (
+        "from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
+        f"attend({module!r}, Connection({descriptor}))"
+    )
     with open(open_file(errors, os.O_WRONLY | os.O_APPEND), "ab") as output:
         process = subprocess.Popen(
-            [*PYTHON, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env=environment, start_new_session=True,  # Ctrl-C is for the parent
-        )  # fmt: skip
+            [*PYTHON, "-c", code],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            # Ctrl-C is for the parent.
+            start_new_session=True,
+        )
 
     def wait(seconds: float | None) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -297,19 +324,26 @@ def _executed(module: str, connection: Connection, errors: Path, threads: int | 
 
 def _kernel_kills() -> int:
     """Returns the number of processes that this kernel has killed because memory was exhausted."""
-    with suppress(OSError):
-        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)))
-    return 0
+    try:
+        counters = Path("/proc/vmstat").read_text()
+    except OSError:
+        # Not every system has this file.
+        return 0
+    return sum(map(int, re.findall(r"^oom_kill (\d+)$", counters, re.MULTILINE)))
 
 
-def _given(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A recipe with its secrets, for ``from_values``."""
+def _arguments_of(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns a recipe with its secrets, as arguments of ``from_values``."""
     if recipe is None:
         return None
     if isinstance(recipe, Mapping):
         return {"values": recipe, "path": "recipe", "origins": {}}
-    values = recipe.values(masked=False)
-    return {"values": values, "path": str(recipe.path), "origins": recipe.origins, "tuning": recipe.tuning}
+    return {
+        "values": recipe.values(masked=False),
+        "path": str(recipe.path),
+        "origins": recipe.origins,
+        "tuning": recipe.tuning,
+    }
 
 
 def _refuse_classes(recipe: Recipe | Mapping[str, Any] | None) -> None:

@@ -11,7 +11,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import data, evaluate, models, plan, plugins, prove, recipes, runs, serve, study, workspace
+from runner.cli import (
+    data,
+    evaluate,
+    models,
+    plan,
+    plugins,
+    prove,
+    recipes,
+    runs,
+    serve,
+    study,
+    workspace,
+)
 from runner.cli.common import emit, say
 from runner.cli.exit import QuickExit
 from runner.cli.help import Verb, Verbs
@@ -56,10 +68,15 @@ def _version(asked: bool) -> None:
 @app.callback()
 def runner(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     complete: Annotated[
-        bool, typer.Option("--traceback", help="After an error, print the complete traceback. Also after a command.")
+        bool,
+        typer.Option(
+            "--traceback",
+            help="After an error, print the complete traceback. Also after a command.",
+        ),
     ] = False,
 ) -> None:
     """Train PyTorch models from recipes in YAML, and prove that speed-ups are real and harmless.
@@ -98,14 +115,16 @@ def main() -> NoReturn:
     import_module("runner.system.contention")
     clean_streams()
     show_warnings()
-    os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
+    # Data loaders and others that start Python by themselves must not import from the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     interrupts = _note_interrupts()
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if _OPTION in words:
         words.remove(_OPTION)
-        os.environ[TRACEBACK] = "1"  # also for child processes
+        # A variable, because child processes need it as well.
+        os.environ[TRACEBACK] = "1"
     try:
         code = app(words, standalone_mode=False)
         if code == ExitCode.INTERRUPTED and interrupts:

@@ -26,22 +26,29 @@ if TYPE_CHECKING:
     from runner.system.console import Console
     from runner.tracking import RunFolder
 
-_Shown = TypeVarTuple("_Shown")
-SCHEMA_VERSION = 1  # of everything that --json prints
+_Arguments = TypeVarTuple("_Arguments")
+# Version of the form of everything that --json prints.
+SCHEMA_VERSION = 1
 
 RecipeName = Annotated[
     str,
     Argument(
-        metavar="RECIPE", help="Recipe file, lock of a run, or name of a recipe that ships.",
+        metavar="RECIPE",
+        help="Recipe file, lock of a run, or name of a recipe that ships.",
         autocompletion=completion.recipes,
     ),
-]  # fmt: skip
+]
 Sets = Annotated[
     list[str] | None,
-    Option("--set", metavar="A.B.C=VALUE", help="Override a recipe value. Repeatable; the word --set is optional."),
+    Option(
+        "--set",
+        metavar="A.B.C=VALUE",
+        help="Override a recipe value. Repeatable; the word --set is optional.",
+    ),
 ]
 Bare = Annotated[
-    list[str] | None, Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False)
+    list[str] | None,
+    Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False),
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -66,7 +73,10 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
 
 def run_and_settings(run: str, bare: list[str] | None) -> tuple[str, list[str] | None]:
     """Returns a run and the settings that follow it; the latest run if only settings are given."""
-    return ("latest", [run, *(bare or ())]) if "=" in run and not Path(run).exists() else (run, bare)
+    # The path of a run may contain an equals sign.
+    if "=" in run and not Path(run).exists():
+        return "latest", [run, *(bare or ())]
+    return run, bare
 
 
 def registry_of(plugin_files: list[Path] | None, quiet: bool = False) -> "Registry":
@@ -80,6 +90,7 @@ def registry_of(plugin_files: list[Path] | None, quiet: bool = False) -> "Regist
         return Registry(())
     from runner.cli.live import LiveBar
 
+    # Two bars would overwrite each other.
     if LiveBar.shown:
         return Registry(plugin_files)
     with working("", f"importing {', '.join(path.name for path in plugin_files)}", quiet):
@@ -91,9 +102,11 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
     from runner.recipe.document import is_lock
     from runner.recipe.loader import find, load
 
-    registry, path = registry_of(plugin_files), find(recipe)
+    registry = registry_of(plugin_files)
+    path = find(recipe)
     if is_lock(path):
-        return load_lock(path, sets, registry, f"runner {verb} {recipe}")[:2]
+        loaded, complete_registry, _ = load_lock(path, sets, registry, f"runner {verb} {recipe}")
+        return loaded, complete_registry
     return load(path, sets, registry), registry
 
 
@@ -109,23 +122,26 @@ def load_lock(
     from runner.tracking.locked import load_locked
 
     def remedy(files: Mapping[Path, str]) -> str:
-        needed = f" {accept}" if accept and any(files.values()) else ""
-        return f"the command is: {registry.command(command, files)}{needed}"
+        has_changes = any(files.values())
+        option = f" {accept}" if accept and has_changes else ""
+        return f"the command is: {registry.command(command, files)}{option}"
 
-    recipe, whole = load_locked(lock, lock.parent.name, sets, registry, remedy)
-    for path in whole.files[len(registry.files) :]:
+    recipe, complete_registry = load_locked(lock, lock.parent.name, sets, registry, remedy)
+    # The files of the lock come after those of the command line.
+    for path in complete_registry.files[len(registry.files) :]:
         say(f"using the plugins of {path}, which is unchanged")
-    return recipe, whole, drift(lock, recipe, whole)
+    return recipe, complete_registry, drift(lock, recipe, complete_registry)
 
 
 def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
     """Returns all runs, the newest first, after setting the status of runs whose process has crashed."""
+    from runner.tracking.lookup import folders
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import Workspace, folders
+    from runner.tracking.workspace import Workspace
 
-    here = Workspace()
-    reap(here, partial(working, verb, "recording crashed runs in MLflow", quiet))
-    return folders(here.runs)
+    workspace = Workspace()
+    reap(workspace, partial(working, verb, "recording crashed runs in MLflow", quiet))
+    return folders(workspace.runs)
 
 
 @contextmanager
@@ -134,7 +150,8 @@ def sharing_processor(recipe: "Recipe", locked_threads: int | None = None) -> It
     ``locked_threads`` is the number of threads of a run that is continued.
     """
     from runner.system.processor import share_processor
-    from runner.tracking.workspace import Workspace, computing
+    from runner.tracking.lookup import computing
+    from runner.tracking.workspace import Workspace
 
     system = recipe.system
     with share_processor(system.threads, system.wait, locked_threads, computing(Workspace())):
@@ -150,7 +167,10 @@ def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
 
 
 def output(
-    as_json: bool, data: Callable[[], dict[str, Any]], show: "Callable[[*_Shown, Console], None]", *shown: *_Shown
+    as_json: bool,
+    data: Callable[[], dict[str, Any]],
+    show: "Callable[[*_Arguments, Console], None]",
+    *arguments: *_Arguments,
 ) -> None:
     """Prints the result of a command: its data as JSON, or a display for a person."""
     if as_json:
@@ -158,12 +178,13 @@ def output(
         return
     from runner.system.console import Console
 
-    show(*shown, Console(file=results.stream))
+    show(*arguments, Console(file=results.stream))
 
 
 def print_json(data: dict[str, Any]) -> None:
     """Prints one JSON object with its schema version on stdout, secrets masked."""
-    emit(json.dumps({"schema_version": SCHEMA_VERSION, **redact_values(data)}, indent=2, ensure_ascii=False))
+    document = {"schema_version": SCHEMA_VERSION, **redact_values(data)}
+    emit(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def emit(text: object, nl: bool = True) -> None:

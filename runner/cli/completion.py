@@ -24,9 +24,10 @@ def comparable(incomplete: str) -> list[str]:
 
 
 def recipes_and_runs(incomplete: str) -> list[str]:
-    """Whatever ``runner show`` shows."""
-    found = (name for place in ("runs", "ablations", "studies", "seeds") for name in _runs(place))
-    return _beginning(incomplete, [*_recipes(), *found])
+    """Arguments of ``runner show``."""
+    folders = ("runs", "ablations", "studies", "seeds")
+    names = [name for folder in folders for name in _runs(folder)]
+    return _beginning(incomplete, [*_recipes(), *names])
 
 
 def studies(incomplete: str) -> list[str]:
@@ -51,14 +52,17 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 def _recipes() -> list[str]:
     from importlib.resources import files
 
-    return sorted(path.name.removesuffix(".yaml") for path in files("runner.recipes").iterdir() if ".yaml" in path.name)
+    names = [path.name for path in files("runner.recipes").iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if ".yaml" in name)
 
 
-def _runs(place: str) -> list[str]:
+def _runs(folder: str) -> list[str]:
     from runner.system.places import RECORD, workspace_root
 
-    found = (workspace_root() / place).glob(f"*/{RECORD}")
-    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    # Without the classes of the workspace, whose imports would delay every completion.
+    records = (workspace_root() / folder).glob(f"*/{RECORD}")
+    newest_first = sorted(records, key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent.name for path in newest_first]
 
 
 def _plugins() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Commands for data: ``data list``, ``get``, ``where`` and ``show``."""
+"""Commands for data: ``data list``, ``get``, ``where``, ``prepare`` and ``show``."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 data = Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""List, fetch and locate published data files, and draw the data of a recipe.
+    help="""List, fetch and locate published data files, convert texts to tokens, and draw the data of a recipe.
 
 Files are searched in the recipe's data.root, then in RUNNER_DATA, then in the user's cache. They are fetched into
 RUNNER_DATA if it is set, otherwise into the cache.
@@ -47,8 +47,18 @@ RUNNER_DATA if it is set, otherwise into the cache.
 FileName = Annotated[str, Argument(metavar="NAME", help="Name of a file that 'runner data list' prints.")]
 Out = Annotated[
     Path | None,
-    Option("--out", metavar="FILE.png", help="File of the plot; by default NAME_data.png in the current folder."),
+    Option(
+        "--out",
+        metavar="FILE.png",
+        help="File of the plot; by default NAME_data.png in the current folder.",
+    ),
 ]
+Texts = Annotated[list[Path], Argument(metavar="TEXT...", help="Text files in UTF-8, in this order.")]
+TokenizerName = Annotated[
+    str,
+    Option("--tokenizer", metavar="NAME", help="bytes, characters, tiktoken:gpt2, or a file tokenizer.json."),
+]
+TokenFile = Annotated[Path, Option("--out", metavar="FILE", help="File of tokens, which replaces an older one.")]
 
 
 @data.command("list", cls=Verb)
@@ -56,17 +66,17 @@ def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the files: content, sources that read them, and path if present."""
     from runner.plugin.files import find
 
-    shown: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for file, kinds in _files(registry_of(plugin)).items():
         path = find(file.name)
-        shown.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
+        entries.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
     if as_json:
-        print_json({"files": shown})
+        print_json({"files": entries})
         return
-    for each in shown:
-        where = each["path"] or "not on this machine"
-        tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
-        tell(f"    {each['about']}")
+    for entry in entries:
+        location = entry["path"] or "not on this machine"
+        tell(f"{entry['name']}  {entry['size']:,} bytes, for {', '.join(entry['sources'])}: {location}")
+        tell(f"    {entry['about']}")
 
 
 @data.command(cls=Verb)
@@ -87,10 +97,39 @@ def where(name: FileName, plugin: Plugins = None) -> None:
 
 
 @data.command(cls=Verb)
+def prepare(texts: Texts, tokenizer: TokenizerName, out: TokenFile, plugin: Plugins = None) -> None:
+    """Convert texts to a file of tokens for the source 'tokens', and print its path.
+
+    A JSON file next to it describes it: tokenizer, vocabulary, type and digest. Texts are read in pieces, so they may
+    be larger than the memory.
+
+    [bold]runner data prepare letters.txt --tokenizer bytes --out letters.bin[/]
+
+    [bold]runner data prepare a.txt b.txt --tokenizer tiktoken:gpt2 --out tokens.bin[/]
+    """
+    missing = next((path for path in texts if not path.is_file()), None)
+    if missing is not None:
+        raise UsageError(f"no such file: {missing}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out: no such folder: {out.absolute().parent}")
+    if out.resolve() in {path.resolve() for path in texts}:
+        raise UsageError(f"--out: {out} is one of the texts; name another file")
+    registry = registry_of(plugin)
+    sources = (registry.get("data", kind) for kind in registry.kinds("data"))
+    source = next(source for source in sources if source.prepares_text)
+    say(f"{out.name}: {source.prepare_text(texts, tokenizer, out.absolute())}")
+    emit(str(out))
+
+
+@data.command(cls=Verb)
 def show(
-    recipe: RecipeName, bare: Bare = None, out: Out = None, sets: Sets = None, plugin: Plugins = None,
+    recipe: RecipeName,
+    bare: Bare = None,
+    out: Out = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw the training data of a recipe, and print the path of the plot.
 
     Images with poses are drawn with their cameras and with rays, so that a wrong convention is visible.
@@ -121,14 +160,14 @@ def fetched(file: "DataFile") -> str:
 
 def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
     """Every published file with the kinds that read it; a source that cannot be imported has none."""
-    found: dict[DataFile, list[str]] = {}
+    kinds_by_file: dict[DataFile, list[str]] = {}
     for kind in registry.kinds("data"):
         try:
             for file in registry.get("data", kind).files:
-                found.setdefault(file, []).append(kind)
+                kinds_by_file.setdefault(file, []).append(kind)
         except RunnerError as error:
             say(str(error))
-    return found
+    return kinds_by_file
 
 
 def _named(name: str, registry: "Registry") -> "DataFile":

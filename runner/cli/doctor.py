@@ -25,14 +25,19 @@ from runner.system.hardware import available_memory, cpu_model, slow_bf16, usabl
 from runner.system.lines import labelled
 from runner.system.places import RECORD, VARIABLE
 from runner.system.processor import WAIT_VARIABLES, Surroundings, choose, describe, is_fixed_by
+from runner.tracking.access import is_http, on_network_disk
+from runner.tracking.lookup import folders
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
-from runner.tracking.store import Store, is_http, on_network_disk, shown
-from runner.tracking.workspace import Workspace, folders
+from runner.tracking.store import Store, shown
+from runner.tracking.workspace import Workspace
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
-_DISK_GIB, _MEMORY_GIB, _SHOWN_RUNS = 5, 2, 4
+# Below these, runs may fail.
+_DISK_GIB = 5
+_MEMORY_GIB = 2
+_SHOWN_RUNS = 4
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -53,27 +58,35 @@ def examine(workspace: Workspace, registry: Registry) -> list[Diagnosis]:
     """
     memory = available_memory() / _GIB
     available = f"{memory:.1f} of {psutil.virtual_memory().total / _GIB:.1f} GiB available"
+    remedy = "end other programs, or keep less data in memory"
     return [
-        *_packages(), *_torch(), _compiler(), *_plugins(registry), *_workspace(workspace), *_store(workspace),
+        *_packages(),
+        *_torch(),
+        _compiler(),
+        *_plugins(registry),
+        *_workspace(workspace),
+        *_store(workspace),
         *_runs(workspace),
-        _warn_if(memory < _MEMORY_GIB, "memory", available, "end other programs, or keep less data in memory"),
-    ]  # fmt: skip
+        _warn_if(memory < _MEMORY_GIB, "memory", available, remedy),
+    ]
 
 
 def show(checks: list[Diagnosis], console: Console) -> None:
-    """Prints the checks, each remedy beneath what was found."""
-    names = max(len(check.name) for check in checks)
+    """Prints the checks, each remedy beneath its finding."""
+    name_width = max(len(check.name) for check in checks)
     for check in checks:
-        head = f"{check.status:4}  {check.name:{names}}  "
-        remedy = [(" " * len(head), f"-> {check.remedy}", "bold")] if check.remedy else []
-        for label, text, style in ((head, check.found, ""), *remedy):
-            for beginning, part in labelled(label, [text], console.width):
-                coloured = (beginning[:4], _COLOURS[check.status])
-                console.print(CleanText.assemble(coloured, beginning[4:], (part, style)), soft_wrap=True)
+        head = f"{check.status:4}  {check.name:{name_width}}  "
+        texts = [(head, check.found, "")]
+        if check.remedy:
+            texts.append((" " * len(head), f"-> {check.remedy}", "bold"))
+        for label, text, style in texts:
+            for first_columns, line in labelled(label, [text], console.width):
+                status = (first_columns[:4], _COLOURS[check.status])
+                console.print(CleanText.assemble(status, first_columns[4:], (line, style)), soft_wrap=True)
 
 
 def _packages() -> Iterator[Diagnosis]:
-    found = []
+    installed = []
     for requirement in map(Requirement, metadata.requires(_DISTRIBUTION) or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -81,15 +94,17 @@ def _packages() -> Iterator[Diagnosis]:
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(requirement.name)
             if requirement.specifier.contains(version, prereleases=True):
-                found.append(f"{requirement.name} {version}")
+                installed.append(f"{requirement.name} {version}")
                 continue
             lack = f"{version} is installed, {requirement.specifier} is needed"
         yield Diagnosis(requirement.name, "fail", lack, f"pip install '{requirement}'")
-    yield Diagnosis("packages", "ok", ", ".join(found))
+    yield Diagnosis("packages", "ok", ", ".join(installed))
 
 
-def _warn_if(bad: bool, name: str, found: str, remedy: str) -> Diagnosis:
-    return Diagnosis(name, "warn", found, remedy) if bad else Diagnosis(name, "ok", found)
+def _warn_if(is_bad: bool, name: str, finding: str, remedy: str) -> Diagnosis:
+    if is_bad:
+        return Diagnosis(name, "warn", finding, remedy)
+    return Diagnosis(name, "ok", finding)
 
 
 def _torch() -> Iterator[Diagnosis]:
@@ -98,14 +113,18 @@ def _torch() -> Iterator[Diagnosis]:
     except Exception as error:  # a broken build raises anything from ImportError to OSError
         yield Diagnosis("torch", "fail", f"cannot be imported: {error}", "reinstall torch")
         return
-    cores, threads = usable_cores(), torch.get_num_threads()
+    cores = usable_cores()
     yield Diagnosis("processor", "ok", f"{cpu_model()}, {cores} cores usable")
-    yield from _processor_use(cores, threads)
+    yield from _processor_use(cores, torch.get_num_threads())
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
             memory = f"{device.total_memory / _GIB:.0f} GiB"
-            yield Diagnosis(f"cuda:{index}", "ok", f"{device.name}, {memory}, capability {device.major}.{device.minor}")
+            yield Diagnosis(
+                f"cuda:{index}",
+                "ok",
+                f"{device.name}, {memory}, capability {device.major}.{device.minor}",
+            )
         if find_spec("pynvml") is None:
             remedy = f"pip install '{_DISTRIBUTION}[nvidia]'"
             yield Diagnosis("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
@@ -115,7 +134,8 @@ def _torch() -> Iterator[Diagnosis]:
         yield Diagnosis("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
         yield Diagnosis("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
-    slow, remedy = slow_bf16(), "leave optimization.amp off on the CPU"
+    slow = slow_bf16()
+    remedy = "leave optimization.amp off on the CPU"
     yield _warn_if(slow is not None, "bf16 on the processor", slow or "in hardware", remedy)
 
 
@@ -140,37 +160,47 @@ def _compiler() -> Diagnosis:
     path = shutil.which(command) or shutil.which("clang++")
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if path is None:
-        found, remedy = f"no C++ compiler ({command})", "install g++ or name a C++ compiler in CXX"
+        finding = f"no C++ compiler ({command})"
+        remedy = "install g++ or name a C++ compiler in CXX"
     elif not header.exists():
-        found, remedy = f"{path}, but {header} is missing", "install Python's development headers"
+        finding = f"{path}, but {header} is missing"
+        remedy = "install Python's development headers"
     else:
         return Diagnosis("compiler", "ok", path)
-    return Diagnosis("compiler", "warn", found, f"{remedy}, or leave optimization.compile off")
+    return Diagnosis("compiler", "warn", finding, f"{remedy}, or leave optimization.compile off")
 
 
 def _plugins(registry: Registry) -> list[Diagnosis]:
-    found, remedy = [], "reinstall or remove its distribution"
+    failures = []
+    remedy = "reinstall or remove its distribution"
     for section in SECTIONS:
         for kind in registry.kinds(section):
             try:
                 registry.get(section, kind)
             except RunnerError as error:
-                found.append(Diagnosis(f"plugin {section}.{kind}", "warn", f"cannot be imported: {error}", remedy))
-    return found or [Diagnosis("plugins", "ok", "all can be imported")]
+                finding = f"cannot be imported: {error}"
+                failures.append(Diagnosis(f"plugin {section}.{kind}", "warn", finding, remedy))
+    return failures or [Diagnosis("plugins", "ok", "all can be imported")]
 
 
 def _workspace(workspace: Workspace) -> Iterator[Diagnosis]:
     root = workspace.root
     nearest = next(folder for folder in [root, *root.parents] if folder.exists())
     try:
-        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions are not enough: root has all of them
+        # Permissions are not enough: root has all of them.
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
         lack = f"{nearest} cannot be written: {error.strerror}"
         yield Diagnosis("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")
         return
     yield Diagnosis("workspace", "ok", str(root) if nearest == root else f"{root}, created by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB
-    yield _warn_if(free < _DISK_GIB, "disk", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
+    yield _warn_if(
+        free < _DISK_GIB,
+        "disk",
+        f"{free:.1f} GiB free",
+        f"free some, or name another disk in {VARIABLE}",
+    )
 
 
 def _store(workspace: Workspace) -> Iterator[Diagnosis]:
@@ -180,8 +210,8 @@ def _store(workspace: Workspace) -> Iterator[Diagnosis]:
     try:
         Store(workspace)
     except StorageError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        yield Diagnosis("tracking", "fail", found, remedy)
+        finding, _, remedy = str(error).rpartition("; ")
+        yield Diagnosis("tracking", "fail", finding, remedy)
         return
     yield Diagnosis("tracking", "ok", f"{shown(workspace.tracking_uri)} answers")
     if not is_http(workspace.tracking_uri) and on_network_disk(workspace.database):
@@ -191,21 +221,22 @@ def _store(workspace: Workspace) -> Iterator[Diagnosis]:
 
 def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
     reaped = reap(workspace)
-    found = folders(workspace.runs)
-    known = [folder for folder in found if folder.record() is not None]
-    counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
-    ended = f"; {len(reaped)} had crashed: {_names(reaped)}" if reaped else ""
-    yield Diagnosis("runs", "ok", counted + ended)
-    waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
-    if waiting:
-        yield Diagnosis(
-            "unsent", "warn", f"metrics are missing in MLflow for {len(waiting)} runs: {_names(waiting)}", "runner sync"
-        )
-    damaged = [folder.name for folder in found if folder not in known]
+    run_folders = folders(workspace.runs)
+    readable = [folder for folder in run_folders if folder.record() is not None]
+    finding = f"{len(run_folders)} in {workspace.runs}" if run_folders else "none yet"
+    if reaped:
+        finding += f"; {len(reaped)} had crashed: {_names(reaped)}"
+    yield Diagnosis("runs", "ok", finding)
+
+    unsent_runs = [folder.name for folder in readable if unsent(folder.spool) and not folder.alive()]
+    if unsent_runs:
+        finding = f"metrics are missing in MLflow for {len(unsent_runs)} runs: {_names(unsent_runs)}"
+        yield Diagnosis("unsent", "warn", finding, "runner sync")
+    damaged = [folder.name for folder in run_folders if folder not in readable]
     if damaged:
-        lack = f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}"
+        finding = f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}"
         remedy = f"restore it from a copy, or remove the run's folder in {workspace.runs}"
-        yield Diagnosis("damaged runs", "warn", lack, remedy)
+        yield Diagnosis("damaged runs", "warn", finding, remedy)
 
 
 def _names(runs: Sequence[str]) -> str:

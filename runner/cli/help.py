@@ -24,6 +24,7 @@ def split_help(text: str) -> tuple[str, list[tuple[str, str]]]:
     prose = []
     examples = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
+        # An example is a paragraph with a command in bold and a description.
         if match := _EXAMPLE.fullmatch(paragraph.strip()):
             examples.append((match[1], match[2]))
         else:
@@ -127,7 +128,7 @@ class Verb(TyperCommand):
             try:
                 return super().invoke(ctx)
             except SystemExit as error:
-                # A command's own handler of SIGTERM.
+                # The command has a handler of SIGTERM.
                 if isinstance(error.code, ExitCode):
                     raise typer.Exit(error.code) from error
                 from runner.plugin.mistakes import mistake

@@ -17,11 +17,12 @@ from runner.system.console import CleanText, Console, PrintedLines
 from runner.system.lines import wrapped
 from runner.tracking.periodic import Periodic
 
-LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
-LINE_SHARE, LONGEST_SECONDS = 0.05, 60.0
-"""The pause between two lines, as a share of the time that has passed, and its upper limit: a log
-should not grow by hours of lines.
-"""
+LINE_SECONDS = 5.0
+DRAWINGS_A_SECOND = 4.0
+LINE_SHARE = 0.05
+"""The pause between two lines, as a share of the time that has passed."""
+LONGEST_SECONDS = 60.0
+"""Upper limit of that pause, which would else become hours."""
 BRIEF_SECONDS = 0.5
 """A phase that lasts no longer is not shown: the one that it interrupts is."""
 SILENT_SECONDS = 1.0
@@ -32,7 +33,7 @@ class Phase(NamedTuple):
     """A phase of the work, when it started, and the phase that contains it."""
 
     name: str
-    since: float
+    start: float
     outer: "Phase | None" = None
 
 
@@ -50,32 +51,40 @@ class LiveBar(ExitStack):
     def __init__(self, console: Console, name: str, total: float | None = None, doing: str = "starting") -> None:
         """Starts the clock; the bar is displayed inside the ``with``."""
         super().__init__()
-        self.console, self.name, self.total = console, name, total
-        self.started = self.printed = time.monotonic()
+        self.console = console
+        self.name = name
+        self.total = total
+        self.started = time.monotonic()
+        self.printed = self.started
         self.innermost = Phase(doing, self.started)
 
     def __enter__(self) -> Self:
         LiveBar.shown += 1
         self.callback(self._leave)
         if self.console.is_terminal and not self.console.quiet:
-            drawn = Live(
-                console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self.enter_context(drawn).refresh()
-            self._print_above(drawn)
+            live = Live(
+                console=self.console,
+                get_renderable=self.drawn,
+                refresh_per_second=DRAWINGS_A_SECOND,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self.enter_context(live).refresh()
+            self._print_above(live)
         elif not self.console.quiet:
-            self.print_line()  # here, for the thread may have to wait for what is imported next
+            # Not in the thread, which may have to wait for the next import.
+            self.print_line()
             self.callback(Periodic("progress", LINE_SECONDS, self._print_next).stop)
         return self
 
     def _leave(self) -> None:
         LiveBar.shown -= 1
 
-    def _print_above(self, drawn: Live) -> None:
+    def _print_above(self, live: Live) -> None:
         """Prints above the bar what the rest of the process writes to stdout and stderr."""
-        output = PrintedLines(drawn.console, sys.stdout)
-        errors = PrintedLines(drawn.console, sys.stderr)
+        output = PrintedLines(live.console, sys.stdout)
+        errors = PrintedLines(live.console, sys.stderr)
         self.enter_context(redirect_stdout(output))
         self.enter_context(redirect_stderr(errors))
         self.callback(output.flush)
@@ -93,15 +102,17 @@ class LiveBar(ExitStack):
 
     def say(self, text: str) -> None:
         """Prints a line that stays; on a terminal no word of it is torn."""
-        for part in wrapped(text, self.console.width) if self.console.is_terminal else [text]:
-            self.console.print(part, soft_wrap=True, highlight=False)
+        lines = wrapped(text, self.console.width) if self.console.is_terminal else [text]
+        for line in lines:
+            self.console.print(line, soft_wrap=True, highlight=False)
 
     def doing(self, progressed: float = 0.0) -> str:
         """Returns the current phase, with the seconds since the last progress if these are many."""
-        now, phase = time.monotonic(), self.innermost
-        while phase.outer is not None and now - phase.since < BRIEF_SECONDS:
+        current_time = time.monotonic()
+        phase = self.innermost
+        while phase.outer is not None and current_time - phase.start < BRIEF_SECONDS:
             phase = phase.outer
-        silent = now - max(phase.since, progressed)
+        silent = current_time - max(phase.start, progressed)
         return f"{phase.name} ({silent:.0f} s)" if silent >= SILENT_SECONDS else phase.name
 
     def completed(self) -> float:
@@ -110,7 +121,8 @@ class LiveBar(ExitStack):
 
     def counted(self) -> str:
         """Returns the finished part and the total as text."""
-        return f"{self.completed():.0f}{f'/{self.total:.0f}' if self.total else ''} s"
+        total = f"/{self.total:.0f}" if self.total else ""
+        return f"{self.completed():.0f}{total} s"
 
     def lines(self) -> list[str]:
         """Returns the lines below the bar."""
@@ -122,10 +134,10 @@ class LiveBar(ExitStack):
         self.say(f"{self.name}: {self.counted()}, {'; '.join(self.lines())}")
 
     def _print_next(self) -> None:
-        now = time.monotonic()
-        apart = min(LINE_SHARE * (now - self.started), LONGEST_SECONDS)
-        # Called every LINE_SECONDS.
-        if now - self.printed > max(apart, LINE_SECONDS) - LINE_SECONDS / 2:
+        current_time = time.monotonic()
+        pause = min(LINE_SHARE * (current_time - self.started), LONGEST_SECONDS)
+        # This method is called every LINE_SECONDS, a little early or late.
+        if current_time - self.printed > max(pause, LINE_SECONDS) - LINE_SECONDS / 2:
             self.print_line()
 
     def drawn(self) -> RenderableType:
@@ -136,6 +148,7 @@ class LiveBar(ExitStack):
         bar.add_column(no_wrap=True)
         done = self.completed()
         total = None if self.total is None else max(self.total, done)
-        bar.add_row(CleanText(self.name), ProgressBar(total, done, pulse=total is None), CleanText(self.counted()))
-        parts = (part for line in self.lines() for part in wrapped(line, self.console.width))
-        return Group(bar, *(CleanText(part, no_wrap=True, overflow="ellipsis") for part in parts))
+        progress_bar = ProgressBar(total, done, pulse=total is None)
+        bar.add_row(CleanText(self.name), progress_bar, CleanText(self.counted()))
+        lines = [piece for line in self.lines() for piece in wrapped(line, self.console.width)]
+        return Group(bar, *(CleanText(line, no_wrap=True, overflow="ellipsis") for line in lines))

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 _TITLES = ("version", "alias", "verified", "run", "created", "weights")
 _ENDLESS = 10_000
 app = Typer(no_args_is_help=True, rich_markup_mode="rich")
-Name = Annotated[str | None, Option("--name", metavar="NAME", help="Name of the model; by default that of the recipe.")]
-Only = Annotated[str | None, Argument(metavar="[NAME]", help="List only versions of this model.", show_default=False)]
+Name = Annotated[
+    str | None,
+    Option("--name", metavar="NAME", help="Name of the model; by default that of the recipe."),
+]
+Only = Annotated[
+    str | None,
+    Argument(metavar="[NAME]", help="List only versions of this model.", show_default=False),
+]
 Promoted = Annotated[str, Argument(metavar="NAME", help="Name of the model.")]
 Number = Annotated[int, Argument(metavar="VERSION", min=1, help="Number of the version.")]
 
@@ -56,6 +62,7 @@ def list_versions(name: Only = None, as_json: AsJson = False) -> None:
 
         try:
             versions = Versions(Store(Workspace(), reading=True)).all(name)
+        # A workspace without runs has no models, which is not an error.
         except EmptyError:
             versions = []
     output(as_json, lambda: {"versions": [version.data() for version in versions]}, _show, versions)

@@ -20,9 +20,13 @@ Compiled = Annotated[
 
 
 def plan(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None,
-    compiled: Compiled = False, as_json: AsJson = False
-) -> None:  # fmt: skip
+    recipe: RecipeName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    compiled: Compiled = False,
+    as_json: AsJson = False,
+) -> None:
     """Predict the memory of an update, without data and without a GPU.
 
     It prints the bytes at the peak of an update, by use and by module; and the time of the first
@@ -63,10 +67,12 @@ def _show(memory: "MemoryPlan", seconds: float | None, console: "Console") -> No
 
 def _seconds_of_updates(recipe: "Recipe") -> float | None:
     """Returns the expected time of the first updates, from the newest run of the same recipe here."""
-    from runner.tracking.workspace import Workspace, folders
+    from runner.tracking.lookup import folders
+    from runner.tracking.workspace import Workspace
 
     for folder in reversed(folders(Workspace().runs)):
         record = folder.record()
+        # Speeds of other machines do not apply to this one.
         if record is None or record.digest != recipe.digest or record.owner.host != platform.node():
             continue
         update_ms = record.metrics.get("perf/update_ms")

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry, Section
 
 Kind = Annotated[
-    str | None, Argument(metavar="[KIND]", help="Print the card of this plugin.", autocompletion=completion.kinds)
+    str | None,
+    Argument(metavar="[KIND]", help="Print the card of this plugin.", autocompletion=completion.kinds),
 ]
 # Facts that a card shows above the settings.
-_FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
+_FACTS = (
+    "learns_from",
+    "roles",
+    "provides",
+    "units",
+    "phase",
+    "contract",
+    "promise",
+    "replaces",
+    "wraps",
+    "requires",
+)
 # Next to the modules of stages: speed-ups that their authors measured.
 MEASURED = "measured.json"
 
@@ -35,10 +47,10 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
     from runner.plugin.registry import SECTIONS
 
     registry = registry_of(plugin)
-    names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
-    cards = [_card(section, each, registry) for section, each in names if kind in (None, each)]
+    names = [(section, name) for section in SECTIONS for name in registry.kinds(section)]
+    cards = [_card(section, name, registry) for section, name in names if kind in (None, name)]
     if not cards and kind is not None:
-        raise UsageError(f"unknown plugin '{kind}'{suggestion(kind, [each for _, each in names])}")
+        raise UsageError(f"unknown plugin '{kind}'{suggestion(kind, [name for _, name in names])}")
     if as_json:
         print_json({"plugins": cards})
         return
@@ -54,9 +66,11 @@ def _list(cards: list[dict[str, Any]]) -> None:
     sections = list(dict.fromkeys(card["section"] for card in cards))
     width = max((len(card["kind"]) for card in cards), default=0)
     heading = ""
-    for card in sorted(cards, key=lambda card: (sections.index(card["section"]), card.get("phase", 0))):
+    ordered = sorted(cards, key=lambda card: (sections.index(card["section"]), card.get("phase", 0)))
+    for card in ordered:
         summary = card["error"] if "error" in card else first_sentence(card["card"])
         phase = f"phase {card['phase']}" if "phase" in card else ""
+        # Programs that read the list expect one line for each plugin.
         if not results.stream.isatty():
             tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
             continue
@@ -79,13 +93,22 @@ def _merged(cards: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     names: list[list[str]] = []
     merged: list[dict[str, Any]] = []
     for card in cards:
-        facts = {key: value for key, value in card.items() if key != "section"}
-        same = next((n for n, item in enumerate(merged) if {**item, "section": ""} == {**facts, "section": ""}), None)
-        if same is None:
+        position = _position_of_same(card, merged)
+        if position is None:
+            position = len(merged)
             merged.append(card)
             names.append([])
-        names[-1 if same is None else same].append(f"{card['section']}.{card['kind']}")
-    return [(", ".join(own), card) for own, card in zip(names, merged, strict=True)]
+        names[position].append(f"{card['section']}.{card['kind']}")
+    return [(", ".join(card_names), card) for card_names, card in zip(names, merged, strict=True)]
+
+
+def _position_of_same(card: dict[str, Any], cards: list[dict[str, Any]]) -> int | None:
+    """Returns the index of the card that differs in the section only."""
+    facts = {**card, "section": ""}
+    for position, candidate in enumerate(cards):
+        if {**candidate, "section": ""} == facts:
+            return position
+    return None
 
 
 def _plain(text: str) -> str:
@@ -100,7 +123,12 @@ def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]
         face = registry.get(section, kind)
     except RunnerError as error:
         return card | {"error": str(error)}
-    return card | {"card": inspect.getdoc(face) or ""} | _facts(section, face) | {"settings": _settings(face)}
+    return {
+        **card,
+        "card": inspect.getdoc(face) or "",
+        **_facts(section, face),
+        "settings": _settings(face),
+    }
 
 
 def _facts(section: "Section", face: Any) -> dict[str, Any]:
@@ -109,17 +137,19 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
     from runner.plugin.progress import UNITS
 
     if section == "model":
-        return {"learns_from": face.learns_from, "roles": {role: dict(own) for role, own in face.roles.items()}}
+        roles = {role: dict(defaults) for role, defaults in face.roles.items()}
+        return {"learns_from": face.learns_from, "roles": roles}
     if section == "data":
         return {"provides": face.provides, "units": [unit for unit in UNITS if unit in face.units]}
     # The annotation names the possible contracts of a stage whose contract depends on recipe and
     # device.
-    written = str(inspect.signature(face.contract).return_annotation)
-    contracts = [each.__name__ for each in get_args(Contract)]
+    annotation = str(inspect.signature(face.contract).return_annotation)
+    contracts = [contract.__name__ for contract in get_args(Contract)]
+    possible_contracts = [name for name in contracts if re.search(rf"\b{name}\b", annotation)]
     figures = Path(inspect.getfile(face)).with_name(MEASURED)
     return {
         "phase": face.phase,
-        "contract": [name for name in contracts if re.search(rf"\b{name}\b", written)] or contracts,
+        "contract": possible_contracts or contracts,
         "promise": re.sub(r"^Returns (``\w+``: )?", "", inspect.getdoc(face.contract) or ""),
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
@@ -134,29 +164,32 @@ def _settings(model: Any) -> list[dict[str, Any]]:
 
     settings = []
     for name, field in model.model_fields.items():
-        each = {"name": name, "type": _type(field.annotation), "required": field.is_required()}
+        setting = {"name": name, "type": _type(field.annotation), "required": field.is_required()}
         if not field.is_required():
-            each["default"] = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
-        settings.append(each | {"description": field.description or ""})
+            default = field.get_default(call_default_factory=True, validated_data={})
+            setting["default"] = to_jsonable_python(default)
+        setting["description"] = field.description or ""
+        settings.append(setting)
     return settings
 
 
 def _type(annotation: Any) -> str:
     """``list[int]`` or ``Literal['bf16', 'fp16']``, without the modules' names and without bounds."""
-    origin, inside = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
-        return _type(inside[0])
+        return _type(arguments[0])
     if origin in (Union, UnionType):
-        return " | ".join(map(_type, inside))
+        return " | ".join(map(_type, arguments))
     if isinstance(origin, type):
-        return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
+        return f"{origin.__name__}[{', '.join(map(_type, arguments))}]"
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None").replace("Ellipsis", "...")
 
 
 def _print(names: str, card: dict[str, Any]) -> None:
     """Prints the card of a plugin."""
-    from runner.recipe.document import dump_inline
+    from runner.recipe.dumping import dump_inline
 
     tell(f"{names} ({card['provider']})\n")
     if "error" in card:
@@ -166,17 +199,16 @@ def _print(names: str, card: dict[str, Any]) -> None:
     for fact in filter(card.get, _FACTS):
         value = card[fact]
         if isinstance(value, dict):
-            value = [f"{name} {dump_inline(each)}" for name, each in value.items()]
-        tell(
-            f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else _flowing(str(value))}", hang=4
-        )
-    for each in card.get("measured", ()):
-        tell(f"measured: {_worth(each)}", hang=4)
-    for each in card["settings"]:
-        default = "required" if each["required"] else f"default {dump_inline(each['default'])}"
-        tell(f"\n{each['name']}: {each['type']}, {default}", hang=4)
-        if each["description"]:
-            tell("    " + _flowing(each["description"]))
+            value = [f"{name} {dump_inline(default)}" for name, default in value.items()]
+        text = ", ".join(value) if isinstance(value, list) else _flowing(str(value))
+        tell(f"{fact.replace('_', ' ')}: {text}", hang=4)
+    for measurement in card.get("measured", ()):
+        tell(f"measured: {_worth(measurement)}", hang=4)
+    for setting in card["settings"]:
+        default = "required" if setting["required"] else f"default {dump_inline(setting['default'])}"
+        tell(f"\n{setting['name']}: {setting['type']}, {default}", hang=4)
+        if setting["description"]:
+            tell("    " + _flowing(setting["description"]))
 
 
 def _flowing(text: str) -> str:
@@ -188,8 +220,12 @@ def _flowing(text: str) -> str:
 
 def _worth(measured: dict[str, Any]) -> str:
     """Formats a measured speed-up with case, machine, method, date and experiment."""
-    ways = {"alone": "alone", "together": "with all others"}
-    gains = ["{} {:.2f}x [{:.2f}, {:.2f}]".format(way, *measured[key]) for key, way in ways.items() if key in measured]
+    labels = {"alone": "alone", "together": "with all others"}
+    gains = []
+    for key, label in labels.items():
+        if key in measured:
+            ratio, low, high = measured[key]
+            gains.append(f"{label} {ratio:.2f}x [{low:.2f}, {high:.2f}]")
     facts = ("case", "machine", "method", "date")
-    where = ", ".join(measured[name] for name in facts if measured[name])
-    return f"{', '.join(gains)}; {where} ({measured['experiment']})"
+    conditions = ", ".join(measured[name] for name in facts if measured[name])
+    return f"{', '.join(gains)}; {conditions} ({measured['experiment']})"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from runner.train.result import RunResult
 
 WARM_UP = "warm-up"
-RECENT_SECONDS, SAMPLE_SECONDS = 10.0, 0.5
+RECENT_SECONDS = 10.0
+SAMPLE_SECONDS = 0.5
 _LABEL = 9
 """Columns of the closing table's labels."""
 
@@ -47,13 +48,16 @@ class ProgressDisplay(LiveBar):
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Takes note of progress; the thread shows it."""
-        now = time.monotonic()
+        current_time = time.monotonic()
         if self.first is None or self.innermost.name == WARM_UP:
-            self.first = now, step
+            self.first = (current_time, step)
             self.samples.clear()
-        self.progressed, self.step, self.metrics = now, step, metrics
-        if not self.samples or now - self.samples[-1][0] >= SAMPLE_SECONDS:
-            self.samples.append((now, step))
+        self.progressed = current_time
+        self.step = step
+        self.metrics = metrics
+        # Fast trainings report thousands of steps per second.
+        if not self.samples or current_time - self.samples[-1][0] >= SAMPLE_SECONDS:
+            self.samples.append((current_time, step))
 
     def improved(self, best: float) -> None:
         """Takes note of the objective's best value so far."""
@@ -70,70 +74,108 @@ class ProgressDisplay(LiveBar):
     def lines(self) -> list[str]:
         """Phase, speed and time left; then metrics, those of the evaluation first."""
         parts = [self.doing(self.progressed)]
-        if speeds := self.speeds():
+        speeds = self.speeds()
+        if speeds:
             recent, mean = speeds
+            remaining_steps = (self.total or 0) - self.step
             parts.append(f"{figure(recent, 2)} {self.unit}/s (mean {figure(mean, 2)})")
-            parts.append(f"{duration(((self.total or 0) - self.step) / mean)} left")
-        return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
+            parts.append(f"{duration(remaining_steps / mean)} left")
+        metrics = [self.shown_metrics(label) for label in ("eval", "train")]
+        return [", ".join(parts), *filter(None, metrics)]
 
     def speeds(self) -> tuple[float, float] | None:
         """Returns the recent and the mean steps per second; None before the first progress."""
-        now, samples = time.monotonic(), tuple(self.samples)
+        current_time = time.monotonic()
+        # A copy, because the training adds samples meanwhile.
+        samples = tuple(self.samples)
         if self.first is None or self.step == self.first[1]:
             return None
-        mean = (self.step - self.first[1]) / (now - self.first[0])
-        began, step = next((each for each in reversed(samples) if now - each[0] >= RECENT_SECONDS), samples[0])
-        return (self.step - step) / min(now - began, RECENT_SECONDS), mean
+        first_time, first_step = self.first
+        mean = (self.step - first_step) / (current_time - first_time)
+        old_enough = (sample for sample in reversed(samples) if current_time - sample[0] >= RECENT_SECONDS)
+        start_time, start_step = next(old_enough, samples[0])
+        recent = (self.step - start_step) / min(current_time - start_time, RECENT_SECONDS)
+        return recent, mean
 
     def shown_metrics(self, label: str) -> str:
         """``eval return -3, success_rate 0.5``, with the best value of the objective; empty where there is none."""
-        found = {name: self.metrics[key] for name in self.headline if (key := f"{label}/{name}") in self.metrics}
-        values = {name: figure(value, 3) for name, value in found.items()}
+        values = {}
+        for name in self.headline:
+            key = f"{label}/{name}"
+            if key in self.metrics:
+                values[name] = figure(self.metrics[key], 3)
         if label == "eval" and self.best is not None:
             values[self.objective] = f"{values.get(self.objective, '-')} (best {figure(self.best, 3)})"
-        return f"{label} " + ", ".join(f"{name} {value}" for name, value in values.items()) if values else ""
+        if not values:
+            return ""
+        text = ", ".join(f"{name} {value}" for name, value in values.items())
+        return f"{label} {text}"
 
 
 def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
     """Prints the result, the time, the stages and the location of a run."""
     from runner.tracking.listing import headed
 
+    console.print(headed(result.run_name, result.status), soft_wrap=True)
+    for label, lines in _sections(result, headline).items():
+        for first_column, text in labelled(f"{label:{_LABEL}}", lines, console.width):
+            console.print(CleanText.assemble((first_column, "bold"), text), soft_wrap=True)
+
+
+def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the lines of the closing table by label."""
+    sections = {
+        "result": _evaluation(result, headline) or ["nothing was evaluated"],
+        "best": _best(result),
+        "newest": _newest_checkpoint(result),
+        "data": [SYNTHETIC_REMARK] if result.synthetic else [],
+        "time": _time(result),
+        "stages": _stages(result) or ["none (baseline)"],
+    }
+    if result.sentinel:
+        sections["sentinel"] = [result.sentinel]
+    sections["run"] = [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]
+    sections["next"] = _next_commands(result)
+    return sections
+
+
+def _evaluation(result: "RunResult", headline: Sequence[str]) -> list[str]:
     evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
-    ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
-    learnt = [f"{name} {figure(evaluated[name])}" for name in ordered]
-    stages = []
+    names = [name for name in headline if name in evaluated]
+    names += sorted(set(evaluated) - set(headline))
+    return [f"{name} {figure(evaluated[name])}" for name in names]
+
+
+def _best(result: "RunResult") -> list[str]:
+    best = result.best
+    if best is None:
+        return []
+    progress = amount(best.step, best.unit)
+    return [f"{best.metric[5:]} {figure(best.value)} after {progress}: {_checkpoint(best.checkpoint)}"]
+
+
+def _newest_checkpoint(result: "RunResult") -> list[str]:
+    """Returns from where the run would be resumed; nothing if it is finished."""
+    if result.status == "FINISHED":
+        return []
+    path = result.newest_checkpoint
+    return [_checkpoint(path) if path else "no checkpoint has been written"]
+
+
+def _stages(result: "RunResult") -> list[str]:
+    lines = []
     for report in result.stages:
         state = "active" if report.active else f"inactive: {report.reason}"
-        stages.append("; ".join([f"{report.kind} {state}", *report.notes]))
-    following = [result.resume, "runner ls"]
-    if result.status == "FINISHED":
-        digits = result.run_name.rpartition("-")[2]
-        again = result.resume.replace(f"resume {result.run_name}", f"evaluate {digits}")
-        following = [again, f"runner compare {digits} OTHER_RUN", "runner ui"]
-    kept = []
-    if best := result.best:
-        kept = [
-            f"{best.metric[5:]} {figure(best.value)} after {amount(best.step, best.unit)}: "
-            f"{_checkpoint(best.checkpoint)}"
-        ]
-    newest = []
+        lines.append("; ".join([f"{report.kind} {state}", *report.notes]))
+    return lines
+
+
+def _next_commands(result: "RunResult") -> list[str]:
     if result.status != "FINISHED":
-        path = result.newest_checkpoint
-        newest = [_checkpoint(path) if path else "no checkpoint has been written"]
-    console.print(headed(result.run_name, result.status), soft_wrap=True)
-    for label, lines in (
-        ("result", learnt or ["nothing was evaluated"]),
-        ("best", kept),
-        ("newest", newest),
-        ("data", [SYNTHETIC_REMARK] if result.synthetic else []),
-        ("time", _time(result)),
-        ("stages", stages or ["none (baseline)"]),
-        *([("sentinel", [result.sentinel])] if result.sentinel else []),
-        ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
-        ("next", following),
-    ):
-        for beginning, part in labelled(f"{label:{_LABEL}}", lines, console.width):
-            console.print(CleanText.assemble((beginning, "bold"), part), soft_wrap=True)
+        return [result.resume, "runner ls"]
+    digits = result.run_name.rpartition("-")[2]
+    evaluate = result.resume.replace(f"resume {result.run_name}", f"evaluate {digits}")
+    return [evaluate, f"runner compare {digits} OTHER_RUN", "runner ui"]
 
 
 def _checkpoint(path: str) -> str:
@@ -151,11 +193,12 @@ def _time(result: "RunResult") -> list[str]:
     training = duration(result.seconds - startup)
     lines = [f"{duration(result.seconds)}{resumed}: start-up {duration(startup)}, training {training}"]
     if "perf/update_ms" in metrics:
-        first = metrics.get("perf/first_update_seconds", 0.0)
-        took = f"{first:.1f} s" if first >= 1 else f"{1000 * first:.3g} ms"
-        lines.append(f"{figure(metrics['perf/update_ms'], 3)} ms per update; the first took {took}")
+        first_seconds = metrics.get("perf/first_update_seconds", 0.0)
+        first_update = f"{first_seconds:.1f} s" if first_seconds >= 1 else f"{1000 * first_seconds:.3g} ms"
+        lines.append(f"{figure(metrics['perf/update_ms'], 3)} ms per update; the first took {first_update}")
     if "perf/roofline_fraction" in metrics:
         lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
     shares = sorted(result.shares.items(), key=lambda item: -item[1])
-    lines.append("shares of all: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    share_texts = [f"{name} {share:.0%}" for name, share in shares if share >= 0.005]
+    lines.append(f"shares of all: {', '.join(share_texts)}")
     return lines

@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 
 StageNames = Annotated[
     list[str] | None,
-    Option(help="Judge only this stage, or 'all' for all together. Repeatable.", autocompletion=completion.stages),
+    Option(
+        help="Judge only this stage, or 'all' for all together. Repeatable.",
+        autocompletion=completion.stages,
+    ),
 ]
 Horizon = Annotated[
     int,
     Option(
-        "--horizon", min=0, help="Updates of the long run; errors rarer than one in this many updates may be missed."
+        "--horizon",
+        min=0,
+        help="Updates of the long run; errors rarer than one in this many updates may be missed.",
     ),
 ]
 Compared = Annotated[int, Option(min=2, help="Compared updates for Exact and Close stages.")]
@@ -56,7 +61,11 @@ Seeds = Annotated[int, Option(min=8, help="Largest number of pairs of trainings 
 Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time budget of the verification.")]
 Of = Annotated[
     str | None,
-    Option("--of", metavar="RUN", help="Use the recipe's inference section, with the model of this run."),
+    Option(
+        "--of",
+        metavar="RUN",
+        help="Use the recipe's inference section, with the model of this run.",
+    ),
 ]
 Explain = Annotated[bool, Option("--explain", help="Print the checks and what they cost, and run none.")]
 Experiment = Annotated[
@@ -68,13 +77,16 @@ Experiment = Annotated[
     ),
 ]
 Budget = Annotated[
-    float | None, Option(min=1.0, metavar="SECONDS", help="Time budget of the ablation; replaces the file's.")
+    float | None,
+    Option(min=1.0, metavar="SECONDS", help="Time budget of the ablation; replaces the file's."),
 ]
 ResultFolder = Annotated[
-    Path | None, Option(metavar="FOLDER", help="Folder for the result; by default in the workspace.")
+    Path | None,
+    Option(metavar="FOLDER", help="Folder for the result; by default in the workspace."),
 ]
 Fresh = Annotated[
-    bool, Option("--fresh", help="Start from the beginning instead of continuing an interrupted ablation.")
+    bool,
+    Option("--fresh", help="Start from the beginning instead of continuing an interrupted ablation."),
 ]
 
 
@@ -88,18 +100,31 @@ class Metric(StrEnum):
 MetricOption = Annotated[Metric, Option("--metric", help="The quantity to measure: time or memory of an update.")]
 ProfilesMemory = Annotated[bool, Option("--memory", help="Show which slots and modules use the memory at its peak.")]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Number of profiled updates.")]
-Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait for steady updates after compilation.")]
+Warmup = Annotated[
+    float,
+    Option(min=0, metavar="SECONDS", help="Longest wait for steady updates after compilation."),
+]
 TraceFolder = Annotated[
     Path | None, Option(metavar="FOLDER", help="Folder for the trace; by default in the workspace.")
 ]
 
 
 def verify(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
-    updates: Compared = Options.updates, horizon: Horizon = Options.horizon, steps: Steps = Options.steps,
-    seeds: Seeds = Options.seeds, budget: Patience = Options.budget, of: Of = None, explain: Explain = False,
-    quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    recipe: RecipeName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    stage: StageNames = None,
+    updates: Compared = Options.updates,
+    horizon: Horizon = Options.horizon,
+    steps: Steps = Options.steps,
+    seeds: Seeds = Options.seeds,
+    budget: Patience = Options.budget,
+    of: Of = None,
+    explain: Explain = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Check whether the stages of a recipe keep their contracts, each stage alone and all together.
 
     Exact: the same bits as without the stage. Close: the same algebra in float64, and in float32 no
@@ -186,10 +211,18 @@ def _explain(recipe: "Recipe", registry: "Registry", options: Options, as_json: 
 
 
 def ablate(
-    experiment: Experiment, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    metric: MetricOption = Metric.TIME, out: ResultFolder = None, fresh: Fresh = False, of: Of = None,
-    quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    experiment: Experiment,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    budget: Budget = None,
+    metric: MetricOption = Metric.TIME,
+    out: ResultFolder = None,
+    fresh: Fresh = False,
+    of: Of = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Measure the speed-up of every stage on this machine.
 
     Child processes measure alternately: the baseline (twice), each stage alone, each phase, all
@@ -226,7 +259,8 @@ def ablate(
 
         registry = registry_of(plugin)
         loaded = load_experiment(experiment, settings(sets, bare), registry, budget)
-        bar.name, bar.total = loaded.config.name, loaded.config.budget
+        bar.name = loaded.config.name
+        bar.total = loaded.config.budget
         command = shlex.join(["runner", *sys.argv[1:]])
         with TimedGate() as gate:
             done = measure(loaded, registry, Workspace(), out, fresh, command, gate, bar)
@@ -235,9 +269,15 @@ def ablate(
 
 
 def _ablate_memory(
-    experiment: str, sets: list[str], plugin: Plugins, budget: float | None, out: Path | None, fresh: bool,
-    bar: "LiveBar", as_json: bool,
-) -> None:  # fmt: skip
+    experiment: str,
+    sets: list[str],
+    plugin: Plugins,
+    budget: float | None,
+    out: Path | None,
+    fresh: bool,
+    bar: "LiveBar",
+    as_json: bool,
+) -> None:
     """Measures the memory of a recipe's stages, and ends the command."""
     from runner.measure.experiment import load_experiment
     from runner.measure.memory_ablation import ablate_memory
@@ -255,9 +295,15 @@ def _ablate_memory(
 
 
 def _ablate_inference(
-    recipe: str, sets: list[str], plugin: Plugins, budget: float | None, out: Path | None, of: str, bar: "LiveBar",
+    recipe: str,
+    sets: list[str],
+    plugin: Plugins,
+    budget: float | None,
+    out: Path | None,
+    of: str,
+    bar: "LiveBar",
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Measures a recipe's section ``inference``, and ends the command."""
     loaded, registry = load_recipe("ablate", recipe, sets, plugin)
     with bar.phase(f"measuring {loaded.name}"):
@@ -266,20 +312,27 @@ def _ablate_inference(
         from runner.tracking import Workspace
         from runner.train.trained import trained
 
-        found = trained(of, plugins=registry.files).under(loaded)
-        folder = out or Workspace().ablations / f"{loaded.name}-of-{found.folder.name}"
+        model = trained(of, plugins=registry.files).under(loaded)
+        folder = out or Workspace().ablations / f"{loaded.name}-of-{model.folder.name}"
         with sharing_processor(loaded):
-            result = ablate_inference(found, folder, budget or 300.0, bar.say)
+            result = ablate_inference(model, folder, budget or 300.0, bar.say)
         write(result)
     output(as_json, result.data, show, result)
     raise Exit(result.exit_code)
 
 
 def profile(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
-    warmup: Warmup = 60.0, memory: ProfilesMemory = False, out: TraceFolder = None, quiet: Quiet = False,
+    recipe: RecipeName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    updates: Profiled = 5,
+    warmup: Warmup = 60.0,
+    memory: ProfilesMemory = False,
+    out: TraceFolder = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Profile updates: time by slot, operators and kernels, host syncs.
 
     A few steady updates are profiled, and timed without the profiler as well. Their Chrome trace is in
@@ -308,7 +361,12 @@ def profile(
 
 
 def _profile_memory(
-    recipe: "Recipe", registry: "Registry", out: Path | None, updates: int, bar: "LiveBar", as_json: bool
+    recipe: "Recipe",
+    registry: "Registry",
+    out: Path | None,
+    updates: int,
+    bar: "LiveBar",
+    as_json: bool,
 ) -> None:
     """Profiles the memory of updates, and ends the command."""
     with bar.phase(f"profiling the memory of {recipe.name}"):

@@ -30,12 +30,15 @@ from runner.cli.trouble import report
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from runner.recipe.document import Problem
     from runner.tracking import RunFolder
 
 Recipes = Annotated[
     list[str],
     Argument(
-        metavar="RECIPE...", help="Recipe files, or names of recipes that ship.", autocompletion=completion.recipes
+        metavar="RECIPE...",
+        help="Recipe files, or names of recipes that ship.",
+        autocompletion=completion.recipes,
     ),
 ]
 RecipeOrRun = Annotated[
@@ -61,7 +64,9 @@ Origin = Annotated[bool, Option("--origin", help="Print where every value was wr
 Copied = Annotated[
     str | None,
     Option(
-        metavar="NAME", help="Copy this recipe to NAME.yaml in the current folder.", autocompletion=completion.recipes
+        metavar="NAME",
+        help="Copy this recipe to NAME.yaml in the current folder.",
+        autocompletion=completion.recipes,
     ),
 ]
 
@@ -76,18 +81,16 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import load
 
-    given = [each for each in recipe if "=" in each and not Path(each).exists()]
+    bare = [word for word in recipe if "=" in word and not Path(word).exists()]
     registry = registry_of(plugin)
     results: list[dict[str, Any]] = []
-    for reference in (each for each in recipe if each not in given):
+    for reference in recipe:
+        if reference in bare:
+            continue
         try:
-            loaded = load(reference, settings(sets, given), registry)
+            loaded = load(reference, settings(sets, bare), registry)
         except RecipeError as error:
-            problems = [
-                {"source": str(each.place.source), "line": each.place.line, "column": each.place.column}
-                | {"path": each.path, "message": each.message}
-                for each in error.problems
-            ]
+            problems = [_problem_data(problem) for problem in error.problems]
             results.append({"recipe": reference, "valid": False, "problems": problems})
             if not as_json:
                 report(error)
@@ -103,10 +106,24 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
         raise Exit(ExitCode.USAGE)
 
 
+def _problem_data(problem: "Problem") -> dict[str, Any]:
+    return {
+        "source": str(problem.place.source),
+        "line": problem.place.line,
+        "column": problem.place.column,
+        "path": problem.path,
+        "message": problem.message,
+    }
+
+
 def show(
-    recipe: RecipeOrRun, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, origin: Origin = False,
+    recipe: RecipeOrRun,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    origin: Origin = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Print a recipe with all its values resolved, or the summary of a run.
 
     [bold]runner show marl_phase2 --origin[/]
@@ -115,35 +132,53 @@ def show(
     """
     from runner.recipe.rendering import render
 
-    if (folder := _run_of(recipe)) is not None:
+    folder = _run_of(recipe)
+    if folder is not None:
         if sets or bare or origin:
             raise UsageError(f"{folder.name} is a run, whose settings are in {folder.path / 'recipe.lock.yaml'}")
-        from runner.tracking.card import show as show_card
-        from runner.tracking.listing import described
-        from runner.tracking.workspace import Workspace, below
-
-        run = described(folder)
-        runs = [described(each) for each in reversed(below(Workspace(), folder.name))] if run["kind"] == "seeds" else []
-        output(as_json, lambda: {"run": run} | ({"runs": runs} if runs else {}), show_card, run, runs)
+        _show_run(folder, as_json)
         return
     loaded, _ = load_recipe("show", recipe, settings(sets, bare), plugin)
     if as_json:
-        origins = {path: str(place) for path, place in loaded.origins.items()}
-        print_json({"recipe": loaded.printable(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
-    else:
-        for line in render(loaded.printable(), loaded.origins if origin else None):
-            value, _, place = line.rpartition(" # ")
-            fits = len(line) <= get_terminal_size().columns or not results.stream.isatty()
-            emit(line if fits or not value else f"{value.rstrip()}\n    # {place}")
+        document = {"recipe": loaded.printable(), "digest": loaded.digest}
+        if origin:
+            document["origins"] = {path: str(position) for path, position in loaded.origins.items()}
+        print_json(document)
+        return
+    for line in render(loaded.printable(), loaded.origins if origin else None):
+        # On a narrow terminal an origin is below its value, so that columns stay readable.
+        value, _, comment = line.rpartition(" # ")
+        fits = len(line) <= get_terminal_size().columns or not results.stream.isatty()
+        emit(line if fits or not value else f"{value.rstrip()}\n    # {comment}")
+
+
+def _show_run(folder: "RunFolder", as_json: bool) -> None:
+    """Prints the summary of a run, with the runs of a group of seeds."""
+    from runner.tracking.card import show as show_card
+    from runner.tracking.listing import described
+    from runner.tracking.lookup import below
+    from runner.tracking.workspace import Workspace
+
+    run = described(folder)
+    members = []
+    if run["kind"] == "seeds":
+        members = [described(member) for member in reversed(below(Workspace(), folder.name))]
+
+    def data() -> dict[str, Any]:
+        return {"run": run, "runs": members} if members else {"run": run}
+
+    output(as_json, data, show_card, run, members)
 
 
 def _run_of(reference: str) -> "RunFolder | None":
     """The run, ablation, study or group of seeds that is meant, by its name or its folder; None if a recipe is."""
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
-    from runner.tracking.workspace import RunFolder, Workspace, find, folders
+    from runner.tracking.lookup import find, folders
+    from runner.tracking.workspace import RunFolder, Workspace
 
-    folder, here = RunFolder(Path(reference).absolute()), Workspace()
+    workspace = Workspace()
+    folder = RunFolder(Path(reference).absolute())
     if folder.record() is not None:
         return folder
     try:
@@ -151,10 +186,10 @@ def _run_of(reference: str) -> "RunFolder | None":
         return None
     except RecipeError as no_recipe:
         run_folders("show")
-        if not folders(*here.places) and reference != "latest":
+        if not folders(*workspace.places) and reference != "latest":
             raise
         try:
-            return find(here.runs, reference, *here.places[1:])
+            return find(workspace.runs, reference, *workspace.places[1:])
         except UsageError as no_run:
             if reference == "latest":
                 raise
@@ -169,27 +204,28 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
     from runner.recipe.loader import shipped
     from runner.system.names import suggestion
 
-    found = shipped()
+    paths = shipped()
     if copy is not None:
-        bare = copy.removesuffix(".yaml")
-        if bare not in found:
-            raise UsageError(f"no recipe '{copy}' ships{suggestion(bare, found)}")
-        target = Path(f"{bare}.yaml")
+        name = copy.removesuffix(".yaml")
+        if name not in paths:
+            raise UsageError(f"no recipe '{copy}' ships{suggestion(name, paths)}")
+        target = Path(f"{name}.yaml")
         try:
+            # Mode x refuses a file that exists, without a gap between check and creation.
             with target.open("x", encoding="utf-8") as file:
-                file.write(found[bare].read_text(encoding="utf-8"))
+                file.write(paths[name].read_text(encoding="utf-8"))
         except FileExistsError:
             raise UsageError(f"{target} exists already, and is not overwritten") from None
         emit(target)
         say("for completion in your editor: runner schema > recipe.schema.json")
         return
-    listing = [{"name": name, "path": str(path), "summary": _first_comment(path)} for name, path in found.items()]
+    listing = [{"name": name, "path": str(path), "summary": _first_comment(path)} for name, path in paths.items()]
     if as_json:
         print_json({"recipes": listing})
         return
-    width = max(map(len, found), default=0)
-    for each in listing:
-        tell(f"{each['name']:{width}}  {each['summary']}".rstrip(), hang=width + 2)
+    width = max(map(len, paths), default=0)
+    for entry in listing:
+        tell(f"{entry['name']:{width}}  {entry['summary']}".rstrip(), hang=width + 2)
 
 
 def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
@@ -202,6 +238,7 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
     from runner.recipe.schema import experiment_schema
     from runner.recipe.schema import schema as recipe_schema
 
+    # Each branch imports only the class that it describes.
     if of is FileSort.recipe:
         document = recipe_schema(registry_of(plugin))
     elif of is FileSort.study:
@@ -217,5 +254,9 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
 
 def _first_comment(path: Path) -> str:
     """The first line of the comment at the top of a recipe, past the line for editors."""
-    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return next((line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line), "")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    return next(
+        (line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line),
+        "",
+    )

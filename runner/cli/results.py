@@ -58,5 +58,6 @@ def _moved(stream: TextIO) -> TextIO:
         os.dup2(2, 1)
     except OSError:  # stdout or stderr is closed, or is not a file
         return stream
-    stream.reconfigure(line_buffering=True)  # as stderr
+    # Like stderr, so that the two streams stay in order on a terminal.
+    stream.reconfigure(line_buffering=True)
     return CleanStream(copy)

@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
@@ -38,29 +38,41 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
     from runner.train.result import RunResult
 
-GoOn = Annotated[bool, Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one.")]
+_SHOWN_REASONS = 8
+
+GoOn = Annotated[
+    bool,
+    Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
+]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Take the run over from another machine, where it must have stopped.")
+    bool,
+    Option("--takeover", help="Take the run over from another machine, where it must have stopped."),
 ]
 Retune = Annotated[
-    bool, Option("--retune", help="Search again for tuning choices, instead of taking over those of the lock.")
+    bool,
+    Option(
+        "--retune",
+        help="Search again for tuning choices, instead of taking over those of the lock.",
+    ),
 ]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
-    list[str] | None, Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable.")
+    list[str] | None,
+    Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable."),
 ]
 Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its description in MLflow.")]
 KeepBatch = Annotated[bool, Option("--keep-batch", help="Write the batch to a file if an update runs out of memory.")]
 Run = Annotated[
     str,
     Argument(
-        metavar="[RUN]", help="Name, digits or MLflow id of a run, a unique beginning of one, or 'latest'.",
+        metavar="[RUN]",
+        help="Name, digits or MLflow id of a run, a unique beginning of one, or 'latest'.",
         autocompletion=completion.runs,
     ),
-]  # fmt: skip
+]
 
 
 def run(
@@ -90,36 +102,37 @@ def run(
     from runner.recipe.loader import find, secret_assignments
 
     registry = registry_of(plugin, quiet)
-    given = settings(sets, bare)
+    assignments = settings(sets, bare)
     path = find(recipe)
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
-        loaded, registry, changes = load_lock(path, given, registry, f"runner run {recipe}")
+        loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {recipe}")
     else:
-        loaded = _load(path, given, registry)
+        loaded = _load(path, assignments, registry)
     _download(loaded, download)
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 
         _say_drift(changes)
         run_folders("run", quiet)
-        recipes = _by_seed(loaded, path, given, registry, seeds, retune)
-        more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
-        again = _command(registry, recipe, given, more)
-        run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json, takeover)
-    if go_on and (folder := _unfinished(loaded, takeover, quiet)) is not None:
+        recipes = _by_seed(loaded, path, assignments, registry, seeds, retune)
+        options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
+        command = _command(registry, recipe, assignments, options)
+        run_seeds(recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover)
+    folder = _unfinished(loaded, takeover, quiet) if go_on else None
+    if folder is not None:
         # The lock does not contain secrets.
-        given = [*secret_assignments(loaded), *given]
-        resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
+        all_sets = [*secret_assignments(loaded), *assignments]
+        resume(folder.name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
         from runner.train.run import run as train
 
-        start = process_start()
-        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note, retune=retune, started=start)
+        options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
+        return train(loaded, registry, Workspace(), display, **options)
 
     _train(loaded, quiet, as_json, begin, keep_batch)
 
@@ -141,17 +154,19 @@ def resume(
     """
     from runner.system.lines import amount
     from runner.system.places import LOCK_NAME
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.lookup import find
+    from runner.tracking.workspace import Workspace
 
     run, bare = run_and_settings(run, bare)
-    found, runs = run_folders("resume", quiet), Workspace().runs
-    folder = find(runs, run) if run != "latest" else next((each for each in found if not each.obstacle(takeover)), None)
-    if folder is None:
-        why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
-        raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
+    all_folders = run_folders("resume", quiet)
+    if run == "latest":
+        folder = _newest_resumable(all_folders, Workspace().runs, takeover)
+    else:
+        folder = find(Workspace().runs, run)
     lock = folder.path / LOCK_NAME
     registry = registry_of(plugin, quiet)
-    if reason := folder.obstacle(takeover):
+    reason = folder.obstacle(takeover)
+    if reason:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
     command = f"runner resume {folder.name}"
@@ -163,27 +178,37 @@ def resume(
             f"run {folder.name} would not continue as it started: {len(drifted)} of the changes above matter; "
             "undo them, or accept them with --allow-drift"
         )
-    record, done, (unit, goal) = folder.record(), folder.last_checkpoint or 0, recipe.length
-    if record is not None and record.unit == unit and record.goal != goal <= done:  # it was complete
+    record = folder.record()
+    done = folder.last_checkpoint or 0
+    unit, goal = recipe.length
+    # A new length that the run has reached would train nothing.
+    if record is not None and record.unit == unit and record.goal != goal <= done:
         raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.train.run import run as train
 
-        return train(
-            recipe, registry, Workspace(), display, folder, drifted, takeover=takeover, allow_drift=allow_drift,
-            retune=retune, started=process_start(),
-        )  # fmt: skip
+        options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
+        return train(recipe, registry, Workspace(), display, folder, drifted, **options)
 
     say(f"resuming {folder.name} at {amount(done, unit)}")
     _train(recipe, quiet, as_json, begin, keep_batch, done)
 
 
-def _load(path: "Path", given: list[str], registry: "Registry") -> "Recipe":
+def _newest_resumable(folders: "Sequence[RunFolder]", runs: "Path", takeover: bool) -> "RunFolder":
+    """Returns the newest run that can be resumed; a ``UsageError`` with the reasons if there is none."""
+    for folder in folders:
+        if not folder.obstacle(takeover):
+            return folder
+    reasons = "".join(f"\n    {folder.name}: {folder.resumable}" for folder in folders[:_SHOWN_REASONS])
+    raise UsageError(f"no run in {runs} can be resumed{':' + reasons if reasons else ''}")
+
+
+def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe":
     """Loads a recipe, with the stages that its memory budget needs."""
     from runner.recipe.loader import load
 
-    recipe = load(path, given, registry)
+    recipe = load(path, assignments, registry)
     if recipe.train.memory_budget is None:
         return recipe
     from runner.train.budget import fitted
@@ -192,12 +217,17 @@ def _load(path: "Path", given: list[str], registry: "Registry") -> "Recipe":
 
 
 def _by_seed(
-    recipe: "Recipe", path: "Path", given: list[str], registry: "Registry", count: int, retune: bool
+    recipe: "Recipe",
+    path: "Path",
+    assignments: list[str],
+    registry: "Registry",
+    count: int,
+    retune: bool,
 ) -> "dict[int, Recipe]":
     """Returns a recipe with consecutive seeds, without the tuning choices of a lock if they are not wanted."""
     recipes = {}
     for seed in range(recipe.seed, recipe.seed + count):
-        loaded = _load(path, [*given, f"seed={seed}"], registry)
+        loaded = _load(path, [*assignments, f"seed={seed}"], registry)
         recipes[seed] = replace(loaded, tuning=None) if retune else loaded
     return recipes
 
@@ -213,14 +243,16 @@ def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> "RunFolder | N
 
 def _download(recipe: "Recipe", wanted: bool) -> None:
     """Fetches the published files that the recipe's data need, if that was requested."""
-    for file in recipe.data.absent() if wanted else ():
+    if not wanted:
+        return
+    for file in recipe.data.absent():
         fetched(file)
 
 
-def _command(registry: "Registry", recipe: str, given: Sequence[str], options: Sequence[str]) -> str:
+def _command(registry: "Registry", recipe: str, assignments: Sequence[str], options: Sequence[str]) -> str:
     """Returns the command that trains a recipe with these assignments and options."""
-    assignments = [word for assignment in given for word in ("--set", assignment)]
-    return registry.command(shlex.join(["runner", "run", recipe, *assignments, *options]))
+    set_options = [word for assignment in assignments for word in ("--set", assignment)]
+    return registry.command(shlex.join(["runner", "run", recipe, *set_options, *options]))
 
 
 def _tag(text: str) -> tuple[str, str]:
@@ -237,13 +269,18 @@ def _say_drift(changes: "Sequence[Drift]") -> None:
 
 
 def _train(
-    recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]", keep_batch: bool,
+    recipe: "Recipe",
+    quiet: bool,
+    as_json: bool,
+    train: "Callable[[ProgressDisplay], RunResult]",
+    keep_batch: bool,
     step: int = 0,
-) -> NoReturn:  # fmt: skip
+) -> NoReturn:
     """Trains from a step on with a progress display, prints the result, and exits."""
     from runner.cli.progress import ProgressDisplay, show
     from runner.system.console import Console
 
+    # A variable, because the place that writes the batch is far inside the training.
     if keep_batch:
         os.environ[KEEP_BATCH] = "1"
     with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step) as display:

@@ -42,9 +42,17 @@ class SeedsProgressDisplay(ProgressDisplay):
 
 
 def run_seeds(
-    recipes: "Mapping[int, Recipe]", registry: "Registry", parallel: int, go_on: bool, tags: "Mapping[str, str]",
-    note: str, again: str, quiet: bool, as_json: bool, takeover: bool,
-) -> NoReturn:  # fmt: skip
+    recipes: "Mapping[int, Recipe]",
+    registry: "Registry",
+    parallel: int,
+    go_on: bool,
+    tags: "Mapping[str, str]",
+    note: str,
+    again: str,
+    quiet: bool,
+    as_json: bool,
+    takeover: bool,
+) -> NoReturn:
     """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
     recipe = next(iter(recipes.values()))
     with SeedsProgressDisplay(Console(stderr=True, quiet=quiet), recipe, len(recipes)) as display:
@@ -52,7 +60,18 @@ def run_seeds(
         from runner.train.seeds import train_seeds
 
         with display.phase("training"):
-            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover)
+            result = train_seeds(
+                recipes,
+                registry,
+                Workspace(),
+                display,
+                parallel,
+                go_on,
+                tags,
+                note,
+                again,
+                takeover,
+            )
     output(as_json, result.data, show, result, recipe.headline, again)
     raise Exit(result.exit_code)
 
@@ -61,7 +80,8 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
     """Prints the mean of every metric with its interval, and the values of all seeds if they fit."""
     from runner.tracking.listing import headed
 
-    names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
+    names = [name for name in headline if name in result.means]
+    names += sorted(result.means.keys() - set(headline))
     console.print(headed(result.name, result.status).append(f", {len(result.runs)} seeds"))
     if result.synthetic:
         print_wrapped(f"data {SYNTHETIC_REMARK}", console, style="yellow")
@@ -73,37 +93,49 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
         _table(result, names, [], extremes=True),
         _table(result, names, [], extremes=False),
     ]
-    endless = console.options.update(width=10_000)
-    fitting = [table for table in tables if console.measure(table, options=endless).maximum <= console.width]
-    told = (fitting or tables[-1:])[0] if names else CleanText("not all were evaluated at the same step", style="dim")
-    console.print(told)
+    if names:
+        endless = console.options.update(width=10_000)
+        fitting = (table for table in tables if console.measure(table, options=endless).maximum <= console.width)
+        console.print(next(fitting, tables[-1]))
+    else:
+        console.print(CleanText("not all were evaluated at the same step", style="dim"))
     for seed, reason in result.failures.items():
         print_wrapped(f"seed {seed}: {reason}", console, style="red")
-    following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
-    for line in (f"kept in {result.folder}", f"next: {following}"):
-        print_wrapped(line, console)
+    next_command = again
+    if result.status == "FINISHED":
+        next_command = f"runner compare OTHER_GROUP {result.name}"
+    print_wrapped(f"kept in {result.folder}", console)
+    print_wrapped(f"next: {next_command}", console)
 
 
 def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int], *, extremes: bool) -> Table:
     """Returns a table of the means, of their smallest and largest value, and of the values of these seeds."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("metric", "mean [95 %]", *(["min to max"] * extremes), *(f"seed {seed}" for seed in seeds)):
+    titles = ["metric", "mean [95 %]"]
+    if extremes:
+        titles.append("min to max")
+    titles += [f"seed {seed}" for seed in seeds]
+    for title in titles:
         table.add_column(title, no_wrap=True)
+
     for name in names:
         mean = result.means[name]
-        interval = f"{figure(mean.mean)} [{figure(mean.low)}, {figure(mean.high)}]"
         values = result.values[name]
-        limits = f"{figure(min(values.values()))} to {figure(max(values.values()))}"
-        table.add_row(name, interval, *([limits] * extremes), *(figure(values[seed]) for seed in seeds))
+        cells = [name, f"{figure(mean.mean)} [{figure(mean.low)}, {figure(mean.high)}]"]
+        if extremes:
+            cells.append(f"{figure(min(values.values()))} to {figure(max(values.values()))}")
+        cells += [figure(values[seed]) for seed in seeds]
+        table.add_row(*cells)
     return table
 
 
 def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     """Prints the means of two groups, and whether they differ."""
-    one, other = compared["groups"]
+    first_group, second_group = compared["groups"]
     if compared["synthetic"]:
         print_wrapped(f"{', '.join(compared['synthetic'])}: data {SYNTHETIC_REMARK}", console, style="yellow")
-    console.print(CleanText(f"{one} and {other}, {'paired by seed' if compared['paired'] else 'with other seeds'}"))
+    pairing = "paired by seed" if compared["paired"] else "with other seeds"
+    console.print(CleanText(f"{first_group} and {second_group}, {pairing}"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("metric", "first", "second", "difference [95 %]", ""):
         table.add_column(title, no_wrap=True)

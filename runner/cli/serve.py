@@ -8,7 +8,16 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from runner.cli import completion
-from runner.cli.common import Plugins, Quiet, Sets, registry_of, say, settings, sharing_processor, working
+from runner.cli.common import (
+    Plugins,
+    Quiet,
+    Sets,
+    registry_of,
+    say,
+    settings,
+    sharing_processor,
+    working,
+)
 from runner.system.errors import ExitCode, UsageError
 
 EXTRA = "pip install 'proven-runner[serve]'"
@@ -17,25 +26,36 @@ LIBRARIES = ("fastapi", "prometheus_client", "uvicorn")
 Model = Annotated[
     str,
     Argument(
-        metavar="MODEL", help="Run (name, digits or MLflow id), NAME@ALIAS or NAME/VERSION.",
+        metavar="MODEL",
+        help="Run (name, digits or MLflow id), NAME@ALIAS or NAME/VERSION.",
         autocompletion=completion.runs,
     ),
-]  # fmt: skip
+]
 RecipeAndSettings = Annotated[
     list[str] | None,
     Argument(
-        metavar="[RECIPE] [A.B.C=VALUE...]", show_default=False, autocompletion=completion.recipes,
+        metavar="[RECIPE] [A.B.C=VALUE...]",
+        show_default=False,
+        autocompletion=completion.recipes,
         help="Recipe whose sections inference and serve replace those of the model; settings.",
     ),
-]  # fmt: skip
+]
 Host = Annotated[str | None, Option(help="The same as serve.host=HOST.")]
-Port = Annotated[int | None, Option(min=0, max=2**16 - 1, help="The same as serve.port=PORT; 0 chooses a free port.")]
+Port = Annotated[
+    int | None,
+    Option(min=0, max=2**16 - 1, help="The same as serve.port=PORT; 0 chooses a free port."),
+]
 
 
 def serve(
-    model: Model, bare: RecipeAndSettings = None, host: Host = None, port: Port = None, sets: Sets = None,
-    plugin: Plugins = None, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    model: Model,
+    bare: RecipeAndSettings = None,
+    host: Host = None,
+    port: Port = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    quiet: Quiet = False,
+) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C, after which pending requests are still answered.
 
     The page at / sends requests from a browser, /docs documents the API, and a working curl command
@@ -49,19 +69,25 @@ def serve(
 
     [bold]runner serve grasps@champion grasp_serve serve.port=8080[/]
     """
+    # Checked before the model is loaded, which may take long.
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {', '.join(missing)}: {EXTRA}")
-    recipe, given = (bare[0], bare[1:]) if bare and "=" not in bare[0] else (None, bare)
-    own = {"serve.host": host, "serve.port": port}
-    chosen = [*settings(sets, given), *(f"{name}={value}" for name, value in own.items() if value is not None)]
+    recipe = None
+    if bare and "=" not in bare[0]:
+        recipe, *bare = bare
+    assignments = settings(sets, bare)
+    if host is not None:
+        assignments.append(f"serve.host={host}")
+    if port is not None:
+        assignments.append(f"serve.port={port}")
     with working("serve", f"loading {model}", quiet):
         from runner.serve.example import curl_command
         from runner.serve.load import load
         from runner.serve.server import bound
         from runner.serve.server import serve as answer
 
-        served, loaded = load(model, recipe, chosen, registry_of(plugin))
+        served, loaded = load(model, recipe, assignments, registry_of(plugin))
         listener = bound(loaded.serve)
 
     def announce(address: str) -> None:
@@ -70,7 +96,8 @@ def serve(
 
     with sharing_processor(loaded):
         code = answer(served, loaded.serve, listener, announce)
-    if code is ExitCode.TERMINATED:  # a batch is still being computed, in a thread that nothing can end
+    if code is ExitCode.TERMINATED:
+        # A batch is still being computed, in a thread that nothing can end.
         say("some requests were not answered: the model took longer than serve.drain_s")
         sys.stdout.flush()
         sys.stderr.flush()

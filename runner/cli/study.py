@@ -45,28 +45,41 @@ app = typer.Typer(
 )
 StudyFile = Annotated[str, Argument(metavar="STUDY", help="File of kind study.")]
 Forecast = Annotated[
-    bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute to forecast the time.")
+    bool,
+    Option("--forecast/--no-forecast", help="Train the recipe for half a minute to forecast the time."),
 ]
 Budget = Annotated[
-    float | None, Option(min=1.0, metavar="SECONDS", help="Time for trials; replaces the file's budget.seconds.")
+    float | None,
+    Option(min=1.0, metavar="SECONDS", help="Time for trials; replaces the file's budget.seconds."),
 ]
 Fresh = Annotated[bool, Option("--fresh", help="Delete the trials of the study and start from the beginning.")]
 TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="Number of a trial; by default the best one.")]
 StudyName = Annotated[
     str,
-    Argument(metavar="STUDY", help="File of kind study, or name of a study.", autocompletion=completion.studies),
+    Argument(
+        metavar="STUDY",
+        help="File of kind study, or name of a study.",
+        autocompletion=completion.studies,
+    ),
 ]
 
 
 @app.command(cls=Verb)
 def plan(
-    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    forecast: Forecast = True, quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    study: StudyFile,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    budget: Budget = None,
+    forecast: Forecast = True,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Print what a study will try, what it will cost, and what prevents it."""
     with working("study plan", "reading the study", quiet) as bar:
-        from runner.study.definition import FORECAST_SECONDS, load_study
-        from runner.study.definition import plan as look_ahead
+        from runner.study.definition import load_study
+        from runner.study.plan import FORECAST_SECONDS
+        from runner.study.plan import plan as look_ahead
         from runner.study.report import show_plan
 
         registry = registry_of(plugin)
@@ -79,9 +92,15 @@ def plan(
 
 @app.command(cls=Verb)
 def run(
-    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    study: StudyFile,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    budget: Budget = None,
+    fresh: Fresh = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Search; after an interruption, the same command continues.
 
     Every trial runs in a separate process. A trial that runs out of memory, diverges, hangs or
@@ -97,25 +116,31 @@ def run(
         from runner.study.worker import work
         from runner.tracking import Workspace
 
-        here, registry = Workspace(), registry_of(plugin)
+        workspace = Workspace()
+        registry = registry_of(plugin)
         definition = load_study(study, settings(sets, bare), registry, budget)
         if fresh:
-            forget(definition.config.name, here)
+            forget(definition.config.name, workspace)
 
         def search(stop: "Stop") -> str:
             if definition.config.budget.parallel == 1:
-                return work(definition, here, registry.files, stop, bar)
+                return work(definition, workspace, registry.files, stop, bar)
             return work_together(definition, settings(sets, bare), registry.files, stop, bar)
 
-        searched = _searched(search, definition.config, here, bar)
-    _end(*searched, here, as_json)
+        searched = _searched(search, definition.config, workspace, bar)
+    _end(*searched, workspace, as_json)
 
 
 @app.command(cls=Verb)
 def worker(
-    study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    study: StudyName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    budget: Budget = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Join a study as a worker, on this machine or on another one with the same OPTUNA_STORAGE.
 
     Any launcher can start workers; CUDA_VISIBLE_DEVICES gives each worker its device.
@@ -128,15 +153,17 @@ def worker(
         from runner.study.worker import work
         from runner.tracking import Workspace
 
-        here, registry = Workspace(), registry_of(plugin)
-        file, begun_with, seconds = file_of(study, here)
-        definition = load_study(file, [*begun_with, *settings(sets, bare)], registry, budget or seconds)
+        workspace = Workspace()
+        registry = registry_of(plugin)
+        file, initial_sets, seconds = file_of(study, workspace)
+        all_sets = [*initial_sets, *settings(sets, bare)]
+        definition = load_study(file, all_sets, registry, budget or seconds)
 
         def search(stop: "Stop") -> str:
-            return work(definition, here, registry.files, stop, bar)
+            return work(definition, workspace, registry.files, stop, bar)
 
-        searched = _searched(search, definition.config, here, bar)
-    _end(*searched, here, as_json)
+        searched = _searched(search, definition.config, workspace, bar)
+    _end(*searched, workspace, as_json)
 
 
 @app.command(cls=Verb)
@@ -147,9 +174,9 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
         from runner.study.summary import find
         from runner.tracking import Workspace
 
-        here = Workspace()
-        summary = find(study, here)
-        folder = here.studies / summary.name
+        workspace = Workspace()
+        summary = find(study, workspace)
+        folder = workspace.studies / summary.name
         try:
             write_report(summary, folder)
         except OSError as error:
@@ -188,7 +215,7 @@ def _bar(verb: str, quiet: bool) -> "TrialsBar":
 
 
 def _searched(
-    search: "Callable[[Stop], str]", config: "StudyConfig", here: "Workspace", bar: "TrialsBar"
+    search: "Callable[[Stop], str]", config: "StudyConfig", workspace: "Workspace", bar: "TrialsBar"
 ) -> "tuple[Summary, str, Stop]":
     """Searches, and returns the summary, the reason why the search ended before all trials, and the
     signal that stopped it.
@@ -198,18 +225,19 @@ def _searched(
 
     bar.opened(config)
     with stop_on_signals() as stop:
-        ended = search(stop)
+        reason = search(stop)
     with bar.phase("reading what came of it"):
-        return find(config.name, here), ended, stop
+        return find(config.name, workspace), reason, stop
 
 
-def _end(summary: "Summary", ended: str, stop: "Stop", here: "Workspace", as_json: bool) -> NoReturn:
+def _end(summary: "Summary", reason: str, stop: "Stop", workspace: "Workspace", as_json: bool) -> NoReturn:
     """Shows what came of a search, and exits."""
     if stop:
         say("not all trials are finished; the same command continues")
-    elif ended:
-        say(f"not all trials are finished: {ended}; continue with a larger budget")
-    _show(summary, here.studies / summary.name, as_json)
+    elif reason:
+        say(f"not all trials are finished: {reason}; continue with a larger budget")
+    _show(summary, workspace.studies / summary.name, as_json)
+    # A study that was stopped may still find a valid configuration.
     if not summary.best and not stop:
         raise RunnerError("no trial has a valid result; the causes are printed above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
@@ -219,8 +247,8 @@ def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:
     from runner.study.report import REPORT
     from runner.study.report import show as show_summary
 
-    where = [f"report: {folder / REPORT}"]
+    locations = [f"report: {folder / REPORT}"]
     if summary.best:
-        where.append(f"best recipe: runner study best {folder.name} > best.yaml")
-    where.append(f"in a browser: {summary.dashboard}")
-    output(as_json, summary.data, lambda console: show_summary(summary, console, where))
+        locations.append(f"best recipe: runner study best {folder.name} > best.yaml")
+    locations.append(f"in a browser: {summary.dashboard}")
+    output(as_json, summary.data, lambda console: show_summary(summary, console, locations))

@@ -15,7 +15,9 @@ _PLACE = re.compile(r"(.+?:\d+:\d+: )")
 """File, line and column at the start of a message about a recipe."""
 _EXCERPT = "    "
 """Indentation of an excerpt from a file, and of the caret below it."""
-_YELLOW, _RED, _RESET = "\x1b[33m", "\x1b[31m", "\x1b[0m"
+_YELLOW = "\x1b[33m"
+_RED = "\x1b[31m"
+_RESET = "\x1b[0m"
 
 
 def report(error: RunnerError) -> None:
@@ -28,16 +30,18 @@ def report(error: RunnerError) -> None:
         text = line if is_excerpt else _with_word(line, is_first=number == 0)
         # A caret below an excerpt points into it, so excerpts are not wrapped.
         is_wrapped = console.is_terminal and not is_excerpt
-        for part in wrapped(text, console.width) if is_wrapped else [text]:
-            console.print(CleanText(part, style="dim" if is_excerpt else "red"))
+        pieces = wrapped(text, console.width) if is_wrapped else [text]
+        for piece in pieces:
+            console.print(CleanText(piece, style="dim" if is_excerpt else "red"))
 
 
 def _with_word(line: str, *, is_first: bool) -> str:
     """Returns a line with the word error: after a place, in the format of compilers, or at the
     start of the message.
     """
-    if place := _PLACE.match(line):
-        return f"{place[1]}error: {line[place.end() :]}"
+    match = _PLACE.match(line)
+    if match:
+        return f"{match[1]}error: {line[match.end() :]}"
     return f"error: {line}" if is_first else line
 
 

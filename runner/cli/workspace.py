@@ -9,34 +9,53 @@ from typing import Annotated, Literal
 from typer import Argument, Exit, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say, tell, working
+from runner.cli.common import (
+    AsJson,
+    Plugins,
+    output,
+    print_json,
+    registry_of,
+    run_folders,
+    say,
+    tell,
+    working,
+)
 from runner.system.errors import ExitCode, StorageError, UsageError
 
 Sent = Annotated[
     list[str] | None,
     Argument(
-        metavar="[RUN...]", help="Runs to send; by default all with something to send.", autocompletion=completion.runs
+        metavar="[RUN...]",
+        help="Runs to send; by default all with something to send.",
+        autocompletion=completion.runs,
     ),
 ]
 Removed = Annotated[
     list[str] | None,
-    Argument(metavar="[RUN...]", help="Names, digits or MLflow ids of runs.", autocompletion=completion.removable),
+    Argument(
+        metavar="[RUN...]",
+        help="Names, digits or MLflow ids of runs.",
+        autocompletion=completion.removable,
+    ),
 ]
 Purge = Annotated[bool, Option("--purge", help="Delete permanently; without a run, empty the trash.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Also remove runs of another machine, where they must have stopped.")
+    bool,
+    Option("--takeover", help="Also remove runs of another machine, where they must have stopped."),
 ]
 Runs = Annotated[
     list[str],
     Argument(
-        metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.",
+        metavar="RUN RUN...",
+        help="Ids, unique beginnings of ids, names, or 'latest'.",
         autocompletion=completion.comparable,
     ),
-]  # fmt: skip
+]
 Where = Annotated[
     list[str] | None,
     Option(
-        metavar="METRIC>NUMBER", help="Only runs whose newest value fulfils this; also <, <=, >=, = and !=. Repeatable."
+        metavar="METRIC>NUMBER",
+        help="Only runs whose newest value fulfils this; also <, <=, >=, = and !=. Repeatable.",
     ),
 ]
 OfRecipe = Annotated[
@@ -54,10 +73,14 @@ OfKind = Annotated[
 ]
 Since = Annotated[
     str | None,
-    Option(metavar="AGE|DATE", help="Only runs that started at most 2d, 3h or 30min ago, or since 2026-01-31."),
+    Option(
+        metavar="AGE|DATE",
+        help="Only runs that started at most 2d, 3h or 30min ago, or since 2026-01-31.",
+    ),
 ]
 Everything = Annotated[
-    bool, Option("--all", help="Also show what always differs or cannot matter: speed, load, process, tools.")
+    bool,
+    Option("--all", help="Also show what always differs or cannot matter: speed, load, process, tools."),
 ]
 Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -66,8 +89,12 @@ Port = Annotated[int, Option(min=1, max=65535, help="Port; another free port is 
 
 
 def ls(
-    where: Where = None, recipe: OfRecipe = None, kind: OfKind = None, since: Since = None, as_json: AsJson = False
-) -> None:  # fmt: skip
+    where: Where = None,
+    recipe: OfRecipe = None,
+    kind: OfKind = None,
+    since: Since = None,
+    as_json: AsJson = False,
+) -> None:
     """List the runs, ablations, studies and groups of seeds of this workspace.
 
     The list contains status, progress, objective and overridden settings. A group of seeds has the
@@ -84,9 +111,9 @@ def ls(
     from runner.tracking.selection import select
 
     run_folders("ls")
-    known = listing(Workspace())
-    runs = select(known, where or (), recipe, since, kind)
-    none = f"none of {len(known)} matches" if known else ""
+    all_runs = listing(Workspace())
+    runs = select(all_runs, where or (), recipe, since, kind)
+    none = f"none of {len(all_runs)} matches" if all_runs else ""
     output(as_json, lambda: {"runs": runs}, show, runs, none)
 
 
@@ -101,25 +128,30 @@ def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, a
 
     [bold]runner rm --purge[/]
     """
+    from runner.tracking.lookup import find
     from runner.tracking.trash import empty, remove
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.workspace import Workspace
 
-    here = Workspace()
+    workspace = Workspace()
     if not runs and not purge:
         raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
     run_folders("rm")
-    chosen = {folder.name: folder for folder in (find(here.runs, name, *here.places[1:]) for name in runs or ())}
+    selected = [find(workspace.runs, name, *workspace.places[1:]) for name in runs or ()]
+    # A run may be named twice.
+    run_folders_by_name = {folder.name: folder for folder in selected}
     with working("rm", "removing"):
-        removals = remove(here, list(chosen.values()), purge, takeover)
-        purged = [] if runs else empty(here)
+        removals = remove(workspace, list(run_folders_by_name.values()), purge, takeover)
+        purged = [] if runs else empty(workspace)
     if as_json:
-        print_json({"runs": [asdict(each) for each in removals], "purged": purged})
+        print_json({"runs": [asdict(removal) for removal in removals], "purged": purged})
         return
-    where = "" if "MLFLOW_TRACKING_URI" in os.environ else f"MLFLOW_TRACKING_URI={shlex.quote(here.tracking_uri)} "
-    for each in removals:
-        tell(f"{each.run}: {each.trash or 'deleted permanently'}; {each.mlflow}")
-        for run_id in each.run_ids:
-            say(f"MLflow restores it with: {where}mlflow runs restore --run-id {run_id}")
+    variable = ""
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        variable = f"MLFLOW_TRACKING_URI={shlex.quote(workspace.tracking_uri)} "
+    for removal in removals:
+        tell(f"{removal.run}: {removal.trash or 'deleted permanently'}; {removal.mlflow}")
+        for run_id in removal.run_ids:
+            say(f"MLflow restores it with: {variable}mlflow runs restore --run-id {run_id}")
     for name in purged:
         tell(f"{name}: deleted permanently")
     if not removals and not purged:
@@ -133,22 +165,28 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
 
     [bold]MLFLOW_TRACKING_URI=http://127.0.0.1:5000 runner sync latest[/]
     """
+    from runner.tracking.lookup import find
     from runner.tracking.recovery import deliver
     from runner.tracking.spool import unsent
-    from runner.tracking.workspace import Workspace, find
+    from runner.tracking.workspace import Workspace
 
-    here, found = Workspace(), run_folders("sync")
-    chosen = [find(here.runs, name) for name in runs or ()]
+    workspace = Workspace()
+    all_folders = run_folders("sync")
+    if runs:
+        folders = [find(workspace.runs, name) for name in runs]
+    else:
+        folders = [folder for folder in all_folders if unsent(folder.spool)]
     with working("sync", "sending"):
-        deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
+        deliveries = deliver(workspace, folders)
     if as_json:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:
-        for each in deliveries:
-            what = each.problem or ("its process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
-            tell(f"{each.run}: {what}")
+        for delivery in deliveries:
+            result = "its process sends it" if delivery.alive else f"{delivery.sent_bytes} bytes sent"
+            tell(f"{delivery.run}: {delivery.problem or result}")
         if not deliveries:
             say("nothing to send: MLflow is complete")
+    # After the output, so that all deliveries are listed.
     if any(delivery.problem for delivery in deliveries):
         raise StorageError("not everything could be sent; the remaining metrics stay in the folders of the runs")
 
@@ -190,7 +228,8 @@ def ui(port: Port = 5000, browser: Browser = True) -> None:
         def announce(address: str) -> None:
             bar.close()
             say(address)
-            if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
+            has_screen = sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))
+            if browser and sys.stderr.isatty() and has_screen:
                 webbrowser.open(address)
 
         serve(Workspace(), announce, port, bar.phase)

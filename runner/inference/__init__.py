@@ -1,1 +1,1 @@
-"""A trained model with the stages of a recipe's `inference`: made, proven and measured."""
+"""Builds, verifies and measures a trained model with the stages of a recipe's `inference`."""

@@ -36,42 +36,51 @@ from runner.verify.variants import variants_of, weakest
 from runner.verify.verification import Phase, Verification, judged
 
 TOLERANCE = 1e-5
-"""Of the largest number in an answer, by which others may be off in float32."""
+"""Allowed deviation in float32, relative to the largest number of an answer."""
 SIZES = (1, 3, 16)
 """Sizes of the batches whose predictions are compared; a server decides its sizes."""
 BATCHES = 3
 """Number of inputs, which are evaluated one after the other in the same memory."""
 LOOKS = (8, 16, 24)
-"""After how many evaluations, with other data each, to look whether it is clear; where a seed draws the data."""
-FEWEST_PARTS, PARTS = 8, 64
-"""Of held-out data, whose metrics are compared in pairs, otherwise."""
+"""Numbers of evaluations after which the test may decide, where a seed determines the data."""
+FEWEST_PARTS = 8
+PARTS = 64
+"""Smallest and largest number of parts of other held-out data, compared in pairs."""
 
 
 def verify_inference(
-    found: Trained, kinds: Sequence[str], say: Callable[[str], None], phase: Phase = nullcontext
+    trained: Trained,
+    kinds: Sequence[str],
+    say: Callable[[str], None],
+    phase: Phase = nullcontext,
 ) -> Verification:
     """Compares every stage of the section alone, and all of them, with the run's model without any.
 
-    Exact and Close: what the model answers, in batches of several sizes and with other content in the same memory.
-    Statistical: the objective, without and with the stage on the same held-out data.
+    Exact and Close stages are judged by predictions, in batches of several sizes and with other
+    content in the same memory. Statistical stages are judged by the objective, without and with
+    the stage on the same held-out data.
 
     Raises:
         UsageError: the recipe has no such section, or none of these stages.
     """
-    recipe = answering(found)
+    recipe = answering(trained)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    return judged(recipe, possible, kinds, InferenceGate(found, say), say, phase=phase)
+    return judged(
+        recipe, possible, kinds, InferenceGate(trained, say), say, phase=phase
+    )
 
 
-def answering(found: Trained) -> Recipe:
+def answering(trained: Trained) -> Recipe:
     """Returns the recipe with the stages of its ``inference`` in place of those of its training.
 
     Raises:
         UsageError: it has none.
     """
-    recipe = found.recipe
+    recipe = trained.recipe
     if not recipe.inference:
-        raise UsageError(f"recipe '{recipe.name}' has no section 'inference' with a stage that is on")
+        raise UsageError(
+            f"recipe '{recipe.name}' has no section 'inference' with a stage that is on"
+        )
     return replace(recipe, stages=recipe.inference)
 
 
@@ -79,8 +88,8 @@ def questions(pipeline: Assembly) -> Iterator[Any]:
     """Yields inputs of the model: batches of the training data, one of them also in several
     sizes.
     """
-    drawn = pipeline.batches()
-    batches = [next(drawn)[0] for _ in range(BATCHES)]
+    samples = pipeline.batches()
+    batches = [next(samples)[0] for _ in range(BATCHES)]
     for batch in (*batches, *resized(pipeline.source, batches[0], SIZES)):
         yield pipeline.learner.inputs(batch)
 
@@ -88,15 +97,17 @@ def questions(pipeline: Assembly) -> Iterator[Any]:
 class InferenceGate:
     """Judges sets of stages of one section on one model."""
 
-    def __init__(self, found: Trained, say: Callable[[str], None]) -> None:
-        self.found, self.say, self._recipe = found, say, answering(found)
+    def __init__(self, trained: Trained, say: Callable[[str], None]) -> None:
+        self.trained = trained
+        self.say = say
+        self._recipe = answering(trained)
         self._reports: dict[tuple[str, ...], list[StageReport]] = {}
         self.values: dict[tuple[str, ...], list[float]] = {}
-        """Of the objective, by what was evaluated."""
+        """Values of the objective, by the evaluated stages."""
         self._verdict = cache(self._judged)
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
-        """The verdict on a set of stages, by the weakest of their contracts."""
+        """Returns the verdict on a set of stages, by the weakest of their contracts."""
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
@@ -104,13 +115,14 @@ class InferenceGate:
 
     def _compared(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self._recipe, stages)
-        baseline, changed = self.subject(()), self.subject(stages)
+        baseline = self.subject(())
+        changed = self.subject(stages)
         try:
             if isinstance(contract, Exact):
                 return exact(baseline, changed, self._asked)
             if isinstance(contract, Close):
-                found = self._same_algebra(baseline, changed)
-                return self._within_tolerance(stages) if found is None else found
+                verdict = self._same_algebra(baseline, changed)
+                return self._within_tolerance(stages) if verdict is None else verdict
             same = alike(baseline, changed, self._asked)
             return self._as_good(stages) if same else same
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
@@ -119,18 +131,24 @@ class InferenceGate:
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Returns the stages without effect, with the reason."""
-        return {each.kind: str(each.reason) for each in self._reports.get(stages, ()) if not each.active}
+        return {
+            report.kind: str(report.reason)
+            for report in self._reports.get(stages, ())
+            if not report.active
+        }
 
     def subject(self, stages: tuple[str, ...]) -> Build:
-        """Makes models with these stages, whose step answers."""
+        """Returns a function that makes models with these stages, whose step predicts."""
 
         def made() -> Subject:
-            model = build(self.found, stages)
+            model = build(self.trained, stages)
             self._reports[stages] = list(model.pipeline.reports.values())
-            # Inputs outside of a batch keep their type.
+            # The comparison casts batches to float64, but not other inputs of a network.
             if torch.get_default_dtype() == torch.float64:
                 for module in model.learner.modules().values():
-                    module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
+                    module.register_forward_pre_hook(
+                        lambda _, given: map_tensors(_widened, given)
+                    )
 
             def answer(inputs: Any) -> dict[str, Any]:
                 return {"predict": model.answer(model.pipeline.transfer(inputs))}
@@ -141,71 +159,120 @@ class InferenceGate:
 
     @cached_property
     def _asked(self) -> list[Update]:
-        asked = list(questions(build(self.found, ()).pipeline))
-        first = asked[0]
-        others = [Update(each, place=first) for each in asked[1:BATCHES] if _same_form(each, first)]
-        return [Update(first), *others, *map(Update, asked[BATCHES:])]
+        inputs = list(questions(build(self.trained, ()).pipeline))
+        first = inputs[0]
+        more = [
+            Update(question, place=first)
+            for question in inputs[1:BATCHES]
+            if _same_form(question, first)
+        ]
+        return [Update(first), *more, *map(Update, inputs[BATCHES:])]
 
     def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
         """Returns the verdict of a comparison in float64; None if there is none."""
         try:
-            found = close(baseline, changed, self._asked)
-        except UsageError:  # of a stage that cannot be attached in float64
+            verdict = close(baseline, changed, self._asked)
+        except UsageError:
+            # Some stages cannot be attached in float64.
             return None
-        return None if found.outcome is Outcome.INCONCLUSIVE else found
+        return None if verdict.outcome is Outcome.INCONCLUSIVE else verdict
 
     def _within_tolerance(self, stages: tuple[str, ...]) -> Verdict:
         """Returns whether predictions deviate by no more than ``TOLERANCE``: for
         stages without float64.
         """
-        own, theirs = build(self.found, ()), build(self.found, stages)
-        largest, count = 0.0, 0
+        baseline = build(self.trained, ())
+        candidate = build(self.trained, stages)
+        largest = 0.0
+        count = 0
         for update in self._asked:
-            inputs = own.pipeline.transfer(update.batch)
-            pairs = zip(tensors(own.answer(inputs)), tensors(theirs.answer(inputs)), strict=True)
-            for one, other in pairs:
-                size = float(one.abs().max()) or 1.0
-                largest, count = max(largest, float((one - other).abs().max()) / size), count + 1
+            inputs = baseline.pipeline.transfer(update.batch)
+            expected_outputs = tensors(baseline.answer(inputs))
+            outputs = tensors(candidate.answer(inputs))
+            for expected, output in zip(expected_outputs, outputs, strict=True):
+                # An answer of zeros has no size to divide by.
+                size = float(expected.abs().max()) or 1.0
+                largest = max(largest, float((expected - output).abs().max()) / size)
+                count = count + 1
         outcome = Outcome.PASS if largest <= TOLERANCE else Outcome.FAIL
         sizes = ", ".join(map(str, SIZES))
-        summary = f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} of their size at most"
-        return Verdict(outcome, "Close", f"{summary}; {TOLERANCE:.0e} is allowed", {"largest": largest})
+        summary = (
+            f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} of "
+            f"their size at most"
+        )
+        return Verdict(
+            outcome,
+            "Close",
+            f"{summary}; {TOLERANCE:.0e} is allowed",
+            {"largest": largest},
+        )
 
     def _as_good(self, stages: tuple[str, ...]) -> Verdict:
         """Returns whether the objective is no worse with the stages than its margin allows."""
-        objective = self.found.recipe.objective
+        objective = self.trained.recipe.objective
         if objective is None:
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
+            return Verdict(
+                Outcome.INCONCLUSIVE,
+                "Statistical",
+                "the recipe has no objective to judge by",
+            )
         if not all(map(math.isfinite, self.evaluations(()))):
-            summary = f"eval/{objective.name} is not measured, or no finite number: declare the objective"
+            summary = (
+                f"eval/{objective.name} is not measured, or no finite number: declare "
+                f"the objective"
+            )
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        looks = (len(self.evaluations(())),) if self.found.recipe.data.evaluation_seed is None else LOOKS
+        # Without a seed, the data are fixed, so all parts are evaluated together.
+        looks: tuple[int, ...] = LOOKS
+        if self.trained.recipe.data.evaluation_seed is None:
+            looks = (len(self.evaluations(())),)
         if looks == (1,):
-            return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
+            return self._once(
+                objective, *self.evaluations(()), *self.evaluations(stages)
+            )
         relative = objective.unit is None
-        test = NonInferiority(margin=objective.margin, most=looks[-1], relative=relative, looks=looks)
+        test = NonInferiority(
+            margin=objective.margin, most=looks[-1], relative=relative, looks=looks
+        )
         for first, look in pairwise((0, *looks)):
-            compared = [self.evaluations(each, look)[first:look] for each in ((), stages)]
-            begun = self.evaluations(None, look)[first:look] if relative else [0.0] * (look - first)
-            for own, theirs, before in zip(*compared, begun, strict=True):
-                test.add(objective.sign * (own - before), objective.sign * (theirs - before))
+            compared = [
+                self.evaluations(variant, look)[first:look] for variant in ((), stages)
+            ]
+            # Without a unit, the margin is a share of the improvement by the training.
+            untrained = [0.0] * (look - first)
+            if relative:
+                untrained = self.evaluations(None, look)[first:look]
+            for baseline, candidate, start in zip(*compared, untrained, strict=True):
+                test.add(
+                    objective.sign * (baseline - start),
+                    objective.sign * (candidate - start),
+                )
             if test.decision() is not None:
                 break
         summary = f"{objective.name}, on {len(test)} parts of the held-out data: {test.summary()}"
-        return Verdict(test.conclude(), "Statistical", summary, {"metric": objective.name, **test.evidence()})
+        return Verdict(
+            test.conclude(),
+            "Statistical",
+            summary,
+            {"metric": objective.name, **test.evidence()},
+        )
 
-    def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
-        learnt = 1.0 if objective.unit else abs(own - self.evaluations(None)[0])
-        lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
-        how = "loses" if lost > 0 else "gains"
+    def _once(self, objective: Objective, baseline: float, candidate: float) -> Verdict:
+        learned = 1.0 if objective.unit else abs(baseline - self.evaluations(None)[0])
+        lost = objective.sign * (baseline - candidate)
+        allowed = objective.margin * learned
+        direction = "loses" if lost > 0 else "gains"
         summary = (
-            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all held-out data: {how} "
-            f"{abs(lost):.2g}, where {allowed:.2g} may be lost; one pair is too few for a verdict"
+            f"{objective.name}: {baseline:.4g} without, {candidate:.4g} with it, "
+            f"on all held-out data: {direction} {abs(lost):.2g}, where {allowed:.2g} may be lost; "
+            f"one pair is too few for a verdict"
         )
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
-    def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
+    def evaluations(
+        self, stages: tuple[str, ...] | None, count: int = 1
+    ) -> list[float]:
         """Returns the objective with these stages, or before training, on data that all sets share.
 
         Args:
@@ -213,35 +280,47 @@ class InferenceGate:
             count: The least number of evaluations, each on other data, if a seed determines the
                 data; otherwise there is one for every part of the held-out data, or for all of it.
         """
-        data = self.found.recipe.data
-        found = self.values.setdefault(("before the training",) if stages is None else stages, [])
+        data = self.trained.recipe.data
+        values = self.values.setdefault(
+            ("before the training",) if stages is None else stages, []
+        )
         if data.evaluation_seed is None:
-            found += [] if found else self._of_parts(stages)
-            return found
+            values += [] if values else self._of_parts(stages)
+            return values
         first = int(_at(data, data.evaluation_seed)) + 1
-        for number in range(len(found), count):
+        for number in range(len(values), count):
             self.say(f"evaluation {number + 1} of {count}")
-            other = replace(self.found.recipe, data=_with(data, data.evaluation_seed, first + number))
-            found.append(evaluated(self._pipeline(stages, other)).get(self._objective.name, math.nan))
-        return found
+            recipe = replace(
+                self.trained.recipe,
+                data=_with(data, data.evaluation_seed, first + number),
+            )
+            values.append(
+                evaluated(self._pipeline(stages, recipe)).get(
+                    self._objective.name, math.nan
+                )
+            )
+        return values
 
     def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
-        pipeline = self._pipeline(stages, self.found.recipe)
+        pipeline = self._pipeline(stages, self.trained.recipe)
         parts = _parts(pipeline)
-        means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        means = (
+            [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        )
         return means or [evaluated(pipeline).get(self._objective.name, math.nan)]
 
     @property
     def _objective(self) -> Objective:
-        objective = self.found.recipe.objective
-        assert objective is not None  # only called with an objective
+        objective = self.trained.recipe.objective
+        # ``_as_good`` returns before if the recipe has no objective.
+        assert objective is not None
         return objective
 
     def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
-        found = replace(self.found, recipe=recipe)
+        trained = replace(self.trained, recipe=recipe)
         if stages is None:
-            return assemble(replace(recipe, stages={}), found.registry.files)
-        return build(found, stages).pipeline
+            return assemble(replace(recipe, stages={}), trained.registry.files)
+        return build(trained, stages).pipeline
 
 
 def _parts(pipeline: Assembly) -> list[Batch] | None:
@@ -249,28 +328,39 @@ def _parts(pipeline: Assembly) -> list[Batch] | None:
     held_out = getattr(pipeline.source, "held_out_batches", None)
     if held_out is None:
         return None
-    batches: list[Batch] = [pipeline.transfer(each) for each, _ in zip(held_out(), range(PARTS), strict=False)]
+    batches: list[Batch] = [
+        pipeline.transfer(batch)
+        for batch, _ in zip(held_out(), range(PARTS), strict=False)
+    ]
+    # A few large batches are cut, because a test needs pairs.
     pieces = -(-2 * FEWEST_PARTS // len(batches))
-    sizes = [max(1, pipeline.source.size(each) // pieces) for each in batches]
-    parts = [part for each, size in zip(batches, sizes, strict=True) for part in pipeline.source.split(each, size)]
+    sizes = [max(1, pipeline.source.size(batch) // pieces) for batch in batches]
+    parts = [
+        piece
+        for batch, size in zip(batches, sizes, strict=True)
+        for piece in pipeline.source.split(batch, size)
+    ]
     return parts[:PARTS] if len(parts) >= FEWEST_PARTS else None
 
 
 @torch.no_grad()
 def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[float]:
-    """The metric on each part; none if the learner measures nothing of that name."""
+    """Yields the metric on each part; nothing if the learner has no metric of that name."""
     with pipeline.learner.evaluating(), torch.random.fork_rng(devices=[]):
-        for number, part in enumerate(parts):
+        for number, piece in enumerate(parts):
+            # Both models of a pair need the same random numbers.
             torch.manual_seed(number)
-            found = pipeline.learner.metrics(part)
-            if name not in found:
+            metrics = pipeline.learner.metrics(piece)
+            if name not in metrics:
                 return
-            if count := float(found[name].count):
-                yield float(found[name].sum) / count
+            if count := float(metrics[name].count):
+                yield float(metrics[name].sum) / count
 
 
-def _same_form(one: Any, other: Any) -> bool:
-    return [each.shape for each in tensors(one)] == [each.shape for each in tensors(other)]
+def _same_form(first: Any, second: Any) -> bool:
+    return [tensor.shape for tensor in tensors(first)] == [
+        tensor.shape for tensor in tensors(second)
+    ]
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -284,5 +374,9 @@ def _at(config: Any, path: str) -> Any:
 
 
 def _with(config: Any, path: str, value: Any) -> Any:
-    name, _, rest = path.partition(".")
-    return config.model_copy(update={name: _with(getattr(config, name), rest, value) if rest else value})
+    name, _, remainder = path.partition(".")
+    return config.model_copy(
+        update={
+            name: _with(getattr(config, name), remainder, value) if remainder else value
+        }
+    )

@@ -1,4 +1,4 @@
-"""A trained model as it answers: the weights of a run, and the stages that make it faster or smaller."""
+"""Builds a trained model: the weights of a run, and stages that make it faster or smaller."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runner.train.assemble import Assembly
 from runner.train.trained import Trained
 
 WORK = "inference"
-"""The folder of a run in which stages keep what they make of its model."""
+"""The folder of a run in which stages store files that they create from its model."""
 
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A learner in evaluation mode, with what stages have made of it."""
+    """A learner in evaluation mode, with its stages for inference."""
 
     name: str
-    """Of the run."""
+    """Name of the run."""
     pipeline: Assembly
 
     @property
@@ -42,33 +42,46 @@ class InferenceModel:
         """Returns the bytes of the required files: parameters and buffers, or as
         reported by the last stage.
         """
-        told = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
-        return told[-1] if told else self._weights
+        reported = [
+            stage.bytes
+            for stage in self.pipeline.stages.values()
+            if stage.bytes is not None
+        ]
+        return reported[-1] if reported else self._weights
 
     @property
     def bytes_in_memory(self) -> int:
         """Returns the bytes of parameters, buffers and programs: the network stays in memory for
         inputs that no program accepts.
         """
-        programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
+        programs: int = sum(
+            stage.program_bytes for stage in self.pipeline.stages.values()
+        )
         return self._weights + programs
 
     @property
     def _weights(self) -> int:
-        return nbytes([dict(role.module.state_dict()) for role in self.learner.roles.values()])
+        return nbytes(
+            [dict(role.module.state_dict()) for role in self.learner.roles.values()]
+        )
 
 
-def build(found: Trained, stages: Collection[str] | None = None) -> InferenceModel:
-    """The model with these of its recipe's stages for inference, or with all of them.
+def build(trained: Trained, stages: Collection[str] | None = None) -> InferenceModel:
+    """Builds the model with some of its recipe's stages for inference, or with all of them.
 
     Raises:
         UsageError: a stage cannot work with this model, or here.
         CheckpointError: the weights do not fit the recipe.
     """
-    pipeline = found.pipeline()
-    pipeline.folder = found.folder / WORK
-    with suppress(OSError):  # stages then keep nothing
+    pipeline = trained.pipeline()
+    pipeline.folder = trained.folder / WORK
+    # In a folder that is not writable, stages store nothing and compute their files each time.
+    with suppress(OSError):
         make_folder(pipeline.folder)
-    chosen = {kind: stage for kind, stage in found.recipe.inference.items() if stages is None or kind in stages}
-    pipeline.attach_to_learnt(chosen)
-    return InferenceModel(found.name, pipeline)
+    selected = {
+        kind: stage
+        for kind, stage in trained.recipe.inference.items()
+        if stages is None or kind in stages
+    }
+    pipeline.attach_to_learnt(selected)
+    return InferenceModel(trained.name, pipeline)

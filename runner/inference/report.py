@@ -14,7 +14,16 @@ from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped
-from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERDICT_MARKERS, VERMILLION, draw_all, legend
+from runner.system.plots import (
+    BLACK,
+    BLUE,
+    GREY,
+    NO_PLOTS,
+    VERDICT_MARKERS,
+    VERMILLION,
+    draw_all,
+    legend,
+)
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 
@@ -22,17 +31,25 @@ if TYPE_CHECKING:
     from runner.inference.ablate import Answering, InferenceResult
 
 REPORT = "README.md"
-_WIDE = 130  # columns from which on a terminal shows intervals
-_LOGARITHMIC = 4.0  # ratio from which on a linear scale would draw the others too close to 1
-_MARGIN = 1.1  # of the scale around the intervals
-_MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o"),
-          Effect.INVALID: (BLACK, "x")}  # fmt: skip
+_WIDE = 130
+"""Columns from which on a terminal shows intervals."""
+# A linear scale would draw smaller ratios too close to 1.
+_LOGARITHMIC = 4.0
+_MARGIN = 1.1
+"""Factor of the scale around the intervals."""
+_MARKS = {
+    Effect.FASTER: (BLUE, ">"),
+    Effect.SLOWER: (VERMILLION, "<"),
+    Effect.UNCLEAR: (GREY, "o"),
+    Effect.INVALID: (BLACK, "x"),
+}
 _HOW_TO_READ = """\
-**x** is the time of one answer of the model without stages divided by the time with them, for a single request and for
-sixteen together: above 1 is faster. Both were timed alternately in one process. The interval is that of rounds
-(bootstrap, 95 %); it does not contain the difference of a few percent between identical processes. The first row is the
-model against itself. **MB** is the size of the weights in a file, or of the program that replaces them. **in memory**
-also counts the network that a program leaves loaded for requests that the program cannot answer."""
+**x** is the time of one answer of the model without stages divided by the time with them, for a
+single request and for sixteen together: above 1 is faster. Both were timed alternately in one
+process. The interval is that of rounds (bootstrap, 95 %); it does not contain the difference of
+a few percent between identical processes. The first row is the model against itself. **MB** is
+the size of the weights in a file, or of the program that replaces them. **in memory** also
+counts the network that a program leaves loaded for requests that the program cannot answer."""
 
 
 def show(result: InferenceResult, console: Console) -> None:
@@ -41,7 +58,12 @@ def show(result: InferenceResult, console: Console) -> None:
     rows = list(_rows(result, intervals=console.width >= _WIDE))
     for name in rows[0]:
         is_word = name in ("variant", "verdict")
-        table.add_column(name, justify="left" if is_word else "right", overflow="fold", no_wrap=is_word)
+        table.add_column(
+            name,
+            justify="left" if is_word else "right",
+            overflow="fold",
+            no_wrap=is_word,
+        )
     for row in rows:
         table.add_row(*map(CleanText, row.values()))
     console.print(table)
@@ -49,13 +71,18 @@ def show(result: InferenceResult, console: Console) -> None:
         print_wrapped(line, console)
     for kind, reason in result.inactive.items():
         print_wrapped(f"{kind}: inactive, {reason}", console)
-    print_wrapped(f"{result.recipe}, on the model of {result.run}: {result.seconds:.0f} s", console)
+    print_wrapped(
+        f"{result.recipe}, on the model of {result.run}: {result.seconds:.0f} s",
+        console,
+    )
     print_wrapped(f"report: {result.folder / REPORT}", console)
 
 
 def write(result: InferenceResult) -> None:
-    """Leaves the report and its picture in the result's folder."""
-    panels = len(result.baseline.timings) + any(row.value is not None for row in result.rows)
+    """Writes the report and its plot to the result's folder."""
+    panels = len(result.baseline.timings) + any(
+        row.value is not None for row in result.rows
+    )
     size = 1.5 + 2.6 * panels, 1.7 + 0.4 * len(result.rows)
     pictures = draw_all({"ratios": (partial(_plots, result), size)}, result.folder)
     rows = list(_rows(result))
@@ -64,10 +91,14 @@ def write(result: InferenceResult) -> None:
     lines = [
         f"# What every inference stage is worth: {result.recipe}",
         "",
-        f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: {machine}. Load average at the "
+        f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: "
+        f"{machine}. Load average at the "
         f"start: {result.load:.1f}.",
         "",
-        *(f"![Speed-up and quality of the model with every set of stages]({path.name})" for path in pictures),
+        *(
+            f"![Speed-up and quality of the model with every set of stages]({path.name})"
+            for path in pictures
+        ),
         *([] if pictures else [NO_PLOTS]),
         "",
         "```yaml",
@@ -77,9 +108,16 @@ def write(result: InferenceResult) -> None:
         *head,
         *("| " + " | ".join(row.values()) + " |" for row in rows),
         "",
-        *(f"* {row.name}: {redact(row.verdict.summary)}" for row in result.rows if row.verdict is not None),
+        *(
+            f"* {row.name}: {redact(row.verdict.summary)}"
+            for row in result.rows
+            if row.verdict is not None
+        ),
         *(f"* {line}" for line in _remarks(result)),
-        *(f"* `{kind}` is inactive: {redact(reason)}" for kind, reason in result.inactive.items()),
+        *(
+            f"* `{kind}` is inactive: {redact(reason)}"
+            for kind, reason in result.inactive.items()
+        ),
         "",
         _HOW_TO_READ,
         "",
@@ -97,33 +135,51 @@ def _remarks(result: InferenceResult) -> Iterator[str]:
                 yield f"{row.name}, batches of {size}: {timing}"
 
 
-def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[str, str]]:
+def _rows(
+    result: InferenceResult, intervals: bool = True
+) -> Iterator[Mapping[str, str]]:
     valued = any(row.value is not None for row in result.rows)
     for row in result.rows:
         times: dict[str, str] = {}
         for size, timing in row.timings.items():
-            shown = str(timing.ratio) if intervals or timing.caught else f"{timing.ratio.value:.3g}x"
-            times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": shown}
+            ratio = (
+                str(timing.ratio)
+                if intervals or timing.caught
+                else f"{timing.ratio.value:.3g}x"
+            )
+            times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": ratio}
         yield {
             "variant": row.name,
             **times,
             **({"a second": figure(row.throughput)} if intervals else {}),
             "MB": f"{row.bytes / 1e6:.2f}",
             **({"in memory": f"{row.bytes_in_memory / 1e6:.2f}"} if intervals else {}),
-            **({result.metric or "": "-" if row.value is None else figure(row.value)} if valued else {}),
+            **(
+                {result.metric or "": "-" if row.value is None else figure(row.value)}
+                if valued
+                else {}
+            ),
             "verdict": "-" if row.verdict is None else str(row.verdict.outcome),
         }
 
 
 def _plots(result: InferenceResult, canvas: Any) -> None:
-    """Draws a panel with ratios for each batch size, on one scale, and a panel with the model's quality."""
+    """Draws a panel with ratios for each batch size, on one scale, and a panel with the model's
+    quality.
+    """
     rows: Sequence[Answering] = result.rows
     sizes = list(result.baseline.timings)
     has_quality = any(row.value is not None for row in rows)
     panels = canvas.subplots(1, len(sizes) + has_quality, sharey=True, squeeze=False)[0]
     canvas.suptitle(f"{result.recipe}: model with stages against the model without")
 
-    timings = [row.timings[size] for row in rows for size in sizes if not row.timings[size].caught]
+    timings = [
+        row.timings[size]
+        for row in rows
+        for size in sizes
+        if not row.timings[size].caught
+    ]
+    # Ratios of different work are not drawn, and must not stretch the scale.
     highest = max((timing.ratio.high for timing in timings), default=1.0)
     lowest = min((timing.ratio.low for timing in timings), default=1.0)
     for axes, size in zip(panels, sizes, strict=False):
@@ -141,23 +197,52 @@ def _plots(result: InferenceResult, canvas: Any) -> None:
 
 
 def _draw_ratios(axes: Any, rows: Sequence[Answering], size: int) -> None:
-    """Draws the ratio of every set of stages with its interval, its value, and the band of the noise."""
+    """Draws the ratio of every set of stages with its interval, its value, and the band of the
+    noise.
+    """
     axes.set_title("one request" if size == 1 else f"{size} requests together")
     axes.set_xlabel("speed-up (bar: 95 % interval)")
     axes.axvline(1, color=BLACK, linewidth=0.8)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         timing = row.timings[size]
+        # The bar of a ratio of different work would look like a result.
         if timing.caught:
-            axes.text(1, place, "not the same work", fontsize=7, va="center")
+            axes.text(1, position, "not the same work", fontsize=7, va="center")
             continue
         band = noise_factor(timing.a_a)
-        axes.barh(place, band - 1 / band, left=1 / band, height=0.9, color="#dddddd", zorder=0, label="noise (A/A)")
+        axes.barh(
+            position,
+            band - 1 / band,
+            left=1 / band,
+            height=0.9,
+            color="#dddddd",
+            zorder=0,
+            label="noise (A/A)",
+        )
         ratio = timing.ratio
         colour, mark = _MARKS[timing.effect]
-        axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
-        axes.plot(ratio.value, place, mark, color=colour, markersize=5, label=str(timing.effect))
-        text = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 7}
-        axes.annotate(f"{ratio.value:.2f}", (ratio.value, place), (0, 4), **text)
+        axes.plot(
+            [ratio.low, ratio.high],
+            [position, position],
+            color=colour,
+            linewidth=2.5,
+            solid_capstyle="butt",
+        )
+        axes.plot(
+            ratio.value,
+            position,
+            mark,
+            color=colour,
+            markersize=5,
+            label=str(timing.effect),
+        )
+        text = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "bottom",
+            "fontsize": 7,
+        }
+        axes.annotate(f"{ratio.value:.2f}", (ratio.value, position), (0, 4), **text)
 
 
 def _draw_quality(axes: Any, result: InferenceResult) -> None:
@@ -165,11 +250,23 @@ def _draw_quality(axes: Any, result: InferenceResult) -> None:
     axes.set_title("quality")
     axes.set_xlabel(result.metric or "objective")
     axes.margins(x=0.3)
-    for place, row in enumerate(result.rows):
+    for position, row in enumerate(result.rows):
         if row.value is None:
             continue
         outcome = None if row.verdict is None else row.verdict.outcome
         label, marker = VERDICT_MARKERS[outcome]
-        axes.plot(row.value, place, linestyle="none", color=BLACK, label=label, **({"markersize": 6} | marker))
-        text = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 7}
-        axes.annotate(figure(row.value), (row.value, place), (0, 4), **text)
+        axes.plot(
+            row.value,
+            position,
+            linestyle="none",
+            color=BLACK,
+            label=label,
+            **({"markersize": 6} | marker),
+        )
+        text = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "bottom",
+            "fontsize": 7,
+        }
+        axes.annotate(figure(row.value), (row.value, position), (0, 4), **text)

@@ -10,9 +10,15 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, describe_experiment
+from runner.measure.ablation_folder import (
+    REPORT,
+    RESULT,
+    RUNS,
+    choose_folder,
+    describe_experiment,
+)
 from runner.measure.ablation_plots import draw
-from runner.measure.analysis import Result, VariantResult, analyse, slope
+from runner.measure.analysis import CaseResult, Result, VariantResult, analyse, slope
 from runner.measure.experiment import Experiment, keep_budgets
 from runner.measure.measurement_log import ROUNDS, MeasurementLog
 from runner.measure.recommend import recommend
@@ -35,10 +41,18 @@ from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 from runner.verify.variants import AGAIN, BASELINE
 
-GATE_SHARE = 0.2  # of the time, for the gate after the measuring
-FINISH_SECONDS = 8.0  # for report, pictures and MLflow
-_FIGURES = ("compile_s", "warmup_s", "peak_memory", "peak_host_memory", "limit_fraction",
-            "break_even_updates")  # fmt: skip
+GATE_SHARE = 0.2
+"""Share of the time that is reserved for the gate after the measurement."""
+FINISH_SECONDS = 8.0
+"""Time that is reserved for report, plots and MLflow."""
+_FIGURES = (
+    "compile_s",
+    "warmup_s",
+    "peak_memory",
+    "peak_host_memory",
+    "limit_fraction",
+    "break_even_updates",
+)
 
 
 def ablate(
@@ -60,7 +74,8 @@ def ablate(
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the folder not be written.
-        UsageError: the folder belongs to something else, or the budget is too small for a single variant.
+        UsageError: the folder belongs to something else, or the budget is too small for a single
+            variant.
         RunnerError: the recipe cannot run here.
     """
     experiment = keep_budgets(experiment, registry, reporter.say)
@@ -72,14 +87,27 @@ def ablate(
         if (folder / ROUNDS).exists():
             reporter.say(f"continuing in {folder}")
         try:
-            with closing(MeasurementLog(folder, description)) as log, recorded(experiment, log, workspace) as ended:
-                for case in experiment.cases:  # before anything is measured: what is changed later was not there then
-                    locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
+            with (
+                closing(MeasurementLog(folder, description)) as log,
+                recorded(experiment, log, workspace) as finish,
+            ):
+                # A lock must record the files as they are before the measurement.
+                for case in experiment.cases:
+                    name = folder_name(case.name) if case.name else "recipe"
+                    locks = folder / "locks" / name
                     make_folder(locks)
                     write_lock(case.recipe, locks, registry, results=folder)
-                share = (1.0 if gate is None else 1.0 - GATE_SHARE) / len(experiment.cases)
+                time_share = 1.0 if gate is None else 1.0 - GATE_SHARE
                 measurements = [
-                    Measurement(case, experiment.config, registry, log, reporter, stop, share)
+                    Measurement(
+                        case,
+                        experiment.config,
+                        registry,
+                        log,
+                        reporter,
+                        stop,
+                        time_share / len(experiment.cases),
+                    )
                     for case in experiment.cases
                 ]
                 result = _measured(experiment, measurements, log, gate, stop, command)
@@ -87,131 +115,246 @@ def ablate(
                     _write(experiment, result, folder)
                 try:
                     with reporter.phase("sending it to MLflow"):
-                        result = replace(result, run_id=_publish(store, experiment, result, log))
-                except Exception as error:  # a client may raise anything; a store that has gone costs no measurement
-                    problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
-                    result = replace(result, tracking_problem=f"{problem}command sends it again")
-                    reporter.say(result.tracking_problem)
-                ended(result)
+                        result = replace(
+                            result, run_id=_publish(store, experiment, result, log)
+                        )
+                # A client may raise anything, and the measurements are safe in the folder.
+                except Exception as error:
+                    problem = (
+                        f"MLflow does not take the ablation: {error}; the result is in "
+                        f"{folder}, and the same command sends it again"
+                    )
+                    result = replace(result, tracking_problem=problem)
+                    reporter.say(problem)
+                finish(result)
                 # The file that marks the ablation as finished.
                 if not stop and not result.tracking_problem:
-                    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
+                    write_durably(
+                        folder / RESULT,
+                        json.dumps(redact_values(result.data()), indent=1) + "\n",
+                    )
         except OSError as error:
-            raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
+            raise StorageError(
+                f"{folder}: {error.strerror}; free some space, or name another --out"
+            ) from error
     return replace(result, signal=stop.asked or 0)
 
 
 def _measured(
-    experiment: Experiment, all_cases: list[Measurement], log: MeasurementLog, gate: Gate | None, stop: Stop,
+    experiment: Experiment,
+    all_cases: list[Measurement],
+    log: MeasurementLog,
+    gate: Gate | None,
+    stop: Stop,
     command: str,
-) -> Result:  # fmt: skip
+) -> Result:
     """Measures and verifies the remaining variants, and returns the results of all."""
     log.add(load=os.getloadavg()[0])
-    deadline = all_cases[0].reporter.started + experiment.config.budget - log.earlier_seconds - FINISH_SECONDS
-    reserved = 0.0 if gate is None else GATE_SHARE * max(0.0, deadline - time.monotonic())
-    for each, until in _shares(all_cases, deadline - reserved):
+    budget = experiment.config.budget - log.earlier_seconds - FINISH_SECONDS
+    deadline = all_cases[0].reporter.started + budget
+    reserved = 0.0
+    if gate is not None:
+        reserved = GATE_SHARE * max(0.0, deadline - time.monotonic())
+
+    # Every case is measured before the gate judges any: its verdicts can be had later, too.
+    for case, case_deadline in _shares(all_cases, deadline - reserved):
         if not stop:
-            each.run(until, until + reserved / len(all_cases))
-    for each, until in _shares(all_cases, deadline):
+            case.run(case_deadline, case_deadline + reserved / len(all_cases))
+    for case, case_deadline in _shares(all_cases, deadline):
         if gate is not None:
-            each.judge(gate, until)
-    measured = [each for each in all_cases if not stop or each.lines.ratio(AGAIN, [BASELINE])]
-    if not measured:
-        error = RunnerError("interrupted before each variant had two processes; the same command continues")
+            case.judge(gate, case_deadline)
+
+    # After a signal, a case with a single process has no interval.
+    finished = [
+        case for case in all_cases if not stop or case.lines.ratio(AGAIN, [BASELINE])
+    ]
+    if not finished:
+        error = RunnerError(
+            "interrupted before each variant had two processes; the same command continues"
+        )
         error.exit_code = ExitCode(128 + int(stop.asked or 0))
         raise error
-    cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
+    cases = tuple(analyse(case.case, case.variants, case.lines) for case in finished)
     return Result(
-        name=experiment.config.name, digest=experiment.digest, command=command, machine=hardware(),
-        load=max(entry["load"] for entry in log.entries if "load" in entry), cases=cases,
+        name=experiment.config.name,
+        digest=experiment.digest,
+        command=command,
+        machine=hardware(),
+        load=max(entry["load"] for entry in log.entries if "load" in entry),
+        cases=cases,
         recommendations=tuple(
-            recommend(each.case, case, each.registry) for each, case in zip(measured, cases, strict=True)
+            recommend(measurement.case, case, measurement.registry)
+            for measurement, case in zip(finished, cases, strict=True)
         ),
-        slope=slope(cases), seconds=log.seconds, folder=str(log.folder), interrupted=bool(stop),
+        slope=slope(cases),
+        seconds=log.seconds,
+        folder=str(log.folder),
+        interrupted=bool(stop),
         published_by=experiment.config.published_by,
-    )  # fmt: skip
+    )
 
 
-def _shares(all_cases: Sequence[Measurement], deadline: float) -> Iterator[tuple[Measurement, float]]:
-    """Yields each case with its deadline; time that a case does not use is shared by the following ones."""
-    for number, each in enumerate(all_cases):
-        now = time.monotonic()
-        yield each, now + max(0.0, deadline - now) / (len(all_cases) - number)
+def _shares(
+    all_cases: Sequence[Measurement], deadline: float
+) -> Iterator[tuple[Measurement, float]]:
+    """Yields each case with its deadline; time that a case does not use is shared by the
+    following ones.
+    """
+    for index, case in enumerate(all_cases):
+        started = time.monotonic()
+        remaining_cases = len(all_cases) - index
+        yield case, started + max(0.0, deadline - started) / remaining_cases
 
 
 def _write(experiment: Experiment, result: Result, folder: Path) -> None:
-    """Leaves recipes, pictures and the report in the folder."""
-    for case, measured, recommendation in zip(experiment.cases, result.cases, result.recommendations, strict=False):
+    """Writes recipes, plots and the report to the folder."""
+    # An interrupted ablation has no result for its last cases.
+    cases = zip(experiment.cases, result.cases, result.recommendations, strict=False)
+    for case, measured, recommendation in cases:
         suffix = f"-{folder_name(case.name)}" if case.name else ""
-        write_recipe(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
-    if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
-        write_text(folder / "experiment.yaml", experiment.path.read_text(encoding="utf-8"))
+        path = folder / f"recommended{suffix}.yaml"
+        write_recipe(recommendation, case, measured, path)
+    # An experiment file may be in the folder of its results already.
+    is_elsewhere = experiment.path.parent.resolve() != folder.resolve()
+    if experiment.path.suffix == ".yaml" and is_elsewhere:
+        text = experiment.path.read_text(encoding="utf-8")
+        write_text(folder / "experiment.yaml", text)
     write_durably(folder / REPORT, markdown(result, draw(result, folder)))
 
 
-def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
-    """Writes to MLflow a run for the ablation, and below it one for every variant; returns the first one's id.
+def _publish(
+    store: Store, experiment: Experiment, result: Result, log: MeasurementLog
+) -> str:
+    """Writes a run for the ablation to MLflow, with a child run for every variant.
 
     A repetition changes only what is new.
+
+    Returns:
+        The id of the ablation's run.
     """
     folder = log.folder
-    now = time.time_ns() // 1_000_000
-    started = now - int(1000 * result.seconds)  # all variants took turns from the first round to the last
+    finished_ms = time.time_ns() // 1_000_000
+    # All variants took turns from the first round to the last.
+    started_ms = finished_ms - int(1000 * result.seconds)
     recipe = experiment.cases[0].recipe
-    experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, ("ratio",)))
-    known: dict[str, str] = json.loads((folder / RUNS).read_bytes()) if (folder / RUNS).exists() else {}
+    view = view_of(recipe, ("ratio",))
+    experiment_id = store.experiment(recipe.tracking.experiment, view)
+    run_ids: dict[str, str] = {}
+    if (folder / RUNS).exists():
+        run_ids = json.loads((folder / RUNS).read_bytes())
 
-    def run(*below: str) -> str:
-        of = f"ablation {folder.name}"
-        name = " ".join(filter(None, (folder.name, *below)))
-        if name not in known:
-            shown = " ".join(filter(None, (*below, "of", of))) if below else of  # the difference comes first
-            known[name] = store.create_run(experiment_id, shown, started)
-            write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
-        return known[name]
+    def run(*qualifiers: str) -> str:
+        title = f"ablation {folder.name}"
+        name = " ".join(filter(None, (folder.name, *qualifiers)))
+        if name not in run_ids:
+            # The lists of MLflow shorten names, so what distinguishes a run comes first.
+            if qualifiers:
+                title = " ".join(filter(None, (*qualifiers, "of", title)))
+            run_ids[name] = store.create_run(experiment_id, title, started_ms)
+            # Written after every run, so that a repetition creates none a second time.
+            write_durably(folder / RUNS, json.dumps(run_ids, indent=1) + "\n")
+        return run_ids[name]
 
     parent = run()
-    shared = [each for each in experiment.cases[0].sets if all(each in case.sets for case in experiment.cases)]
-    tags = {"kind": "ablation", "overrides": ", ".join(shared) or "none", "ablation.digest": result.digest,
-            "command": result.command, "mlflow.source.name": str(experiment.path), "hardware": result.machine,
-            DESCRIPTION: f"{describe(_facts(experiment, result, shared))}\n\n{summary(result)}"}  # fmt: skip
-    metrics = []
-    for step, case in enumerate(result.cases):
-        figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
-                   "baseline_ms": case.baseline_ms, "limit_ms": case.limit_ms}  # fmt: skip
-        if case.interaction is not None:
-            figures["interaction"] = case.interaction.value
-        metrics += [(name, value, now, step) for name, value in figures.items()]
-    settings = flatten(experiment.config.model_dump(mode="json"), "experiment")
-    asked = {path: value for path, value in settings if value not in ("", [], {})}
-    store.send(parent, metrics, params_of(asked), params_of(tags))
-    for case, given in zip(result.cases, experiment.cases, strict=False):
+    _send_ablation(store, parent, experiment, result, finished_ms)
+    for case, configured_case in zip(result.cases, experiment.cases, strict=False):
         for variant in case.variants:
-            below = run(case.name, variant.name)
-            tags = {"mlflow.parentRunId": parent, "kind": "variant", "overrides": ", ".join(given.sets) or "none",
-                    "stages": ",".join(variant.stages) or "none", "effect": variant.effect,
-                    "verdict": variant.verdict or "not judged", **({"case": case.name} if case.name else {}),
-                    DESCRIPTION: describe(_of_variant(variant, folder.name))}  # fmt: skip
-            values = given.recipe.values()
-            values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
-            known_figures = _variant_figures(variant, case.unit).items()
-            metrics = [(name, float(value), now, 0) for name, value in known_figures if value is not None]
-            metrics += [("rounds/update_ms", 1e3 * each["update"][variant.name], now, each["round"])
-                        for each in log.of(case.name).rounds if variant.name in each["update"]]  # fmt: skip
-            store.send(below, metrics, params_of(values), params_of(tags))
-            store.set_status(below, "FINISHED", now)
+            run_id = run(case.name, variant.name)
+            tags = {
+                "mlflow.parentRunId": parent,
+                "kind": "variant",
+                "overrides": ", ".join(configured_case.sets) or "none",
+                "stages": ",".join(variant.stages) or "none",
+                "effect": variant.effect,
+                "verdict": variant.verdict or "not judged",
+                **({"case": case.name} if case.name else {}),
+                DESCRIPTION: describe(_of_variant(variant, folder.name)),
+            }
+            values = configured_case.recipe.values()
+            values["optimization"] = {
+                kind: values["optimization"][kind] for kind in variant.stages
+            }
+            metrics = _variant_metrics(variant, case, log, finished_ms)
+            store.send(run_id, metrics, params_of(values), params_of(tags))
+            store.set_status(run_id, "FINISHED", finished_ms)
+
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in (RUNS, RECORD) and not path.name.startswith("."):
+        # The ids belong to this store, and the record changes while the ablation ends.
+        is_internal = path.name in (RUNS, RECORD) or path.name.startswith(".")
+        if path.is_file() and not is_internal:
             store.client.log_artifact(parent, str(path))
-    store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
+    status = "KILLED" if result.interrupted else "FINISHED"
+    store.set_status(parent, status, finished_ms)
     return parent
 
 
+def _send_ablation(
+    store: Store, run_id: str, experiment: Experiment, result: Result, now_ms: int
+) -> None:
+    """Sends figures of the cases, settings and description to the run of an ablation."""
+    shared = [
+        assignment
+        for assignment in experiment.cases[0].sets
+        if all(assignment in case.sets for case in experiment.cases)
+    ]
+    facts = describe(_facts(experiment, result, shared))
+    tags = {
+        "kind": "ablation",
+        "overrides": ", ".join(shared) or "none",
+        "ablation.digest": result.digest,
+        "command": result.command,
+        "mlflow.source.name": str(experiment.path),
+        "hardware": result.machine,
+        DESCRIPTION: f"{facts}\n\n{summary(result)}",
+    }
+    metrics = []
+    # The number of the case is the step, so that MLflow plots the figures over the cases.
+    for step, case in enumerate(result.cases):
+        figures = {
+            "a_a": case.a_a.value,
+            "a_a_low": case.a_a.low,
+            "a_a_high": case.a_a.high,
+            "baseline_ms": case.baseline_ms,
+            "limit_ms": case.limit_ms,
+        }
+        if case.interaction is not None:
+            figures["interaction"] = case.interaction.value
+        metrics += [(name, value, now_ms, step) for name, value in figures.items()]
+    settings = flatten(experiment.config.model_dump(mode="json"), "experiment")
+    configured = {path: value for path, value in settings if value not in ("", [], {})}
+    store.send(run_id, metrics, params_of(configured), params_of(tags))
+
+
+def _variant_metrics(
+    variant: VariantResult, case: CaseResult, log: MeasurementLog, now_ms: int
+) -> list[tuple[str, float, int, int]]:
+    """Returns name, value, time and step of a variant's metrics."""
+    figures = _variant_figures(variant, case.unit)
+    metrics = [
+        (name, float(value), now_ms, 0)
+        for name, value in figures.items()
+        if value is not None
+    ]
+    for entry in log.of(case.name).rounds:
+        if variant.name in entry["update"]:
+            update_ms = 1e3 * entry["update"][variant.name]
+            metrics.append(("rounds/update_ms", update_ms, now_ms, entry["round"]))
+    return metrics
+
+
 def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | None]:
-    """Returns the metrics of a variant's run, without a ratio if it does not do the baseline's work."""
-    figures: dict[str, float | None] = {name: getattr(variant, name) for name in _FIGURES}
+    """Returns the metrics of a variant's run, without a ratio if it does not do the baseline's
+    work.
+    """
+    figures: dict[str, float | None] = {
+        name: getattr(variant, name) for name in _FIGURES
+    }
     if not variant.caught:
-        figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
+        figures |= {
+            "ratio": variant.ratio.value,
+            "ratio_low": variant.ratio.low,
+            "ratio_high": variant.ratio.high,
+        }
         figures["perf/update_ms"] = variant.steady_ms
     if (trained := variant.throughput) is not None:
         figures[f"perf/{unit}_per_second"] = trained.per_second
@@ -219,24 +362,37 @@ def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | Non
     return figures
 
 
-def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dict[str, str]:
+def _facts(
+    experiment: Experiment, result: Result, shared: Sequence[str]
+) -> dict[str, str]:
     """Returns a description of the results, with the next commands."""
-    recipe, unproven = experiment.cases[0].recipe, [own for each in result.recommendations for own in each.unproven[:1]]
+    recipe = experiment.cases[0].recipe
+    unproven = [
+        candidate
+        for recommendation in result.recommendations
+        for candidate in recommendation.unproven[:1]
+    ]
     return {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
         "result": "; ".join(map(str, [*result.recommendations, *unproven])),
         "overridden": code(*shared),
-        "prove it": code(*(each.command for each in unproven)),
+        "prove it": code(*(recommendation.command for recommendation in unproven)),
         "measured by": code(result.command),
         "report": f"{code(REPORT)} in the artifacts",
     }
 
 
 def _of_variant(variant: VariantResult, ablation: str) -> dict[str, str]:
-    judged = f"; {variant.verdict}: {variant.verdict_summary}" if variant.verdict else ""
-    said = f"{variant.effect}: {variant.caught}" if variant.caught else f"{variant.ratio}, {variant.effect}"
+    judged = (
+        f"; {variant.verdict}: {variant.verdict_summary}" if variant.verdict else ""
+    )
+    effect = (
+        f"{variant.effect}: {variant.caught}"
+        if variant.caught
+        else f"{variant.ratio}, {variant.effect}"
+    )
     return {
         "variant": f"{variant.title} of the ablation {code(ablation)}",
-        "result": f"{said}{judged}" if variant.stages else "",
+        "result": f"{effect}{judged}" if variant.stages else "",
         "stages": code(*variant.stages) or "none",
     }

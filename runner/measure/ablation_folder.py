@@ -31,14 +31,18 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
         "name": experiment.config.name,
         "digest": experiment.digest,
         "code": {case.name: code_of(case.recipe) for case in experiment.cases},
-        "machine": {name: value for name, value in hardware().items() if name != "platform"},
+        "machine": {
+            name: value for name, value in hardware().items() if name != "platform"
+        },
         "torch": torch.__version__,
         # The first format did not record which process a time is of.
         "log format": 2,
     }
 
 
-def choose_folder(workspace: Workspace, description: dict[str, Any], out: Path | None, fresh: bool) -> Path:
+def choose_folder(
+    workspace: Workspace, description: dict[str, Any], out: Path | None, fresh: bool
+) -> Path:
     """Returns the folder to measure in.
 
     Args:
@@ -53,7 +57,9 @@ def choose_folder(workspace: Workspace, description: dict[str, Any], out: Path |
     if out is None:
         parent = workspace.ablations
         heads = parent.glob(f"*/{HEAD}")
-        matching = [head.parent for head in heads if identity_of(head.parent) == description]
+        matching = [
+            head.parent for head in heads if identity_of(head.parent) == description
+        ]
         unfinished = [folder for folder in matching if not (folder / RESULT).exists()]
         if unfinished and not fresh:
             return max(unfinished, key=lambda folder: (folder / HEAD).stat().st_mtime)

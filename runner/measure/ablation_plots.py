@@ -1,4 +1,6 @@
-"""Plots of an ablation: ratios by variant, time of a training by activity, and time by size of the case."""
+"""Plots of an ablation: ratios by variant, time of a training by activity, and time by size of
+the case.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from runner.system.plots import (
 from runner.verify.variants import ALL
 
 PLOT_TITLES = {
-    "ratios.png": "Speed-up of every variant over the baseline, with 95 % intervals, noise and verdicts",
+    "ratios.png": "Speed-up of every variant over the baseline, with 95 % intervals, noise and "
+    "verdicts",
     "training.png": "Time of a training step by activity, for every variant",
     "scaling.png": "Time of an update against its arithmetic, over the cases",
 }
@@ -51,7 +54,12 @@ class _Quantity:
     a_a: Callable[[CaseResult], Ratio]
 
 
-_UPDATE = _Quantity("speed-up of an update", attrgetter("ratio"), attrgetter("effect"), attrgetter("a_a"))
+_UPDATE = _Quantity(
+    "speed-up of an update",
+    attrgetter("ratio"),
+    attrgetter("effect"),
+    attrgetter("a_a"),
+)
 _TRAINING_STEP = _Quantity(
     "speed-up of a training step, by which a variant is recommended",
     attrgetter("training_ratio"),
@@ -88,20 +96,32 @@ def _quantities(result: Result) -> list[_Quantity]:
     return [_UPDATE, _TRAINING_STEP] if has_training else [_UPDATE]
 
 
-def _panels(result: Result, every: Any, rows: Sequence[str], ratios: Callable[[CaseResult], Iterable[Ratio]]) -> Any:
+def _panels(
+    result: Result,
+    all_axes: Any,
+    rows: Sequence[str],
+    ratios: Callable[[CaseResult], Iterable[Ratio]],
+) -> Any:
     """Prepares a panel for every case: its title, and the same rows from top to bottom."""
-    for axes, case in zip(every, result.cases, strict=True):
+    for axes, case in zip(all_axes, result.cases, strict=True):
         measured = list(ratios(case))
-        counts = {unit: sorted({getattr(ratio, unit) for ratio in measured}) for unit in ("processes", "rounds")}
+        counts = {
+            unit: sorted({getattr(ratio, unit) for ratio in measured})
+            for unit in ("processes", "rounds")
+        }
         spans = [
             f"{' to '.join(map(str, sorted({numbers[0], numbers[-1]})))} {unit}"
             for unit, numbers in counts.items()
             if numbers not in ([], [1])
         ]
-        axes.set_title(": ".join(filter(None, (case.name or result.name, ", ".join(spans)))))
+        axes.set_title(
+            ": ".join(filter(None, (case.name or result.name, ", ".join(spans))))
+        )
         axes.grid(visible=False, axis="y")
-        axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.5))
-    return zip(every, result.cases, strict=True)
+        axes.set(
+            yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.5)
+        )
+    return zip(all_axes, result.cases, strict=True)
 
 
 def _ratios(result: Result, figure: Any) -> None:
@@ -111,6 +131,7 @@ def _ratios(result: Result, figure: Any) -> None:
     variants = [v for case in result.cases for v in case.variants if v.stages]
     rows = list(dict.fromkeys(variant.name for variant in variants))
     quantities = _quantities(result)
+    # A common scale, so that ratios of several cases can be compared.
     shape = len(quantities), len(result.cases)
     grid = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
     for line, quantity in zip(grid, quantities, strict=True):
@@ -141,17 +162,19 @@ def _measured(quantity: _Quantity, case: CaseResult) -> list[Ratio]:
     return [quantity.ratio(variant) for variant in _drawable(quantity, case)]
 
 
-def _mark_recommended(result: Result, every: Any, rows: Sequence[str]) -> None:
+def _mark_recommended(result: Result, panels: Any, rows: Sequence[str]) -> None:
     """Prints the name of the recommended variant of each case in its panel in bold."""
-    for axes, recommendation in zip(every, result.recommendations, strict=False):
+    for axes, recommendation in zip(panels, result.recommendations, strict=False):
         if recommendation.variant in rows:
-            place = (1, rows.index(recommendation.variant))
+            point = (1, rows.index(recommendation.variant))
             coordinates = ("axes fraction", "data")
             how = {"xycoords": coordinates, "va": "top", "fontweight": "bold"}
-            _write(axes, "recommended", place, (4, -5), **how)
+            _write(axes, "recommended", point, (4, -5), **how)
 
 
-def _draw_ratio(axes: Any, row: int, variant: VariantResult, quantity: _Quantity) -> None:
+def _draw_ratio(
+    axes: Any, row: int, variant: VariantResult, quantity: _Quantity
+) -> None:
     """Draws the ratio of one variant, and writes it with the verdict next to the panel."""
     ratio = quantity.ratio(variant)
     effect = str(quantity.effect(variant))
@@ -159,40 +182,80 @@ def _draw_ratio(axes: Any, row: int, variant: VariantResult, quantity: _Quantity
     verdict, marker = VERDICT_MARKERS[variant.verdict]
     bar = {"color": colour, "linewidth": 2.5, "solid_capstyle": "butt", "label": effect}
     axes.plot([ratio.low, ratio.high], [row, row], **bar)
-    axes.plot(ratio.value, row, linestyle="none", color=colour, **({"markersize": 6} | marker))
+    axes.plot(
+        ratio.value, row, linestyle="none", color=colour, **({"markersize": 6} | marker)
+    )
     # The legend shows the marker in black, because its colour has another meaning.
-    axes.plot([], [], linestyle="none", color=BLACK, label=verdict, **({"markersize": 6} | marker))
+    axes.plot(
+        [],
+        [],
+        linestyle="none",
+        color=BLACK,
+        label=verdict,
+        **({"markersize": 6} | marker),
+    )
     side = {"xycoords": ("axes fraction", "data"), "va": "center"}
     _write(axes, f"{ratio} {verdict}", (1, row), (4, 0), **side)
     if variant.published is not None and quantity is _UPDATE:
-        diamond = {"color": BLACK, "fillstyle": "none", "markersize": 5, "label": "published"}
+        diamond = {
+            "color": BLACK,
+            "fillstyle": "none",
+            "markersize": 5,
+            "label": "published",
+        }
         axes.plot(variant.published, row, "D", **diamond)
-        below = {"ha": "center", "va": "top"}
-        _write(axes, f"{variant.published:g}", (variant.published, row), (0, -5), **below)
+        alignment = {"ha": "center", "va": "top"}
+        _write(
+            axes,
+            f"{variant.published:g}",
+            (variant.published, row),
+            (0, -5),
+            **alignment,
+        )
 
 
 def _training(result: Result, figure: Any) -> None:
     """Draws the time of a complete training per unit of its length, by activity."""
-    rows = list(dict.fromkeys(v.name for case in result.cases for v in case.variants if v.throughput))
-    trained = [own for case in result.cases for variant in case.variants if (own := variant.throughput)]
+    rows = list(
+        dict.fromkeys(
+            v.name for case in result.cases for v in case.variants if v.throughput
+        )
+    )
+    throughputs = [
+        throughput
+        for case in result.cases
+        for variant in case.variants
+        if (throughput := variant.throughput)
+    ]
     largest = {
-        activity: max(own.shares.get(activity, 0.0) for own in trained) for each in trained for activity in each.shares
+        activity: max(
+            throughput.shares.get(activity, 0.0) for throughput in throughputs
+        )
+        for throughput in throughputs
+        for activity in throughput.shares
     }
-    # A source may have activities besides those of every training.
+    # Activities of the source differ between variants, and tiny ones would fill the legend.
     visible = [activity for activity, share in largest.items() if share >= _VISIBLE]
     colours = colours_by_name(visible, _COLOURS)
-    longest = max(1e3 / own.per_second for own in trained)
+    longest = max(1e3 / throughput.per_second for throughput in throughputs)
     shape = 1, len(result.cases)
-    every = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)[0]
-    for axes, case in _panels(result, every, rows, partial(_measured, _TRAINING_STEP)):
-        for variant, own in ((variant, own) for variant in case.variants if (own := variant.throughput)):
-            row, whole = rows.index(variant.name), 1e3 / own.per_second
-            left = 0.0
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)[0]
+    for axes, case in _panels(result, panels, rows, partial(_measured, _TRAINING_STEP)):
+        for variant, throughput in (
+            (variant, throughput)
+            for variant in case.variants
+            if (throughput := variant.throughput)
+        ):
+            row = rows.index(variant.name)
+            total_ms = 1e3 / throughput.per_second
+            offset = 0.0
             for activity, colour in colours.items():
-                width = own.shares.get(activity, 0.0) * whole
-                axes.barh(row, width, left=left, color=colour, label=activity)
-                left += width
-            _write(axes, format_figure(whole, 3), (whole, row), (3, 0), va="center")
+                width = throughput.shares.get(activity, 0.0) * total_ms
+                axes.barh(row, width, left=offset, color=colour, label=activity)
+                offset += width
+            _write(
+                axes, format_figure(total_ms, 3), (total_ms, row), (3, 0), va="center"
+            )
         unit = case.unit.removesuffix("s").replace("_", " ")
         axes.set(xlabel=f"training time per {unit} (ms)", xlim=(0, 1.15 * longest))
     legend(figure)
@@ -205,17 +268,29 @@ def _scaling(result: Result, figure: Any) -> None:
     axes = figure.subplots()
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
-    whole_ms = [math.nan if (whole := case.named(ALL)) is None else whole.steady_ms for case in cases]
+    whole_ms = [
+        math.nan if (variant := case.named(ALL)) is None else variant.steady_ms
+        for case in cases
+    ]
     lines = {
-        "baseline": ("o-", GREY, [case.baseline_ms for case in cases]), "all stages": ("s-", BLUE, whole_ms),
+        "baseline": ("o-", GREY, [case.baseline_ms for case in cases]),
+        "all stages": ("s-", BLUE, whole_ms),
         "limit of this machine": ("^--", BLACK, [case.limit_ms for case in cases]),
-    }  # fmt: skip
+    }
     for label, (mark, colour, milliseconds) in lines.items():
         axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
-        for place in zip(flop, milliseconds, strict=True):
-            _write(axes, format_figure(place[1], 3), place, (0, 5), ha="center")
-    axes.set(xscale="log", yscale="log", xlabel="minimal GFLOP of an update", ylabel="time of an update (ms)")
-    axes.set_xticks(flop, [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)])
+        for point in zip(flop, milliseconds, strict=True):
+            _write(axes, format_figure(point[1], 3), point, (0, 5), ha="center")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="minimal GFLOP of an update",
+        ylabel="time of an update (ms)",
+    )
+    axes.set_xticks(
+        flop,
+        [f"{gflop:.3g}\n{case.name}" for gflop, case in zip(flop, cases, strict=True)],
+    )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     for axis in (axes.xaxis, axes.yaxis):
@@ -224,5 +299,19 @@ def _scaling(result: Result, figure: Any) -> None:
     legend(figure)
 
 
-def _write(axes: Any, text: str, place: tuple[float, float], beside: tuple[float, float], **how: Any) -> None:
-    axes.annotate(text, place, beside, textcoords="offset points", annotation_clip=False, fontsize=7, **how)
+def _write(
+    axes: Any,
+    text: str,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    **options: Any,
+) -> None:
+    axes.annotate(
+        text,
+        point,
+        offset,
+        textcoords="offset points",
+        annotation_clip=False,
+        fontsize=7,
+        **options,
+    )

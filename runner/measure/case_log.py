@@ -13,8 +13,10 @@ from typing import Any
 from runner.compare.ratio import Ratio, of_processes
 from runner.verify.variants import BASELINES
 
-Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
-Times = Callable[[Entry], Mapping[str, float]]  # seconds by variant, in the line of a round
+Entry = dict[str, Any]
+"""A line: its ``case`` and ``variant``, and what was measured."""
+Times = Callable[[Entry], Mapping[str, float]]
+"""Returns the seconds by variant in the line of a round."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class CaseLog:
         return [entry[key] for entry in self.entries if key in entry]
 
     def by_variant(self, key: str) -> dict[str, Any]:
-        """The last value that every variant has under a key."""
+        """Returns the last value of every variant under a key."""
         return {entry["variant"]: entry[key] for entry in self.entries if key in entry}
 
     @property
@@ -39,11 +41,20 @@ class CaseLog:
     @property
     def failed(self) -> dict[str, str]:
         """Variants that have failed and were not started again since, with the reason."""
-        last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
-        return {name: str(reason) for name, reason in last.items() if reason is not None}
+        latest = {
+            entry["variant"]: entry.get("failed")
+            for entry in self.entries
+            if entry.keys() & {"failed", "prepared"}
+        }
+        return {
+            name: str(reason) for name, reason in latest.items() if reason is not None
+        }
 
     def ratios(
-        self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")
+        self,
+        name: str,
+        others: Sequence[str] = BASELINES,
+        of: Times = itemgetter("update"),
     ) -> dict[int, float]:
         """Returns baseline time / variant time by process: the median of the logarithm of that
         ratio over rounds, averaged over the baselines.
@@ -51,19 +62,36 @@ class CaseLog:
         The ratio to the mean of the baselines would be biased: where load comes in bursts, its
         median favours the variant.
         """
-        found = {}
-        for process, rounds in groupby(self._with({name, *others}, of), itemgetter("process")):
+        ratios = {}
+        for process, rounds in groupby(
+            self._with({name, *others}, of), itemgetter("process")
+        ):
             times = list(map(of, rounds))
-            medians = (median(math.log(own[other] / own[name]) for own in times) for other in others)
-            found[process] = math.exp(fmean(medians))
-        return found
+            medians = (
+                median(
+                    math.log(seconds[reference] / seconds[name]) for seconds in times
+                )
+                for reference in others
+            )
+            ratios[process] = math.exp(fmean(medians))
+        return ratios
 
-    def ratio(self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")) -> Ratio | None:
+    def ratio(
+        self,
+        name: str,
+        others: Sequence[str] = BASELINES,
+        of: Times = itemgetter("update"),
+    ) -> Ratio | None:
         """Returns the ratio over all processes; None for a single process, whose
         luck cannot be estimated.
         """
-        found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
-        return of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
+        ratios = self.ratios(name, others, of)
+        rounds = self._with({name, *others}, of)
+        return (
+            of_processes(list(ratios.values()), len(rounds))
+            if len(ratios) > 1
+            else None
+        )
 
     def _with(self, names: set[str], of: Times) -> list[Entry]:
-        return [each for each in self.rounds if names <= of(each).keys()]
+        return [entry for entry in self.rounds if names <= of(entry).keys()]

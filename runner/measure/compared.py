@@ -1,8 +1,9 @@
-"""Compares what a measured variant trains with the baseline's training, in the processes that were timed.
+"""Compares what a measured variant trains with the baseline's training, in the processes that
+were timed.
 
-The baseline records batches. A variant makes windows of a few updates with them, from the state that its
-timed updates have led to, and sends that state and what the updates did. The baseline loads the state and
-makes the same updates.
+The baseline records batches. A variant makes windows of a few updates with them, from the state
+that its timed updates have led to, and sends that state and what the updates did. The baseline
+loads the state and makes the same updates.
 """
 
 from __future__ import annotations
@@ -45,25 +46,27 @@ def record(step: Step, few: bool) -> bytes:
     for number in range(WINDOWS):
         batches = []
         for _ in range(length + number % 2):
-            drawn = step.next()
-            batches.append(RecordedBatch(on_host(drawn), step.progress.state_dict()))
-            step.count(drawn.batch)
+            sample = step.next()
+            batches.append(RecordedBatch(on_host(sample), step.progress.state_dict()))
+            # Sources may change with the progress, so the batches are counted as in a training.
+            step.count(sample.batch)
             step.progress.updates += 1
         windows.append(batches)
     return _packed(windows)
 
 
 def make(step: Step, recorded: bytes) -> bytes:
-    """Makes windows with recorded batches; returns each with its batches and the state before it."""
-    made = []
+    """Makes windows with recorded batches; yields each with its batches and the prior state."""
+    windows = []
     for batches in _unpacked(recorded):
         state = on_host(step.learner.state_dict())
-        made.append((batches, state, _window(step, batches)))
-    return _packed(made)
+        windows.append((batches, state, _window(step, batches)))
+    return _packed(windows)
 
 
 def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
-    """Makes the same updates as a variant from the same states, and returns what is wrong with the variant's.
+    """Makes the same updates as a variant from the same states, and returns what is wrong with
+    the variant's.
 
     Args:
         step: The baseline's.
@@ -72,12 +75,17 @@ def judge(step: Step, made: bytes, *, statistical: bool) -> dict[str, Any]:
             updates is compared.
     """
     comparison = Comparison(Statistical() if statistical else Close())
+    # A plugin may raise anything, and the times are valid without the comparison.
     try:
         _compare(step, made, comparison)
-    except Exception as error:  # whatever a plugin raises; the measurement is none the worse
+    except Exception as error:
         reason = f"the baseline cannot make the same updates: {type(error).__name__}: {error}"
         return {"updates": 0, "caught": "", "reason": reason}
-    return {"updates": comparison.updates, "caught": comparison.fault() or "", "reason": ""}
+    return {
+        "updates": comparison.updates,
+        "caught": comparison.fault() or "",
+        "reason": "",
+    }
 
 
 def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
@@ -87,6 +95,7 @@ def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
         comparison.add(baseline, candidate)
         if not comparison.is_deviating(baseline, candidate):
             continue
+        # Yardsticks cost as much as the comparison, and only a deviation needs them.
         for seed in range(YARDSTICK_SEEDS):
             load_learner(step, rounded(state, seed))
             yardstick = _window(step, batches, OTHER_NUMBERS * (seed + 1))
@@ -102,7 +111,10 @@ def load_learner(step: Step, state: State) -> None:
 
 
 def _window(step: Step, batches: list[RecordedBatch], other: int = 0) -> Window:
-    return observe(partial(_parts, step), [partial(_update, step, recorded, other) for recorded in batches])
+    return observe(
+        partial(_parts, step),
+        [partial(_update, step, recorded, other) for recorded in batches],
+    )
 
 
 def _update(step: Step, recorded: RecordedBatch, other: int) -> Mapping[str, Any]:
@@ -130,5 +142,5 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(content: bytes) -> Any:
-    # It comes from another process of the same measurement, over a private socket.
+    # The content is trusted: it comes from a process of this measurement, over a private socket.
     return torch.load(io.BytesIO(content), weights_only=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KIND: Final = "ablation"
-# More add little, because a process keeps its speed, and fewer do not repay the start.
+# More rounds add little, because a process keeps its speed; fewer do not repay the start.
 ROUNDS_A_PROCESS = 4
 Assignments = list[Annotated[str, Field(min_length=1)]]
 
@@ -69,10 +69,14 @@ class AblationConfig(Config):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the result's folder and its run in MLflow."""
     recipe: Annotated[str, Field(min_length=1)]
-    """A recipe, as seen from this file's folder, or the bare name of one that ships; its stages are compared."""
+    """A recipe, as seen from this file's folder, or the bare name of one that ships; its stages
+    are compared.
+    """
     set: Assignments = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE`` for all cases."""
-    cases: dict[str, CaseConfig] = Field(default_factory=lambda: {"": CaseConfig()}, min_length=1)
+    cases: dict[str, CaseConfig] = Field(
+        default_factory=lambda: {"": CaseConfig()}, min_length=1
+    )
     """Settings of the recipe by name, measured one after the other."""
     variants: list[Group] = Field(default_factory=lambda: list(GROUPS), min_length=1)
     """The sets of stages to compare: each alone, phases cumulatively, all
@@ -94,9 +98,11 @@ class AblationConfig(Config):
 class Case:
     """Describes one setting to measure."""
 
-    name: str  # empty if there is only one
+    name: str
+    """Name of the case; empty if there is only one."""
     recipe: Recipe
-    sets: tuple[str, ...]  # the assignments that lead from the recipe's file to it
+    sets: tuple[str, ...]
+    """The assignments that lead from the recipe's file to it."""
     published: dict[str, float]
 
 
@@ -104,55 +110,92 @@ class Case:
 class Experiment:
     """A validated ablation."""
 
-    path: Path  # its file, or the recipe's
+    path: Path
+    """The experiment's file, or the recipe's."""
     config: AblationConfig
     cases: tuple[Case, ...]
 
     @property
     def digest(self) -> str:
         """SHA-256 of all that decides what is measured; budget and precision do not."""
-        parts = [self.config.name, sorted(self.config.variants), [[c.name, c.recipe.digest] for c in self.cases]]
+        parts = [
+            self.config.name,
+            sorted(self.config.variants),
+            [[c.name, c.recipe.digest] for c in self.cases],
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load_experiment(
-    reference: str | Path, sets: Sequence[str], catalog: Registry, budget: float | None = None
+    reference: str | Path,
+    sets: Sequence[str],
+    catalog: Registry,
+    budget: float | None = None,
 ) -> Experiment:
-    """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
+    """Reads and validates an experiment file, or a recipe, which is then measured with default
+    settings.
 
     Assignments follow those of the file, and a budget replaces that of the file. A RecipeError
     reports all mistakes with their lines.
     """
-    path, problems = find(reference), list[Problem]()
+    path = find(reference)
+    problems = list[Problem]()
     root = read(path, problems)
     if root.get("kind") is None:
         recipe = load(path, sets, catalog)
         config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
         cases = [Case("", recipe, tuple(sets), {})]
     else:
-        config, cases = fill_experiment(AblationConfig, KIND, "ablated", root, problems), []
-        for name, own in config.cases.items():
-            written = (*root.items("set"), *root.items("cases", name, "set"))
+        config = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+        cases = []
+        for name, case_config in config.cases.items():
+            assignments = (*root.items("set"), *root.items("cases", name, "set"))
             try:
-                recipe = load_named(root.get("recipe") or root, (*written, *sets), catalog)
+                recipe = load_named(
+                    root.get("recipe") or root, (*assignments, *sets), catalog
+                )
+            # The problems of all cases are reported together.
             except RecipeError as error:
                 problems += error.problems
                 continue
-            cases.append(Case(name, recipe, (*config.set, *own.set, *sets), own.published))
-            known = names(recipe)
-            for variant in own.published.keys() - known:
-                place = (root.get("cases", name, "published", variant) or root).anchor
-                message = f"no variant of that name{suggestion(variant, known)}"
-                problems.append(Problem(place, f"cases.{name}.published.{variant}", message))
+            cases.append(
+                Case(
+                    name,
+                    recipe,
+                    (*config.set, *case_config.set, *sets),
+                    case_config.published,
+                )
+            )
+            variant_names = names(recipe)
+            for variant in case_config.published.keys() - variant_names:
+                location = (
+                    root.get("cases", name, "published", variant) or root
+                ).anchor
+                message = f"no variant of that name{suggestion(variant, variant_names)}"
+                problems.append(
+                    Problem(location, f"cases.{name}.published.{variant}", message)
+                )
     if not problems and not all(case.recipe.stages for case in cases):
-        place = (root.get("recipe") or root).place
-        problems.append(Problem(place, "optimization", "no stage is switched on, so there is nothing to compare"))
+        location = (root.get("recipe") or root).place
+        problems.append(
+            Problem(
+                location,
+                "optimization",
+                "no stage is switched on, so there is nothing to compare",
+            )
+        )
     if problems:
         raise RecipeError(problems)
-    return Experiment(path, config if budget is None else config.model_copy(update={"budget": budget}), tuple(cases))
+    return Experiment(
+        path,
+        config if budget is None else config.model_copy(update={"budget": budget}),
+        tuple(cases),
+    )
 
 
-def keep_budgets(experiment: Experiment, registry: Registry, say: Callable[[str], object]) -> Experiment:
+def keep_budgets(
+    experiment: Experiment, registry: Registry, say: Callable[[str], object]
+) -> Experiment:
     """Returns the experiment with the recipes that a training of its cases would have.
 
     A ``train.memory_budget`` with ``fit`` switches on stages, which are then measured, too.
@@ -165,5 +208,8 @@ def keep_budgets(experiment: Experiment, registry: Registry, say: Callable[[str]
     Raises:
         RecipeError: The plan of a case exceeds its budget.
     """
-    cases = [replace(case, recipe=fitted(case.recipe, registry, say)) for case in experiment.cases]
+    cases = [
+        replace(case, recipe=fitted(case.recipe, registry, say))
+        for case in experiment.cases
+    ]
     return replace(experiment, cases=tuple(cases))

@@ -1,4 +1,6 @@
-"""The child process in which one variant lives while it is measured; between commands it computes nothing."""
+"""The child process in which one variant lives while it is measured; between commands it computes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ from runner.train.roofline import count_work
 from runner.train.step import Drawn, Step
 from runner.train.tuning import fresh_tuning
 
-BLOCK_SECONDS = 0.25  # approximate duration of a block of updates
+BLOCK_SECONDS = 0.25
+"""Approximate duration of a block of updates."""
 TRAIN_SECONDS = 0.5
-CONTEXT_BYTES = 2**29  # approximate GPU memory of every process in addition to torch's
-DRAW_SECONDS = 1.0  # drawing the batches of a block takes about no longer
-BLOCK_BYTES = 2**30  # and they take about no more memory
-FEWEST_BATCHES = 8  # of a block, however long it takes to draw them, if it has as many updates
-FEW = 4  # updates in a block if they are slow
+CONTEXT_BYTES = 2**29
+"""Approximate GPU memory of every process in addition to torch's."""
+DRAW_SECONDS = 1.0
+"""Approximate limit on the time to sample the batches of a block."""
+BLOCK_BYTES = 2**30
+"""Approximate limit on the memory of these batches."""
+FEWEST_BATCHES = 8
+"""Batches of a block that are sampled even if it takes longer."""
+FEW = 4
+"""Updates of a block below which updates count as slow."""
 
 
 class Measured:
@@ -47,28 +55,43 @@ class Measured:
         self.step = Step(pipeline)
         for name in ("draw", "next_batch", *pipeline.source.activities):
             self.activities.time(pipeline.slots, name)
-        self.count = 1  # updates in a block
+        self.count = 1
+        """Updates in a block."""
 
     def prepare(self) -> dict[str, Any]:
-        """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
-        drawn: list[Drawn] = []
+        """Counts, compiles and warms up; the first update, the warm-up and the steady state are
+        three figures.
+        """
+        batches: list[Drawn] = []
 
         def draw() -> None:
-            drawn[:] = self.draws(1)
+            batches[:] = self.draws(1)
 
-        warmth = warm_up(lambda: self.advance(drawn[0]), self.stopwatch, prepare=draw)
+        warmth = warm_up(lambda: self.advance(batches[0]), self.stopwatch, prepare=draw)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
-        trained = self.train()  # the first time is slower here too
-        notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
-        return {**dataclasses.asdict(warmth), "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count,
-                "block_s": self.count * warmth.steady_s, "train_s": trained["seconds"],
-                "notes": notes, "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
-                "device": str(self.pipeline.device)}  # fmt: skip
+        # The first steps of a training are slower, too, and must not count later.
+        trained = self.train()
+        notes = {
+            report.kind: report.notes
+            for report in self.pipeline.reports.values()
+            if report.notes
+        }
+        return {
+            **dataclasses.asdict(warmth),
+            "overhead_s": self.building_s + warmth.overhead_s,
+            "updates": self.count,
+            "block_s": self.count * warmth.steady_s,
+            "train_s": trained["seconds"],
+            "notes": notes,
+            "batch_size": self.pipeline.batch_size,
+            "threads": torch.get_num_threads(),
+            "device": str(self.pipeline.device),
+        }
 
     def cost(self) -> dict[str, Any]:
         """Returns the FLOP of one update as torch counts them, and the other input of the limit."""
-        (drawn,) = self.draws(1)
-        return count_work(self.step, drawn)
+        (sample,) = self.draws(1)
+        return count_work(self.step, sample)
 
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
@@ -79,9 +102,10 @@ class Measured:
         batches = self.draws(self.count)
 
         def block() -> None:
-            for drawn in batches:
-                self.advance(drawn)
+            for sample in batches:
+                self.advance(sample)
 
+        # A stage may have changed the batch size, and times of other sizes cannot be compared.
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
         self.meter.read()
         seconds = self.stopwatch.seconds(block) / len(batches) * scale
@@ -117,7 +141,9 @@ class Measured:
         return compared.judge(self.step, made, statistical=False)
 
     def judge_number(self, made: bytes) -> dict[str, Any]:
-        """Compares only the number of updates, for a variant that promises neither bits nor algebra."""
+        """Compares only the number of updates, for a variant that promises neither bits nor
+        algebra.
+        """
         return compared.judge(self.step, made, statistical=True)
 
     def train(self) -> dict[str, Any]:
@@ -129,64 +155,95 @@ class Measured:
         device, ``update`` the remainder of a step.
         """
         progress = self.pipeline.progress
-        begun, updates = progress.position, progress.updates
+        first_position = progress.position
+        updates = progress.updates
         self.activities.read()
         started = time.perf_counter()
-        while time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates:
+        # A slow training still needs at least one update.
+        while (
+            time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates
+        ):
             position = progress.position
             while progress.position == position:
                 self.step()
         elapsed, seconds = self.activities.read()
-        apart = {name: seconds[name] for name in self.pipeline.source.activities}
-        draw, batch, done = seconds["draw"], seconds["next_batch"], progress.position - begun
-        spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
-        return {"seconds": elapsed, "done": done, "share": done / progress.whole,
-                "updates": progress.updates - updates, "spent": spent}  # fmt: skip
+        activities = {name: seconds[name] for name in self.pipeline.source.activities}
+        draw = seconds["draw"]
+        batch = seconds["next_batch"]
+        done = progress.position - first_position
+        spent = {
+            **activities,
+            "draw": draw - sum(activities.values()),
+            "transfer": batch - draw,
+            "update": elapsed - batch,
+        }
+        return {
+            "seconds": elapsed,
+            "done": done,
+            "share": done / progress.whole,
+            "updates": progress.updates - updates,
+            "spent": spent,
+        }
 
     def memory(self) -> dict[str, Any]:
-        """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""
-        device, host = self.pipeline.device, peak_host_memory()
-        own, free, on_device = host, available_memory(), None
+        """Most bytes that this process, and on a GPU torch, ever held; and what is free where
+        memory is scarcest.
+        """
+        device = self.pipeline.device
+        host = peak_host_memory()
+        used = host
+        free = available_memory()
+        on_device = None
         if device.type == "cuda":
             on_device = torch.cuda.max_memory_allocated(device)
-            own, free = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES, torch.cuda.mem_get_info(device)[0]
-        return {"host_bytes": host, "device_bytes": on_device, "own_bytes": own, "free_bytes": free}
+            used = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
+            free = torch.cuda.mem_get_info(device)[0]
+        return {
+            "host_bytes": host,
+            "device_bytes": on_device,
+            "own_bytes": used,
+            "free_bytes": free,
+        }
 
     def draws(self, most: int) -> list[Drawn]:
         """Fresh batches and noise, as many as there are time and memory for.
 
         They are copies, because a stage may write the next batch in the place of the last.
         """
-        found: list[Drawn] = []
-        held = 0
+        samples: list[Drawn] = []
+        held_bytes = 0
         started = time.perf_counter()
-        while len(found) < most:
-            is_enough = len(found) >= FEWEST_BATCHES or held > BLOCK_BYTES
-            if found and is_enough and (time.perf_counter() - started > DRAW_SECONDS or held > BLOCK_BYTES):
+        while len(samples) < most:
+            is_large = held_bytes > BLOCK_BYTES
+            is_slow = time.perf_counter() - started > DRAW_SECONDS
+            # A few batches are sampled even from a slow source, because a block needs some.
+            if is_large or (is_slow and len(samples) >= FEWEST_BATCHES):
                 break
-            drawn = self.step.next()
-            found.append(map_tensors(lambda tensor: tensor.clone(), drawn))
-            held += nbytes(found[-1])
-            self.step.count(drawn.batch)
+            sample = self.step.next()
+            samples.append(map_tensors(lambda tensor: tensor.clone(), sample))
+            held_bytes += nbytes(samples[-1])
+            self.step.count(sample.batch)
         self.activities.wait()
-        return found
+        return samples
 
 
 def main(parent: Parent) -> None:
     """Answers commands until the parent sends no more."""
-    # Compiled code is stored per variant, or compilation would be measured only once per machine.
+    # With a common cache, only the first variant on a machine would pay for compilation.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = parent.options["compiled"]
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     set_threads(recipe.system.threads)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     # Processes that search may select different implementations, which the interval must include.
     tuning = fresh_tuning(resolve_device(recipe.device))
     pipeline = assemble(recipe, registry.files, tuning=tuning)
-    measured = Measured(pipeline, time.perf_counter() - begun)
+    measured = Measured(pipeline, time.perf_counter() - started)
     # The parent alone decides how threads wait, for all variants together.
     if parent.options["wait"] == "passive":
         measured.sleep()
     for command in parent.commands():
-        name, arguments = (command, ()) if isinstance(command, str) else (command[0], command[1:])
+        name, arguments = (
+            (command, ()) if isinstance(command, str) else (command[0], command[1:])
+        )
         parent.tell(**getattr(measured, name)(*arguments))

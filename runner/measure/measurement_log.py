@@ -34,15 +34,18 @@ class MeasurementLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            reason = "another process measures in this folder; wait for it, or name another"
+            reason = (
+                "another process measures in this folder; wait for it, or name another"
+            )
             raise UsageError(f"{folder}: {reason}") from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         data = (folder / ROUNDS).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))  # without a line that a crash has torn
+        # A crash may have left an incomplete last line.
+        complete = data[: data.rfind(b"\n") + 1]
+        self._file.truncate(len(complete))
         self.entries: list[Entry] = []
-        for line in whole.splitlines():
+        for line in complete.splitlines():
             with suppress(ValueError):
                 self.entries.append(json.loads(line))
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
@@ -54,20 +57,22 @@ class MeasurementLog:
 
     @property
     def seconds(self) -> float:
-        """Spent in all sessions so far."""
+        """Returns the seconds of all sessions so far."""
         return self.earlier_seconds + time.monotonic() - self._started
 
     def of(self, case: str) -> CaseLog:
-        """The lines about the case of that name."""
+        """Returns the lines about the case of that name."""
         return CaseLog([entry for entry in self.entries if entry.get("case") == case])
 
     def add(self, **entry: Any) -> None:
-        """Adds a line, which is durable when this returns; an OSError if the disk does not take it."""
+        """Adds a line, which is durable when this returns; an OSError if the disk does not take
+        it.
+        """
         spent = round(time.monotonic() - self._started, 3)
-        whole = {"session": self._session, "spent": spent, **redact_values(entry)}
-        self._file.write((json.dumps(whole) + "\n").encode())
+        line = {"session": self._session, "spent": spent, **redact_values(entry)}
+        self._file.write((json.dumps(line) + "\n").encode())
         os.fsync(self._file)
-        self.entries.append(whole)
+        self.entries.append(line)
 
     def close(self) -> None:
         """Closes the file."""
@@ -77,6 +82,8 @@ class MeasurementLog:
 def identity_of(folder: Path) -> dict[str, Any] | None:
     """Returns the identity of the ablation in a folder; None if there is none."""
     with suppress(OSError, ValueError):
-        if isinstance(found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict):
-            return found
+        identity = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        # A file of this name may be the user's.
+        if isinstance(identity, dict):
+            return identity
     return None

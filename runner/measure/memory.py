@@ -21,7 +21,11 @@ from runner.measure.saved_tensors import SavedTensors
 from runner.measure.tracked_update import MemoryPeak, living_tensors, track_update
 from runner.measure.update_memory import UpdateMemory
 from runner.memory.call_stack import CallStack
-from runner.system.hardware import peak_host_memory, reset_peak_host_memory, resident_memory
+from runner.system.hardware import (
+    peak_host_memory,
+    reset_peak_host_memory,
+    resident_memory,
+)
 from runner.system.tree import tensors
 from runner.train.assemble import Assembly
 from runner.train.step import Drawn
@@ -60,21 +64,31 @@ class MemoryMeter:
         The first ones also make the optimizers' states, and compile.
         """
         while len(self.batches) < self.updates:
-            self.batches = [*self.batches, *self.measured.draws(self.updates - len(self.batches))]
+            self.batches = [
+                *self.batches,
+                *self.measured.draws(self.updates - len(self.batches)),
+            ]
         for number in range(max(WARM_UP, self.updates)):
             self.measured.advance(self.batches[number % self.updates])
 
     def measure(self) -> UpdateMemory:
         """Measures all batches in every way that works here."""
         on_cpu = self.pipeline.device.type == "cpu"
-        grown = self._largest(self._grow(batch) for batch in self.batches) if on_cpu else None
+        grown = None
         allocated = None
-        if not on_cpu:
+        if on_cpu:
+            grown = self._largest(self._grow(batch) for batch in self.batches)
+        else:
             allocated = self._largest(self._allocate(batch) for batch in self.batches)
         saved = max(self.saved(batch).peak for batch in self.batches)
-        peaks = [] if self.is_compiled else [self.tracked(batch) for batch in self.batches]
+        # Compiled code allocates past the operators that the tracker observes.
+        peaks = []
+        if not self.is_compiled:
+            peaks = [self.tracked(batch) for batch in self.batches]
         tracked = max((peak.update for peak in peaks), default=None)
-        update = next(value for value in (allocated, tracked, grown, saved) if value is not None)
+        update = next(
+            value for value in (allocated, tracked, grown, saved) if value is not None
+        )
         return UpdateMemory(update, saved, tracked, grown, self._state())
 
     def saved(self, batch: Drawn) -> SavedTensors:
@@ -89,7 +103,9 @@ class MemoryMeter:
 
     def tracked(self, batch: Drawn) -> MemoryPeak:
         """Tracks one update."""
-        return track_update(self.pipeline, self.stack, lambda: self.measured.advance(batch))
+        return track_update(
+            self.pipeline, self.stack, lambda: self.measured.advance(batch)
+        )
 
     def _largest(self, values: Iterable[int | None]) -> int | None:
         sizes = [value for value in values if value is not None]
@@ -150,10 +166,14 @@ def release_free_memory() -> None:
 def gradient_bytes() -> int:
     """Returns the bytes of the gradients of all leaves, each storage once."""
     gradients = [tensor.grad for tensor in living_tensors() if tensor.is_leaf]
-    return sum(_storages(gradient for gradient in gradients if gradient is not None).values())
+    return sum(
+        _storages(gradient for gradient in gradients if gradient is not None).values()
+    )
 
 
-def _storages(values: Iterable[Tensor], device: torch.device | None = None) -> Mapping[tuple[torch.device, int], int]:
+def _storages(
+    values: Iterable[Tensor], device: torch.device | None = None
+) -> Mapping[tuple[torch.device, int], int]:
     """Returns the size of every storage, on one device if it is given."""
     sizes: dict[tuple[torch.device, int], int] = {}
     for tensor in values:

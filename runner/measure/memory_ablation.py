@@ -19,7 +19,12 @@ from typing import Any
 import torch
 
 from runner.child.spawn import START_SECONDS, Child, ChildError
-from runner.measure.ablation_folder import REPORT, RESULT, choose_folder, describe_experiment
+from runner.measure.ablation_folder import (
+    REPORT,
+    RESULT,
+    choose_folder,
+    describe_experiment,
+)
 from runner.measure.experiment import Case, Experiment, keep_budgets
 from runner.measure.measurement_log import ROUNDS, MeasurementLog
 from runner.measure.memory import UPDATES
@@ -43,7 +48,15 @@ from runner.system.secrets import redact_values
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop, stop_on_signals
-from runner.verify.variants import ALL, BASELINE, Group, Variant, VariantSet, required, variants_of
+from runner.verify.variants import (
+    ALL,
+    BASELINE,
+    Group,
+    Variant,
+    VariantSet,
+    required,
+    variants_of,
+)
 
 MEMORY = "memory"
 GROUPS: tuple[Group, ...] = ("alone", "all")
@@ -77,10 +90,15 @@ class MemoryCase:
             RunnerError: The recipe cannot run here.
         """
         measured = self._entries(MEMORY).keys() | self._entries("failed").keys()
-        names = [variant for variant in self.variants.variants if variant.name not in measured]
+        names = [
+            variant
+            for variant in self.variants.variants
+            if variant.name not in measured
+        ]
         for number, variant in enumerate(names, start=1):
             if self.stop:
                 return
+            # Without the baseline there is no result at all.
             if variant.name != BASELINE and time.monotonic() > deadline:
                 self._add(variant, failed="the budget was spent; --budget allows more")
                 continue
@@ -94,9 +112,16 @@ class MemoryCase:
         entries = self._entries(MEMORY)
         if BASELINE not in entries:
             return None
-        memories = {name: UpdateMemory(**entry[MEMORY]) for name, entry in entries.items()}
-        measured = [variant for variant in self.variants.variants if variant.name in entries]
-        results = [self._result(variant, entries[variant.name], memories) for variant in measured]
+        memories = {
+            name: UpdateMemory(**entry[MEMORY]) for name, entry in entries.items()
+        }
+        measured = [
+            variant for variant in self.variants.variants if variant.name in entries
+        ]
+        results = [
+            self._result(variant, entries[variant.name], memories)
+            for variant in measured
+        ]
         names = self._names_of_single_stages() if "alone" in self.groups else set()
         alone = [item for item in results if item.name in names]
         # A product of some of the stages would be compared with all of them.
@@ -109,10 +134,14 @@ class MemoryCase:
             updates=UPDATES,
             variants=tuple(results),
             product=math.prod(item.adds for item in alone) if is_complete else math.nan,
-            product_saved=math.prod(item.adds_saved for item in alone) if is_complete else math.nan,
+            product_saved=math.prod(item.adds_saved for item in alone)
+            if is_complete
+            else math.nan,
             inactive=self.variants.inactive,
             refused=self.variants.refused,
-            failed={name: entry["failed"] for name, entry in self._entries("failed").items()},
+            failed={
+                name: entry["failed"] for name, entry in self._entries("failed").items()
+            },
             synthetic=self.case.recipe.data.is_synthetic(),
         )
 
@@ -135,9 +164,13 @@ class MemoryCase:
         return names
 
     def _result(
-        self, variant: Variant, entry: Mapping[str, Any], memories: Mapping[str, UpdateMemory]
+        self,
+        variant: Variant,
+        entry: Mapping[str, Any],
+        memories: Mapping[str, UpdateMemory],
     ) -> VariantMemory:
-        memory, baseline = memories[variant.name], memories[BASELINE]
+        memory = memories[variant.name]
+        baseline = memories[BASELINE]
         required_variant = self._required(variant)
         name = BASELINE if required_variant is None else required_variant.name
         reference = memories.get(name, baseline)
@@ -151,7 +184,11 @@ class MemoryCase:
             remaining_saved=share(memory.saved, baseline.saved),
             adds=remaining(memory, reference),
             adds_saved=share(memory.saved, reference.saved),
-            notes=tuple(f"{kind}: {note}" for kind, notes in entry["notes"].items() for note in notes),
+            notes=tuple(
+                f"{kind}: {note}"
+                for kind, notes in entry["notes"].items()
+                for note in notes
+            ),
         )
 
     def _required(self, variant: Variant) -> Variant | None:
@@ -167,14 +204,20 @@ class MemoryCase:
         """Measures a variant in child processes, and adds a line to the log."""
         stages = {kind: self.case.recipe.stages[kind] for kind in variant.stages}
         recipe = replace(self.case.recipe, stages=stages)
+        # The thresholds that make freed memory visible would change the size of the process, so
+        # each purpose has a process.
         try:
             answers = {}
             for purpose in ("update", "process"):
                 options = {"purpose": purpose, "updates": UPDATES}
                 module = "runner.measure.memory_child"
                 files = self.registry.files
-                with Child(module, recipe, plugin_files=files, options=options) as child:
-                    answers[purpose] = child.answer(START_SECONDS, stop=lambda: bool(self.stop))
+                with Child(
+                    module, recipe, plugin_files=files, options=options
+                ) as child:
+                    answers[purpose] = child.answer(
+                        START_SECONDS, stop=lambda: bool(self.stop)
+                    )
         except ChildError as error:
             if self.stop:
                 return
@@ -184,14 +227,20 @@ class MemoryCase:
             return
         update = answers["update"]
         process = answers["process"]["process"]
-        self._add(variant, **{key: update[key] for key in (MEMORY, "notes", "threads")}, process=process)
+        self._add(
+            variant,
+            **{key: update[key] for key in (MEMORY, "notes", "threads")},
+            process=process,
+        )
 
     def _add(self, variant: Variant, **entry: Any) -> None:
         self.log.add(case=self.case.name, variant=variant.name, **entry)
 
     def _entries(self, key: str) -> dict[str, dict[str, Any]]:
         """Returns the lines of this case that have a key, by variant."""
-        lines = (entry for entry in self.log.entries if entry.get("case") == self.case.name)
+        lines = (
+            entry for entry in self.log.entries if entry.get("case") == self.case.name
+        )
         return {entry["variant"]: entry for entry in lines if key in entry}
 
 
@@ -228,7 +277,9 @@ def ablate_memory(
             reporter.say(f"continuing in {folder}")
         try:
             with closing(MeasurementLog(folder, description)) as log:
-                result = _measure(experiment, registry, workspace, log, reporter, stop, command)
+                result = _measure(
+                    experiment, registry, workspace, log, reporter, stop, command
+                )
                 write_durably(folder / REPORT, markdown(result))
                 if not stop:
                     # This file marks the ablation as finished.
@@ -250,8 +301,14 @@ def _measure(
     command: str,
 ) -> MemoryResult:
     """Measures all cases and keeps the record of the ablation."""
-    groups = tuple(group for group in GROUPS if group in experiment.config.variants) or GROUPS
-    cases = [MemoryCase(case, registry, log, reporter, stop, groups) for case in experiment.cases]
+    groups = (
+        tuple(group for group in GROUPS if group in experiment.config.variants)
+        or GROUPS
+    )
+    cases = [
+        MemoryCase(case, registry, log, reporter, stop, groups)
+        for case in experiment.cases
+    ]
     goal = sum(len(case.variants.variants) for case in cases)
 
     def count() -> int:
@@ -266,7 +323,9 @@ def _measure(
             case.run(reporter.started + experiment.config.budget)
         results = [memory for case in cases if (memory := case.result()) is not None]
         if not results:
-            error = RunnerError("interrupted before the baseline was measured; run the command again")
+            error = RunnerError(
+                "interrupted before the baseline was measured; run the command again"
+            )
             error.exit_code = ExitCode(128 + int(stop.asked or 0))
             raise error
         result = MemoryResult(

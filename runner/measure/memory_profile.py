@@ -107,14 +107,21 @@ class MemoryProfile:
 
     def data(self) -> dict[str, Any]:
         """Returns the object that ``--json`` prints."""
-        paths = {"folder": str(self.folder), "plots": [str(path) for path in self.plots]}
+        paths = {
+            "folder": str(self.folder),
+            "plots": [str(path) for path in self.plots],
+        }
         data = asdict(self) | paths
         data.pop("timeline")
         return data | {"timeline": str(self.folder / FIGURES)}
 
 
 def profile_memory(
-    recipe: Recipe, registry: Registry, workspace: Workspace, out: Path | None, updates: int
+    recipe: Recipe,
+    registry: Registry,
+    workspace: Workspace,
+    out: Path | None,
+    updates: int,
 ) -> MemoryProfile:
     """Tracks the memory of a few updates and leaves a plot and the figures of the largest one.
 
@@ -136,7 +143,9 @@ def profile_memory(
     name = f"{folder_name(recipe.name)}-memory-{uuid.uuid4().hex[:8]}"
     folder = out or workspace.root / "profiles" / name
     if (folder / FIGURES).exists():
-        raise UsageError(f"{folder} holds a {FIGURES} already; name another folder with --out")
+        raise UsageError(
+            f"{folder} holds a {FIGURES} already; name another folder with --out"
+        )
     try:
         # An error of the folder is worth reporting before anything is measured.
         make_folder(folder)
@@ -175,14 +184,20 @@ def _held(peak: MemoryPeak, saved: SavedTensors) -> list[Held]:
     for holder in peak.holders.keys() | saved.peak_holders.keys():
         sizes = (peak.holders.get(holder, 0), saved.peak_holders[holder])
         held.append(Held(*holder, *sizes))
-    return sorted(held, key=lambda item: (-item.bytes, -item.saved, item.slot, item.module))
+    return sorted(
+        held, key=lambda item: (-item.bytes, -item.saved, item.slot, item.module)
+    )
 
 
-def _write(title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], folder: Path) -> Sequence[Path]:
+def _write(
+    title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], folder: Path
+) -> Sequence[Path]:
     """Writes the figures and the plot, and returns the plots."""
     figures = [[sample.seconds, sample.bytes, sample.slot] for sample in timeline]
     try:
-        write_text(folder / FIGURES, json.dumps({"seconds, bytes, slot": figures}) + "\n")
+        write_text(
+            folder / FIGURES, json.dumps({"seconds, bytes, slot": figures}) + "\n"
+        )
         picture = partial(_draw, title, peak, timeline)
         return draw_all({PLOT: (picture, (_WIDTH, _HEIGHT))}, folder)
     except OSError as error:
@@ -207,8 +222,11 @@ def _refuse_compiled(kinds: Sequence[str]) -> None:
 
 def thinned(samples: Sequence[MemorySample]) -> Sequence[MemorySample]:
     """Returns at most ``LONGEST_TIMELINE`` samples: of neighbours, the one with the most bytes."""
+    # The highest sample of every group keeps the peak visible.
     size = -(-len(samples) // LONGEST_TIMELINE)
-    groups = (samples[start : start + size] for start in range(0, len(samples), max(1, size)))
+    groups = (
+        samples[start : start + size] for start in range(0, len(samples), max(1, size))
+    )
     return [max(group, key=lambda sample: sample.bytes) for group in groups]
 
 
@@ -286,21 +304,27 @@ def _largest_slots(timeline: Sequence[MemorySample]) -> list[str]:
     return [slot for slot in sizes if slot in largest]
 
 
-def _draw(title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], canvas: Any) -> None:
+def _draw(
+    title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], canvas: Any
+) -> None:
     """Draws update memory over the course of the update, coloured by slot."""
     axes = canvas.subplots()
     end = timeline[-1].seconds or 1.0
-    shown = _largest_slots(timeline)
-    colours = {**colours_by_name(shown), _OTHERS: GREY}
+    coloured = _largest_slots(timeline)
+    colours = {**colours_by_name(coloured), _OTHERS: GREY}
     position = 0
-    for slot, group in groupby(timeline, key=lambda sample: sample.slot if sample.slot in shown else _OTHERS):
+    for slot, group in groupby(
+        timeline, key=lambda sample: sample.slot if sample.slot in coloured else _OTHERS
+    ):
         samples = [*group]
         # The area reaches the first sample of the next slot.
         area = timeline[position : position + len(samples) + 1]
         position += len(samples)
         times = [100 * sample.seconds / end for sample in area]
         sizes = [sample.bytes / MIB for sample in area]
-        axes.fill_between(times, sizes, step="post", color=colours[slot], alpha=0.75, lw=0, label=slot)
+        axes.fill_between(
+            times, sizes, step="post", color=colours[slot], alpha=0.75, lw=0, label=slot
+        )
     top = max(timeline, key=lambda sample: sample.bytes)
     height = top.bytes / MIB
     axes.plot([100 * top.seconds / end], [height], "v", color=BLACK, ms=5, label="peak")
@@ -319,5 +343,8 @@ def _draw(title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], canvas
         ylabel="MiB beyond the state",
         xlim=(0, 100),
     )
-    axes.set_ylim(bottom=min(0, *(sample.bytes / MIB for sample in timeline)), top=1.15 * height or 1)
+    axes.set_ylim(
+        bottom=min(0, *(sample.bytes / MIB for sample in timeline)),
+        top=1.15 * height or 1,
+    )
     legend(canvas)

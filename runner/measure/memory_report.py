@@ -26,15 +26,16 @@ _NONE = "-"
 _PRODUCT = "product of the stages"
 _HOW_TO_READ = """\
 **update MiB** is what an update holds at its peak beyond the tensors that exist between updates:
-gradients, activations and temporaries. On a CPU, torch's `MemTracker` counts it on the real
-tensors of the update; on a CUDA device it is the peak of the allocator. **remaining** is its share
-of the baseline's. **saved MiB** is the most that autograd held for backward, counted by
-`saved_tensors_hooks`: every storage once, without parameters, buffers, the batch and its noise. A
-checkpoint keeps the tensors that it computes again itself, so they count in the update memory
-only. **grown MiB** is how much the process grew in the same update by the kernel's count, in a
-process that returns freed memory immediately; it checks the first column. **process MiB** is the most
-that an ordinary process held: it includes Python, torch, the data and what the C library keeps,
-so the effect of a stage on it is small. The largest of several updates counts everywhere.
+  gradients, activations and temporaries. On a CPU, torch's `MemTracker` counts it on the real
+  tensors of the update; on a CUDA device it is the peak of the allocator. **remaining** is its
+  share of the baseline's. **saved MiB** is the most that autograd held for backward, counted by
+  `saved_tensors_hooks`: every storage once, without parameters, buffers, the batch and its noise.
+  A checkpoint keeps the tensors that it computes again itself, so they count in the update memory
+  only. **grown MiB** is how much the process grew in the same update by the kernel's count, in a
+  process that returns freed memory immediately; it checks the first column. **process MiB** is
+  the most that an ordinary process held: it includes Python, torch, the data and what the C
+  library keeps, so the effect of a stage on it is small. The largest of several updates counts
+  everywhere.
 
 The **product** multiplies what each stage leaves (a stage that requires another one is compared
 with that one). Shares are never added. Where *all* is larger than the product, stages save the
@@ -61,7 +62,9 @@ def percent(share: float) -> str:
 def show(result: MemoryResult, console: Console) -> None:
     """Prints the table and the remarks of every case, and the folder of the report."""
     for case in result.cases:
-        setting = f"{case.device}, {amount(case.threads, 'threads')}, batch {case.batch_size}"
+        setting = (
+            f"{case.device}, {amount(case.threads, 'threads')}, batch {case.batch_size}"
+        )
         title = f"{case.name or result.name}: memory of one update on {setting}"
         console.print(CleanText(title))
         print_table(console, table(case, console.width >= _WIDE))
@@ -76,10 +79,17 @@ def markdown(result: MemoryResult) -> str:
     lines = [f"# {result.name}: memory by stage", "", f"    {result.command}", ""]
     lines += [f"Measured in {result.seconds:.0f} s on: {machine}.", ""]
     if result.interrupted:
-        lines += ["**The ablation was interrupted; the same command continues it.**", ""]
+        lines += [
+            "**The ablation was interrupted; the same command continues it.**",
+            "",
+        ]
     for case in result.cases:
         lines += [f"## {case.name or result.name}", ""]
-        lines += [f"Updates of {case.batch_size} samples on {case.device}, {amount(case.threads, 'threads')}.", ""]
+        lines += [
+            f"Updates of {case.batch_size} samples on {case.device}, "
+            f"{amount(case.threads, 'threads')}.",
+            "",
+        ]
         lines += _markdown_table(table(case, wide=True))
         lines += [*(f"* {line}" for line in remarks(case)), ""]
     return redact("\n".join([*lines, "## How to read this", "", _HOW_TO_READ, ""]))
@@ -89,7 +99,10 @@ def table(case: CaseMemory, wide: bool) -> list[Row]:
     """Returns the rows of all variants and of the product."""
     rows: list[Row] = [_row(variant, wide) for variant in case.variants]
     if math.isfinite(case.product):
-        row = dict.fromkeys(rows[0], "") | {"variant": _PRODUCT, "remaining": percent(case.product)}
+        row = dict.fromkeys(rows[0], "") | {
+            "variant": _PRODUCT,
+            "remaining": percent(case.product),
+        }
         if wide:
             row["saved remaining"] = percent(case.product_saved)
         rows.append(row)
@@ -118,11 +131,16 @@ def remarks(case: CaseMemory) -> Iterator[str]:
     difference = case.disagreement
     if difference is not None:
         yield from _agreement(case, difference)
+    # The tracker observes torch's operators only.
     compiled = [item.name for item in case.variants if item.memory.tracked is None]
     if compiled:
         reason = "compiled code allocates past torch's operators"
         yield f"measured by the growth of the process: {', '.join(compiled)}; {reason}"
-    groups = (("inactive", case.inactive), ("impossible", case.refused), ("not measured", case.failed))
+    groups = (
+        ("inactive", case.inactive),
+        ("impossible", case.refused),
+        ("not measured", case.failed),
+    )
     for title, reasons in groups:
         for name, reason in reasons.items():
             last = (reason.strip().splitlines() or [""])[-1]
@@ -140,7 +158,8 @@ def _agreement(case: CaseMemory, difference: float) -> Iterator[str]:
     yield f"{text}; they differ by at most {difference:.1%}"
     if difference > LARGEST_DISAGREEMENT:
         yield (
-            f"they differ by more than {LARGEST_DISAGREEMENT:.0%}: the updates are small compared with a page of "
+            f"they differ by more than {LARGEST_DISAGREEMENT:.0%}: the updates are small "
+            f"compared with a page of "
             "memory, or an operator has internal buffers"
         )
 

@@ -144,7 +144,12 @@ def without_nan(tree: Any) -> Any:
 
 def remaining(memory: UpdateMemory, baseline: UpdateMemory) -> float:
     """Returns the share of a baseline's update memory, both measured in the same way."""
-    if memory.tracked is not None and baseline.tracked is not None and memory.update == memory.tracked:
+    # Tracked bytes and growth of the process differ, so only like is compared with like.
+    if (
+        memory.tracked is not None
+        and baseline.tracked is not None
+        and memory.update == memory.tracked
+    ):
         return share(memory.tracked, baseline.tracked)
     if memory.grown is not None and baseline.grown is not None:
         return share(memory.grown, baseline.grown)

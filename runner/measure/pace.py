@@ -7,19 +7,26 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PROCESSES = 5  # one after the other, that every variant is measured in at least
-HEADROOM = 1.2  # of a budget that is suggested, over what was needed this time
-FEWEST_PROCESSES = 3  # where there is not the time for more: intervals are wider then
+PROCESSES = 5
+"""Smallest number of processes, one after the other, in which every variant is measured."""
+HEADROOM = 1.2
+"""Ratio of a suggested budget to the time that was needed."""
+FEWEST_PROCESSES = 3
+"""Number of processes if the time is short; the intervals are wider."""
 
 
 @dataclass(frozen=True)
 class Pace:
     """Durations of the measurement of one variant."""
 
-    start_s: float  # of one process that compiles nothing
-    round_s: float  # of one round, including its share of trainings
-    rounds: int  # of one process
-    processes: int = PROCESSES  # of one variant
+    start_s: float
+    """Seconds to start a process that compiles nothing."""
+    round_s: float
+    """Seconds of a round, including its share of trainings."""
+    rounds: int
+    """Rounds of a process."""
+    processes: int = PROCESSES
+    """Processes of a variant."""
 
     @property
     def rounds_s(self) -> float:
@@ -32,12 +39,18 @@ class Pace:
 
         As many take turns as there is memory for, each time with two baselines.
         """
+        # Every group of variants has two baselines. Those of the first group are running already.
         measured = variants + 2 * math.ceil(variants / side_by_side)
-        return measured * (self.processes * self.start_s + self.rounds_s) - 2 * self.start_s
+        variant_s = self.processes * self.start_s + self.rounds_s
+        return measured * variant_s - 2 * self.start_s
 
     def fitting(self, seconds: float, most: int, side_by_side: int) -> int:
         """Returns the number of variants that fit into the given seconds."""
-        return max((count for count in range(1, most + 1) if self.needed(count, side_by_side) <= seconds), default=0)
+        counts = range(most, 0, -1)
+        fitting = (
+            count for count in counts if self.needed(count, side_by_side) <= seconds
+        )
+        return next(fitting, 0)
 
     def rest(self, again_s: float, measured: int) -> float:
         """Returns the seconds from the start of the first processes, if

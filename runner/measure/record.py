@@ -21,31 +21,38 @@ from runner.verify.variants import ALL
 
 
 @contextmanager
-def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) -> Iterator[Callable[[Result], None]]:
+def recorded(
+    experiment: Experiment, log: MeasurementLog, workspace: Workspace
+) -> Iterator[Callable[[Result], None]]:
     """Keeps the record of an ablation by time; what it yields takes the result."""
 
     def rounds() -> int:
         return sum("update" in entry for entry in log.entries)
 
     goal = experiment.config.rounds.most * len(experiment.cases)
-    with heartbeat_of(experiment, log, workspace, "rounds", goal, rounds) as ended:
+    with heartbeat_of(experiment, log, workspace, "rounds", goal, rounds) as final:
 
         def take(result: Result) -> None:
             ratios = {
-                " ".join(filter(None, (case.name, variant.name))): (variant.name, variant.ratio.value)
+                " ".join(filter(None, (case.name, variant.name))): (
+                    variant.name,
+                    variant.ratio.value,
+                )
                 for case in result.cases
                 for variant in case.variants
                 if not variant.caught
             }
-            ended.update(
+            final.update(
                 status="KILLED" if result.interrupted else "FINISHED",
                 run_id=result.run_id or None,
                 metrics={name: ratio for name, (_, ratio) in ratios.items()},
-                headline=tuple(name for name, (variant, _) in ratios.items() if variant == ALL),
+                headline=tuple(
+                    name for name, (variant, _) in ratios.items() if variant == ALL
+                ),
             )
             if not result.interrupted:
-                # It needs no more rounds than these.
-                ended["goal"] = rounds()
+                # A finished ablation is shown as complete, although more rounds were allowed.
+                final["goal"] = rounds()
 
         yield take
 
@@ -74,12 +81,13 @@ def heartbeat_of(
     Yields:
         Entries of the record at the end.
     """
+    # ``runner ls`` lists the folders of the workspace only.
     if log.folder.parent != workspace.ablations:
         yield {}
         return
     folder = RunFolder(log.folder)
     recipe = experiment.cases[0].recipe
-    now = time.time()
+    started = time.time()
     record = Record(
         kind="ablation",
         name=folder.name,
@@ -90,10 +98,12 @@ def heartbeat_of(
         experiment=recipe.tracking.experiment,
         tracking_uri=workspace.recorded_uri(shown(workspace.tracking_uri)),
         owner=Owner.this_process(),
-        started=now - log.seconds,
-        heartbeat=now,
+        started=started - log.seconds,
+        heartbeat=started,
         overrides=params_of(recipe.overrides),
         synthetic=recipe.data.is_synthetic(),
     )
-    with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": count()}) as ended:
-        yield ended
+    with heartbeat(
+        folder, record, lambda: {"seconds": log.seconds, "step": count()}
+    ) as final:
+        yield final

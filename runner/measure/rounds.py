@@ -34,9 +34,12 @@ from runner.train.signals import Stop
 from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
 
 MEMORY_SHARE = 0.8
-LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
-COMPARE_SECONDS = 120.0  # that a variant has for the updates that are compared, and the baseline for the same ones
-TRAIN_EVERY = 2  # every second round of a process also trains for a moment, to measure throughput
+LIMIT_SECONDS = 10.0
+"""Approximate time to measure the roofline of the machine."""
+COMPARE_SECONDS = 120.0
+"""Time limit of a variant for the updates that are compared, and of the baseline for the same."""
+TRAIN_EVERY = 2
+"""Every second round of a process also trains for a moment, to measure throughput."""
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 """Judges a recipe with exactly these stages within the given seconds."""
 
@@ -44,13 +47,14 @@ Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 class Reporter(Protocol):
     """Display of the progress of a measurement."""
 
-    started: float  # since when the budget counts, by the monotonic clock
+    started: float
+    """Start of the budget, by the monotonic clock."""
 
     def say(self, text: str) -> None:
         """Reports a line that should remain visible."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Entered around what takes a while."""
+        """Returns a context manager for a phase that takes a while."""
 
 
 @dataclass
@@ -63,21 +67,27 @@ class Measurement:
     log: MeasurementLog
     reporter: Reporter
     stop: Stop
-    share: float = 1.0  # of a longer budget that would be time to measure this case
+    share: float = 1.0
+    """Share of a longer budget that would be time to measure this case."""
 
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
         self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
-        self.stages = {AGAIN: (), **{variant.name: variant.stages for variant in self.variants.variants}}
+        self.stages = {
+            AGAIN: (),
+            **{variant.name: variant.stages for variant in self.variants.variants},
+        }
         self.children: dict[str, Child] = {}
         self.waits = SharedWait(self.case.recipe.system, self._command)
-        self.sizes: dict[str, int] = {}  # of batches, by variant
-        self.starts = Counter[str]()  # processes by variant
+        self.sizes: dict[str, int] = {}
+        """Batch sizes by variant."""
+        self.starts = Counter[str]()
+        """Started processes by variant."""
         self.title = f"{self.case.name}: " if self.case.name else ""
 
     @property
     def lines(self) -> CaseLog:
-        """The log's about this case."""
+        """Returns the lines of the log about this case."""
         return self.log.of(self.case.name)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -89,25 +99,32 @@ class Measurement:
         self.log.add(case=self.case.name, **entry)
 
     def run(self, deadline: float, latest: float | None = None) -> None:
-        """Measures the variants that are not done, as many side by side as memory allows, and as there is time for.
+        """Measures the variants that are not done, as many side by side as memory allows, and as
+        there is time for.
 
         Args:
             deadline: When the gate's time begins, in seconds of the monotonic clock.
             latest: When that ends, too. The last variant may use it if no other one was measured,
                 because there is nothing else to judge.
 
-        A RunnerError if the recipe cannot run here, or not even its baseline could be measured; a UsageError if there
-        is not the time for a single variant.
+        A RunnerError if the recipe cannot run here, or not even its baseline could be measured; a
+        UsageError if there is not the time for a single variant.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
-        left = [variant.name for variant in self.variants.variants[1:] if variant.name not in settled]
+        remaining = [
+            variant.name
+            for variant in self.variants.variants[1:]
+            if variant.name not in settled
+        ]
         self.latest = deadline if latest is None else latest
-        if not left:
+        if not remaining:
             return
-        with tempfile.TemporaryDirectory(prefix="runner-compiled-", ignore_cleanup_errors=True) as self.compiled:
-            while left and not self.stop:
+        with tempfile.TemporaryDirectory(
+            prefix="runner-compiled-", ignore_cleanup_errors=True
+        ) as self.compiled:
+            while remaining and not self.stop:
                 with ExitStack() as self.processes:
-                    left = self._squad(left, deadline)
+                    remaining = self._squad(remaining, deadline)
 
     def judge(self, gate: Gate, deadline: float) -> None:
         """Lets the gate judge every measured variant once, the fastest first, as
@@ -117,63 +134,104 @@ class Measurement:
         nothing is trained here.
         """
         lines = self.lines
-        known = lines.by_variant("verdict").keys() | lines.failed.keys()
-        asked = [variant for variant in self.variants.variants if variant.stages and variant.name not in known]
-        speeds = {each.name: ratio.value if (ratio := lines.ratio(each.name)) else 0.0 for each in asked}
-        in_vain = {each.name: isinstance(weakest(self.case.recipe, each.stages), Statistical) for each in asked}
-        asked.sort(key=lambda each: (in_vain[each.name], -speeds[each.name]))
-        for variant in asked:
-            left = deadline - time.monotonic()
-            if self.stop or left <= 0:
+        judged = lines.by_variant("verdict").keys() | lines.failed.keys()
+        unjudged = [
+            variant
+            for variant in self.variants.variants
+            if variant.stages and variant.name not in judged
+        ]
+        speeds = {
+            variant.name: ratio.value if (ratio := lines.ratio(variant.name)) else 0.0
+            for variant in unjudged
+        }
+        in_vain = {
+            variant.name: isinstance(
+                weakest(self.case.recipe, variant.stages), Statistical
+            )
+            for variant in unjudged
+        }
+        unjudged.sort(
+            key=lambda variant: (in_vain[variant.name], -speeds[variant.name])
+        )
+        for variant in unjudged:
+            remaining_seconds = deadline - time.monotonic()
+            if self.stop or remaining_seconds <= 0:
                 break
             with self.phase(f"is {variant.name} harmless?"):
-                verdict = gate(self.case.recipe, self.registry, variant.stages, left)
-            told = {"outcome": str(verdict.outcome), "contract": verdict.contract, "summary": verdict.summary}
-            self.add(variant=variant.name, verdict=told)
+                verdict = gate(
+                    self.case.recipe, self.registry, variant.stages, remaining_seconds
+                )
+            outcome = {
+                "outcome": str(verdict.outcome),
+                "contract": verdict.contract,
+                "summary": verdict.summary,
+            }
+            self.add(variant=variant.name, verdict=outcome)
 
-    def _squad(self, left: list[str], deadline: float) -> list[str]:
-        """Measures the first of these variants, as many as memory allows side by side; returns the others."""
-        self.children, begun = {}, time.monotonic()
+    def _squad(self, remaining: list[str], deadline: float) -> list[str]:
+        """Measures the first of these variants, as many as memory allows side by side; returns
+        the others.
+        """
+        self.children = {}
+        started = time.monotonic()
         with self.phase("starting the baseline, twice"):
             prepared = self._start(BASELINES)[BASELINE]
-        again = time.monotonic() - begun  # seconds of starting all once more
+        # All processes are replaced together, so a variant adds to the time of every restart.
+        restart_s = time.monotonic() - started
         self.add(cost=self.children[BASELINE].ask("cost"))
         memory = self.children[BASELINE].ask("memory")
-        side_by_side = max(1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"]))
+        side_by_side = max(
+            1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"])
+        )
         round_s = prepared["block_s"] + prepared["train_s"] / TRAIN_EVERY
-        pace = Pace(again / len(BASELINES), round_s, self.config.rounds.a_process)
-        left, pace = self._fitting(left, pace, deadline - LIMIT_SECONDS, side_by_side)
+        pace = Pace(restart_s / len(BASELINES), round_s, self.config.rounds.a_process)
+        remaining, pace = self._fitting(
+            remaining, pace, deadline - LIMIT_SECONDS, side_by_side
+        )
         limit = Child("runner.train.roofline", options={"device": str(self.device)})
         with self.phase("measuring what this machine can do at best"), limit as child:
             self.add(rates=child.answer())
-        squad = left[:side_by_side]
+        # Variants that do not fit into memory take their turn after these.
+        squad = remaining[:side_by_side]
         for number, name in enumerate(squad, start=1):
             if self.stop:
                 break
             is_only = name == squad[-1] and self.children.keys() == set(BASELINES)
-            until = self.latest if is_only else deadline
-            allowed = until - time.monotonic() - pace.rest(again + pace.start_s, len(self.children) + 1)
-            # A compilation that never ends leaves something to those after it.
-            allowed /= 1 if name == squad[-1] else 2
-            if allowed < pace.start_s / 2:
-                self.add(variant=name, failed="the budget was spent before its turn came")
-                self.reporter.say(f"{self.title}left out, too: {name}; what was before it took longer to start")
+            variant_deadline = self.latest if is_only else deadline
+            allowed_s = (
+                variant_deadline
+                - time.monotonic()
+                - pace.rest(restart_s + pace.start_s, len(self.children) + 1)
+            )
+            # Half of the time remains for the others if a compilation never ends.
+            allowed_s /= 1 if name == squad[-1] else 2
+            if allowed_s < pace.start_s / 2:
+                self.add(
+                    variant=name, failed="the budget was spent before its turn came"
+                )
+                self.reporter.say(
+                    f"{self.title}left out, too: {name}; what was before it took longer to start"
+                )
                 continue
             with self.phase(f"starting {name} ({number} of {len(squad)})"):
-                again += self._compile(name, min(START_SECONDS, max(allowed, 2 * pace.start_s)))
-        if time.monotonic() + pace.rest(again, len(self.children)) > deadline:
+                restart_s += self._compile(
+                    name, min(START_SECONDS, max(allowed_s, 2 * pace.start_s))
+                )
+        if time.monotonic() + pace.rest(restart_s, len(self.children)) > deadline:
             deadline = self.latest
-        ended = self._rounds(deadline, again)
+        reason = self._rounds(deadline, restart_s)
         for name, child in self.children.items():
             self.add(variant=name, memory=child.ask("memory"))
         if not self.stop:
             self._compare()
         if not self.stop:
-            self.add(settled=squad, done=ended)
-        return left[side_by_side:]
+            self.add(settled=squad, done=reason)
+        return remaining[side_by_side:]
 
     def _compare(self) -> None:
-        """Compares a few updates of every variant, after all that was timed, with the baseline's from its states."""
+        """Compares a few updates of every variant, after all that was timed, with the baseline's
+        from its states.
+        """
         with self.phase("comparing updates with the baseline's"):
             recorded = self.children[BASELINE].ask("record")["batches"]
             for name, child in self.children.items():
@@ -181,60 +239,87 @@ class Measurement:
                     continue
                 if self.sizes[name] != self.case.recipe.train.batch_size:
                     reason = f"its batches have {self.sizes[name]} samples"
-                    self.add(variant=name, compared={"updates": 0, "caught": "", "reason": reason})
+                    self.add(
+                        variant=name,
+                        compared={"updates": 0, "caught": "", "reason": reason},
+                    )
                     continue
-                is_statistical = isinstance(weakest(self.case.recipe, self.stages[name]), Statistical)
+                is_statistical = isinstance(
+                    weakest(self.case.recipe, self.stages[name]), Statistical
+                )
                 judge = "judge_number" if is_statistical else "judge"
                 try:
-                    made = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
-                    told = self.children[BASELINE].ask(judge, COMPARE_SECONDS, made)
+                    windows = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
+                    comparison = self.children[BASELINE].ask(
+                        judge, COMPARE_SECONDS, windows
+                    )
                 except ChildError as error:
-                    told = {"updates": 0, "caught": "", "reason": str(error)}
-                self.add(variant=name, compared=told)
+                    comparison = {"updates": 0, "caught": "", "reason": str(error)}
+                self.add(variant=name, compared=comparison)
 
-    def _fitting(self, left: list[str], pace: Pace, deadline: float, side_by_side: int) -> tuple[list[str], Pace]:
+    def _fitting(
+        self, names: list[str], pace: Pace, deadline: float, side_by_side: int
+    ) -> tuple[list[str], Pace]:
         """Returns the variants for which there is time, the most important ones first; the others
         are reported as not measured.
 
         Rather than none at all there is one in fewer processes.
         """
-        seconds, budget = deadline - time.monotonic(), self.config.budget
-        fit, whole = pace.fitting(seconds, len(left), side_by_side), pace.needed(len(left), side_by_side)
+        seconds = deadline - time.monotonic()
+        budget = self.config.budget
+        fit = pace.fitting(seconds, len(names), side_by_side)
+        total_s = pace.needed(len(names), side_by_side)
         if not fit:
             pace = replace(pace, processes=FEWEST_PROCESSES)
             fit = pace.fitting(seconds, 1, side_by_side)
 
         def enough(needed: float) -> str:
             """Returns an option with a budget for these seconds and a margin for slower runs."""
-            return f"--budget {10 * math.ceil((budget + max(0.0, HEADROOM * needed - seconds) / self.share) / 10)}"
+            extra = max(0.0, HEADROOM * needed - seconds) / self.share
+            return f"--budget {10 * math.ceil((budget + extra) / 10)}"
 
-        why = f"each variant starts {pace.processes} processes, {pace.start_s:.1f} s each"
+        cost = (
+            f"each variant starts {pace.processes} processes, {pace.start_s:.1f} s each"
+        )
         if not fit and not any("update" in entry for entry in self.log.entries):
-            said = f"{budget:g} s are not enough to compare a single variant with the baseline"
-            raise UsageError(f"{self.title}{said}: {why}; {enough(pace.needed(1, side_by_side))} would be")
-        if fit == len(left):
-            said = f"{budget:g} s are enough for every variant that starts as fast as the baseline"
-            self.reporter.say(f"{self.title}{said}")
-            return left, pace
-        reason = f"did not fit the budget of {budget:g} s; {enough(whole)} is enough for all"
-        for name in left[fit:]:
+            statement = f"{budget:g} s are not enough to compare a single variant with the baseline"
+            raise UsageError(
+                f"{self.title}{statement}: {cost}; {enough(pace.needed(1, side_by_side))} would be"
+            )
+        if fit == len(names):
+            self.reporter.say(
+                f"{self.title}{budget:g} s are enough for every variant that starts as fast as "
+                f"the baseline"
+            )
+            return names, pace
+        reason = f"did not fit the budget of {budget:g} s; {enough(total_s)} is enough for all"
+        for name in names[fit:]:
             self.add(variant=name, failed=reason)
-        kept, dropped = ", ".join(left[:fit]) or "the baseline alone", ", ".join(left[fit:])
-        message = f"{budget:g} s are enough for: {kept}. Left out: {dropped} ({why}); {enough(whole)} is enough for all"
+        fitting = ", ".join(names[:fit]) or "the baseline alone"
+        dropped = ", ".join(names[fit:])
+        message = (
+            f"{budget:g} s are enough for: {fitting}. Left out: {dropped} ({cost}); "
+            f"{enough(total_s)} is enough for all"
+        )
         self.reporter.say(f"{self.title}{message}")
-        return left[:fit], pace
+        return names[:fit], pace
 
     def _compile(self, name: str, timeout: float) -> float:
         """Starts a variant's first process; returns the seconds that the next will take.
 
-        The next process finds compiled code, unless its stages tune: then nothing of another process is used.
+        The next process finds compiled code, unless its stages tune: then nothing of another
+        process is used.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         prepared = self._start([name], timeout).get(name)
         if prepared is None:
             return 0.0
-        seconds = time.monotonic() - begun
-        return seconds if self._tunes(name) else max(0.0, seconds - float(prepared["first_s"]))
+        seconds = time.monotonic() - started
+        return (
+            seconds
+            if self._tunes(name)
+            else max(0.0, seconds - float(prepared["first_s"]))
+        )
 
     def _tunes(self, name: str) -> bool:
         """Returns whether a stage of a variant selects an implementation by measuring."""
@@ -247,32 +332,54 @@ class Measurement:
         process = f"-{self.starts[name]}" if self._tunes(name) else ""
         return str(Path(self.compiled, folder_name(name) + process))
 
-    def _start(self, names: Sequence[str], timeout: float = START_SECONDS) -> dict[str, dict[str, Any]]:
+    def _start(
+        self, names: Sequence[str], timeout: float = START_SECONDS
+    ) -> dict[str, dict[str, Any]]:
         """Starts one process for each variant together, and prepares them one after the other."""
         for name in names:
             recipe = replace(
-                self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in self.stages[name]}
+                self.case.recipe,
+                stages={
+                    kind: self.case.recipe.stages[kind] for kind in self.stages[name]
+                },
             )
             options = {"compiled": self._compiled_folder(name), "wait": self.waits.mode}
-            child = Child("runner.measure.measured", recipe, plugin_files=self.registry.files, options=options)
+            child = Child(
+                "runner.measure.measured",
+                recipe,
+                plugin_files=self.registry.files,
+                options=options,
+            )
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
-        found, known = {name: prepared for name, prepared in answers if prepared is not None}, self.lines
-        for name, prepared in found.items():
+        preparations = {
+            name: prepared for name, prepared in answers if prepared is not None
+        }
+        lines = self.lines
+        for name, prepared in preparations.items():
             self.sizes[name] = prepared["batch_size"]
-            if name in known.failed or name not in known.by_variant("prepared"):
+            if name in lines.failed or name not in lines.by_variant("prepared"):
                 self.add(variant=name, prepared=prepared)
-        return found
+        return preparations
 
-    def _ask(self, name: str, command: str, timeout: float = 300.0) -> dict[str, Any] | None:
+    def _ask(
+        self, name: str, command: str, timeout: float = 300.0
+    ) -> dict[str, Any] | None:
         """Returns the answer of a variant, or None if it fails; raises an error for a baseline."""
         try:
             return self.children[name].ask(command, timeout)
         except ChildError as error:
             if name in BASELINES:
-                raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
+                raise RunnerError(
+                    f"{self.title}the baseline cannot be measured: {error}"
+                ) from error
+            # The others continue without this variant.
             del self.children[name]
-            hung = error.cause is Cause.HUNG and timeout < START_SECONDS and command == "prepare"
+            hung = (
+                error.cause is Cause.HUNG
+                and timeout < START_SECONDS
+                and command == "prepare"
+            )
             reason = str(error)
             if hung:
                 few = f"the budget left it {timeout:.0f} s to start and compile, which were too few"
@@ -280,33 +387,50 @@ class Measurement:
             self.add(variant=name, failed=reason)
             return None
 
-    def _rounds(self, deadline: float, again: float) -> str:
-        """Measures rounds of all that have a process, which is another one every few rounds; returns why it stopped."""
-        limits, precision, rounds = self.config.rounds, self.config.precision, self.lines.rounds
-        done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
-        number, process = (max((each[what] for each in rounds), default=0) for what in ("round", "process"))
-        begun = time.monotonic() - again  # the next processes have to be started, too
+    def _rounds(self, deadline: float, restart_s: float) -> str:
+        """Measures rounds of all that have a process, which is another one every few rounds;
+        returns why it stopped.
+        """
+        limits = self.config.rounds
+        precision = self.config.precision
+        rounds = self.lines.rounds
+        done = sum(entry["update"].keys() >= self.children.keys() for entry in rounds)
+        number, process = (
+            max((entry[key] for entry in rounds), default=0)
+            for key in ("round", "process")
+        )
+        # The next processes have to be started, too.
+        started = time.monotonic() - restart_s
         while not self.stop:
             process += 1
-            for turn in range(min(limits.a_process, limits.most - done)):
-                number, done = number + 1, done + 1
+            for index in range(min(limits.a_process, limits.most - done)):
+                number = number + 1
+                done = done + 1
                 fewest, widest = self._known()
-                sure = f", intervals up to +-{widest:.1%} (wanted {precision:.1%})" if math.isfinite(widest) else ""
-                with self.phase(f"round {done} of {limits.most} at most{sure}"):
-                    self._round(number, process, train=turn % TRAIN_EVERY == 0)
+                precision_text = (
+                    f", intervals up to +-{widest:.1%} (wanted {precision:.1%})"
+                    if math.isfinite(widest)
+                    else ""
+                )
+                with self.phase(
+                    f"round {done} of {limits.most} at most{precision_text}"
+                ):
+                    self._round(number, process, train=index % TRAIN_EVERY == 0)
                 if self.stop:
                     return "interrupted"
-            (fewest, widest), now = self._known(), time.monotonic()
-            after = f"after {done} rounds in {fewest} processes"
+            (fewest, widest) = self._known()
+            time_now = time.monotonic()
+            summary = f"after {done} rounds in {fewest} processes"
             if fewest >= PROCESSES and done >= limits.least and widest <= precision:
-                return f"every interval is within +-{precision:.1%} {after}"
-            if fewest > 1 and now + (now - begun) > deadline:  # the next ones would take as long as these
-                return f"the budget was spent {after}"
+                return f"every interval is within +-{precision:.1%} {summary}"
+            # The next processes would take as long as these.
+            if fewest > 1 and time_now + (time_now - started) > deadline:
+                return f"the budget was spent {summary}"
             if fewest > 1 and self.children.keys() == set(BASELINES):
                 return "no variant was left to measure"
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
-            begun = now
+            started = time_now
             with self.phase("restarting all processes"):
                 self.processes.close()
                 self._start(list(self.children))
@@ -314,7 +438,10 @@ class Measurement:
 
     def _round(self, number: int, process: int, train: bool) -> None:
         """Measures an update of every variant, and with ``train`` a moment of training."""
-        update, trained, noticed = {}, {}, []
+        update = {}
+        trained = {}
+        noticed = []
+        # The order changes from round to round, so that periodic load favours no variant.
         for name in order(list(self.children), number):
             if (answer := self._ask(name, "update")) is None:
                 continue
@@ -322,7 +449,13 @@ class Measurement:
             noticed.append(answer)
             if train and (answer := self._ask(name, "train")) is not None:
                 trained[name] = answer
-        self.add(round=number, process=process, update=update, train=trained, wait=self.waits.mode)
+        self.add(
+            round=number,
+            process=process,
+            update=update,
+            train=trained,
+            wait=self.waits.mode,
+        )
         self.waits.observe(noticed)
 
     def _command(self, command: str) -> None:
@@ -335,8 +468,13 @@ class Measurement:
         widest interval of a ratio.
         """
         lines = self.lines
-        ratios = [lines.ratio(AGAIN, [BASELINE]), *map(lines.ratio, self.children.keys() - set(BASELINES))]
-        known = [each for each in ratios if each is not None]
-        if len(known) < len(ratios):
+        ratios = [
+            lines.ratio(AGAIN, [BASELINE]),
+            *map(lines.ratio, self.children.keys() - set(BASELINES)),
+        ]
+        measured = [ratio for ratio in ratios if ratio is not None]
+        if len(measured) < len(ratios):
             return 1, math.inf
-        return min(each.processes for each in known), max(each.half_width for each in known)
+        return min(ratio.processes for ratio in measured), max(
+            ratio.half_width for ratio in measured
+        )

@@ -39,7 +39,9 @@ class SavedTensors:
 
     def __init__(self, stack: CallStack, excluded: Iterable[Tensor]) -> None:
         self._stack = stack
-        self._excluded = {address for tensor in excluded if (address := _address(tensor))}
+        self._excluded = {
+            address for tensor in excluded if (address := _address(tensor))
+        }
         self._references: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._holders: dict[int, Holder] = {}
@@ -51,7 +53,9 @@ class SavedTensors:
         """Runs one update and returns the most bytes that were held at one moment of it."""
         with ExitStack() as contexts:
             contexts.enter_context(self._stack.watching())
-            contexts.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            contexts.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            )
             update()
         return self.peak
 

@@ -34,9 +34,11 @@ class SharedWait:
 
     def __init__(self, system: SystemConfig, command: Callable[[str], None]) -> None:
         cores = usable_cores()
-        known = Surroundings(cores, torch.get_num_threads(), contention=SINCE_START.read())
+        surroundings = Surroundings(
+            cores, torch.get_num_threads(), contention=SINCE_START.read()
+        )
         self._command = command
-        self._use = choose(system.threads, system.wait, os.environ, known)
+        self._use = choose(system.threads, system.wait, os.environ, surroundings)
         self._sleeps = self._use.wait == "passive"
         is_auto = system.wait == "auto" and not is_fixed_by(self._use.variables)
         self._switch = WaitSwitch(self, self._use, is_auto, cores)
@@ -53,10 +55,11 @@ class SharedWait:
 
     def observe(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """Takes what the processes noticed of other programs in a round, before the next one."""
+        # A single thread does not wait for others.
         if answers and self._use.threads > 1:
             waited = median(answer["waited"] for answer in answers)
-            others = median(answer["others"] for answer in answers)
-            self._switch.observe(Contention(waited, others), SAMPLE_SECONDS)
+            other_load = median(answer["others"] for answer in answers)
+            self._switch.observe(Contention(waited, other_load), SAMPLE_SECONDS)
 
     def sleep(self) -> bool:
         """Makes waiting threads sleep in all processes."""

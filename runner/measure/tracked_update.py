@@ -132,5 +132,13 @@ def living_tensors() -> list[Tensor]:
     The fake tensors of a compiler are left out.
     """
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    tensors = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor | FunctionalTensor)]
-    return [tensor for tensor in tensors if tensor.layout == torch.strided and not tensor.is_meta]
+    tensors = [
+        tensor
+        for tensor in tensors
+        if not isinstance(tensor, FakeTensor | FunctionalTensor)
+    ]
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.layout == torch.strided and not tensor.is_meta
+    ]

@@ -93,9 +93,7 @@ class DatasetSource(Source):
         """Returns the data for the training and the data for the evaluation."""
 
     def _pair(self, config: DatasetConfig) -> tuple[Any, Any]:
-        """Returns the usable result of ``datasets``; raises a RunnerError if it cannot
-        be trained on.
-        """
+        """Returns the result of ``datasets``; raises a RunnerError if it cannot be trained on."""
         given: Any = self.datasets(config)
         who = method_named(self, "datasets")
         if not isinstance(given, tuple | list) or len(given) != 2:
@@ -134,9 +132,7 @@ class DatasetSource(Source):
         return next(self._stream)
 
     def ahead(self) -> int:
-        """Returns a large number: batches that were sampled in advance are sampled
-        again by a resumed run.
-        """
+        """Returns a large number: a resumed run samples again what was sampled in advance."""
         return 2**30
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
@@ -145,9 +141,7 @@ class DatasetSource(Source):
         return {"samples": self._batch_size} | ({"tokens": self.tokens(batch)} if self._in_tokens else {})
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """Returns all samples except those of a smaller last batch; None for a stream
-        without a length.
-        """
+        """Returns all samples except those of a smaller last batch; None for a stream without a length."""
         samples = self._samples
         if samples is None:
             return None
@@ -321,6 +315,10 @@ class DatasetSource(Source):
             raise TypeError(f"the samples of '{self.config.kind}' are a stream: they have no numbers")
         return Subset(data, index.tolist())
 
+    def held_out_batch_size(self) -> int:
+        """Returns the samples of a held-out batch, by default those of the recipe's batch."""
+        return self.context.batch_size
+
     def held_out_batches(self) -> Iterator[Batch]:
         """Yields the batches of the held-out set, in order and of the recipe's size;
         the last may be smaller.
@@ -328,7 +326,8 @@ class DatasetSource(Source):
         The number of a batch seeds what is random in it, so every evaluation sees the same samples, whatever the
         number of workers.
         """
-        size, seed = self.context.batch_size, derived_seed(self.context.seed, "held_out")
+        size = self.held_out_batch_size()
+        seed = derived_seed(self.context.seed, "held_out")
         if isinstance(self.held_out, Rows):
             rows = self.held_out
             index = torch.arange(len(rows), device=self._home(rows))

@@ -157,6 +157,23 @@ class SourceConfig(JudgedFace, ABC):
     pictures: ClassVar[tuple[str, ...]] = ()
     """Endings of the files that ``Source.render`` can draw, if there is that method."""
 
+    prepares_text: ClassVar[bool] = False
+    """Whether ``prepare_text`` converts texts to a file that the source reads."""
+
+    @classmethod
+    def prepare_text(cls, texts: Sequence[Path], tokenizer: str, out: Path) -> str:
+        """Converts texts to a file that the source reads, for ``runner data prepare``.
+
+        Args:
+            texts: Existing text files, in this order.
+            tokenizer: Name of a tokenizer.
+            out: The file, in an existing folder.
+
+        Returns:
+            A description of the file for a person.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no prepare_text, although it declares prepares_text")
+
     def absent(self) -> list[DataFile]:
         """Returns the missing files of ``files`` that these settings need."""
         return []

@@ -1,7 +1,6 @@
-"""Reads the YAML of recipes into nodes with their places, and writes values as YAML."""
+"""Reads the YAML of recipes into nodes with their places."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,9 @@ from typing import Any, NoReturn
 
 import yaml
 
+from runner.recipe.scalars import Scalar, resolve
 from runner.system.errors import DamagedError, ExitCode, UsageError
-from runner.system.escapes import escape, escape_line, is_printable
+from runner.system.escapes import escape, escape_line
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 
@@ -20,25 +20,10 @@ SUFFIXES = (".yaml", ".yml")
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000  # keys and values, after aliases have been expanded; all of them together within MAX_BYTES
-_LONGEST_EXCERPT = 120  # characters of a source line that are shown around the caret
+# Characters of a source line that are shown around the caret.
+_LONGEST_EXCERPT = 120
 _LONGEST_VALUE = 60
-_LONGEST_NUMBER = 64  # characters; a longer run of digits is text, because reading it would take quadratic time
-_TAG = "tag:yaml.org,2002:"
-
-_DIGITS = r"[0-9]+(?:_[0-9]+)*"
-_DECIMAL = re.compile(rf"[-+]?{_DIGITS}")
-_OCTAL_OR_HEXADECIMAL = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(rf"[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
-_WORDS: dict[str, bool | float | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
-    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
-}
-
-Scalar = bool | int | float | str | None
+TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
@@ -67,9 +52,12 @@ class Place:
         # The line is masked before it is cut, which could leave half of a secret, and escaped like
         # the printed text, so that the caret is below the place.
         text = escape(redact(self.text))
-        before = escape(redact(self.text[: self.column - 1]))
-        column = min(len(before), len(text))  # masking earlier text moves the column
-        start = max(0, column - _LONGEST_EXCERPT // 2) if len(text) > _LONGEST_EXCERPT else 0
+        text_before_column = escape(redact(self.text[: self.column - 1]))
+        # Masking earlier text moves the column.
+        column = min(len(text_before_column), len(text))
+        start = 0
+        if len(text) > _LONGEST_EXCERPT:
+            start = max(0, column - _LONGEST_EXCERPT // 2)
         line = text[start : start + _LONGEST_EXCERPT].rstrip()
         # Tabs stay tabs, so that a terminal puts the caret below its character.
         margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
@@ -96,19 +84,25 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        headline = ": ".join(part for part in (str(self.place), escape_line(self.path), self.message) if part)
-        return "\n".join(part for part in (headline, self.place.excerpt()) if part)
+        parts = (str(self.place), escape_line(self.path), self.message)
+        first_line = ": ".join(filter(None, parts))
+        return "\n".join(filter(None, (first_line, self.place.excerpt())))
 
 
 class RecipeError(UsageError):
     """The mistakes in a recipe, without repetition and in the order of the files' lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        def position(problem: Problem) -> tuple[bool, str, int, int]:
-            place = problem.place
-            return isinstance(place.source, str), str(place.source), place.line, place.column
+        def sort_key(problem: Problem) -> tuple[bool, str, int, int]:
+            position = problem.place
+            return (
+                isinstance(position.source, str),
+                str(position.source),
+                position.line,
+                position.column,
+            )
 
-        self.problems = tuple(sorted(dict.fromkeys(problems), key=position))
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=sort_key))
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -134,25 +128,33 @@ class Node:
         """Returns the children of a mapping or a list, by key or number; empty for a scalar."""
         if isinstance(self.value, dict):
             return self.value
-        return dict(enumerate(self.value)) if isinstance(self.value, list) else {}
+        if isinstance(self.value, list):
+            return dict(enumerate(self.value))
+        return {}
 
     def plain(self) -> Any:
         """The value as plain dictionaries, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
-        return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
 
     def get(self, *keys: str) -> "Node | None":
         """The value below these keys, or None if there is none."""
         node: Node | None = self
         for key in keys:
-            node = None if node is None else node.children.get(key)
+            if node is None:
+                return None
+            node = node.children.get(key)
         return node
 
     def items(self, *keys: str) -> "list[Node]":
         """The items of the list below these keys; none if there is none."""
         node = self.get(*keys)
-        return node.value if node is not None and isinstance(node.value, list) else []
+        if node is None or not isinstance(node.value, list):
+            return []
+        return node.value
 
     @property
     def anchor(self) -> Place:
@@ -162,18 +164,29 @@ class Node:
     def asked(self, path: str) -> Place:
         """Returns the place to show for a dotted path: its key, or the innermost existing section."""
         keys = path.split(".")
-        found = (self.get(*keys[:depth]) for depth in range(len(keys), 0, -1))
-        return next((node.anchor for node in found if node is not None), self.place)
+        for depth in range(len(keys), 0, -1):
+            node = self.get(*keys[:depth])
+            if node is not None:
+                return node.anchor
+        return self.place
 
     @property
     def shown(self) -> str:
         """The value as it would be written in a recipe, short enough for a message."""
-        if isinstance(self.value, dict | list):
-            return "a mapping" if isinstance(self.value, dict) else "a list"
+        if isinstance(self.value, dict):
+            return "a mapping"
+        if isinstance(self.value, list):
+            return "a list"
         if self.value is None:
             return "nothing"
-        text = f"'{escape_line(redact(self.value))}'" if isinstance(self.value, str) else json.dumps(self.value)
-        return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+        if isinstance(self.value, str):
+            return _shortened(f"'{escape_line(redact(self.value))}'")
+        return _shortened(json.dumps(self.value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def has_suffix(path: Path) -> bool:
@@ -209,7 +222,8 @@ def _text(path: Path) -> str:
 
     try:
         if is_lock(path):
-            from runner.system.manifest import read_checked  # which only locks need
+            # Only locks need this import.
+            from runner.system.manifest import read_checked
 
             return read_checked(path, MAX_BYTES).decode("utf-8-sig")
         # A recipe may be a pipe: runner run <(COMMAND).
@@ -237,8 +251,8 @@ def _mapping(text: str, path: Path, problems: list[Problem], quotes: bool) -> No
     except RecipeError as error:
         if quotes and has_suffix(path):
             raise
-        place = replace(error.problems[-1].place, text="")
-        raise RecipeError([Problem(place, "", "is not a YAML mapping, so it is not a recipe")]) from None
+        position = replace(error.problems[-1].place, text="")
+        raise RecipeError([Problem(position, "", "is not a YAML mapping, so it is not a recipe")]) from None
     return node
 
 
@@ -252,10 +266,10 @@ def parse(text: str, source: Path | str, problems: list[Problem], shown: str | N
         reader = _Reader(text, source, problems, shown or text)
         root = reader.get_single_node()
     except yaml.reader.ReaderError as error:
-        before = text[: error.position].split("\n")
-        place = Place(source, len(before), len(before[-1]) + 1)
+        preceding_lines = text[: error.position].split("\n")
+        position = Place(source, len(preceding_lines), len(preceding_lines[-1]) + 1)
         message = f"invalid YAML: character U+{error.character:04X} is not allowed"
-        raise RecipeError([*problems, Problem(place, "", message)]) from None
+        raise RecipeError([*problems, Problem(position, "", message)]) from None
     except yaml.MarkedYAMLError as error:
         message = f"invalid YAML: {error.problem or error.context}"
         if error.problem and error.context and error.context_mark:
@@ -268,9 +282,15 @@ class _Reader(yaml.SafeLoader):
     """PyYAML's parser without its idea of types, that stops as soon as a document is too deep or too long."""
 
     def __init__(self, text: str, source: Path | str, problems: list[Problem], shown: str) -> None:
-        self.source, self.problems, self.text, self.lines = source, problems, text, shown.splitlines()
-        self.depth = self.composed = self.count = self.characters = 0
-        self.open: set[int] = set()
+        self.source = source
+        self.problems = problems
+        self.text = text
+        self.lines = shown.splitlines()
+        self.depth = 0
+        self.composed = 0  # nodes before aliases are expanded
+        self.count = 0  # nodes after that
+        self.characters = 0
+        self.open: set[int] = set()  # the nodes around the present one, by identity
         super().__init__(text)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
@@ -280,8 +300,10 @@ class _Reader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         self.composed += 1
-        if self.depth > MAX_DEPTH + 1 or self.composed > MAX_NODES:
-            self._refuse_size(self.peek_event().start_mark, self.composed > MAX_NODES)  # type: ignore[no-untyped-call]
+        too_long = self.composed > MAX_NODES
+        if too_long or self.depth > MAX_DEPTH + 1:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            self._refuse_size(event.start_mark, too_long)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -298,15 +320,11 @@ class _Reader(yaml.SafeLoader):
         if id(node) in self.open:
             self.fail(mark, "an alias that contains itself")
         if node.tag not in ("?", "!"):
-            self.fail(mark, f"tag '{node.tag.replace(_TAG, '!!')}' is not allowed: a recipe holds plain values only")
+            tag = node.tag.replace(TAG, "!!")
+            self.fail(mark, f"tag '{tag}' is not allowed: a recipe holds plain values only")
         if is_scalar:
-            if any("\ud800" <= character <= "\udfff" for character in node.value):
-                self.fail(mark, "half of a surrogate pair is not a character")
-            value = resolve(node.value) if node.tag == "?" else str(node.value)
-            anchored = self.text[mark.index : node.end_mark.index].rstrip(" \t\r\n\x85\u2028\u2029")
-            spelled = re.sub(r"^&\S+\s+", "", anchored)
-            start = mark.index + len(anchored) - len(spelled)
-            return Node(value, self._place(mark), key, spelled=spelled, start=start)
+            return self._scalar(node, key)
+
         self.open.add(id(node))
         children: list[Node] | dict[str, Node]
         if isinstance(node, yaml.MappingNode):
@@ -316,20 +334,33 @@ class _Reader(yaml.SafeLoader):
         self.open.discard(id(node))
         return Node(children, self._place(mark), key)
 
+    def _scalar(self, node: yaml.ScalarNode, key: Place | None) -> Node:
+        mark = node.start_mark
+        if any("\ud800" <= character <= "\udfff" for character in node.value):
+            self.fail(mark, "half of a surrogate pair is not a character")
+        value = resolve(node.value) if node.tag == "?" else str(node.value)
+        # The mark of an anchored scalar is at its anchor, which is not part of the value.
+        source = self.text[mark.index : node.end_mark.index]
+        anchored = source.rstrip(" \t\r\n\x85\u2028\u2029")
+        spelled = re.sub(r"^&\S+\s+", "", anchored)
+        start = mark.index + len(anchored) - len(spelled)
+        return Node(value, self._place(mark), key, spelled=spelled, start=start)
+
     def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Node]:
         value: dict[str, Node] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.fail(key_node.start_mark, "a key must be a word")
             self.node(key_node, None, path)  # it counts, too
-            key, place = key_node.value, self._place(key_node.start_mark)
-            child = self.node(value_node, place, (*path, key))
+            key = key_node.value
+            position = self._place(key_node.start_mark)
+            child = self.node(value_node, position, (*path, key))
             dotted = ".".join((*path, key))
             if key == "<<" and key_node.tag == "?":
-                self.problems.append(Problem(place, dotted, "merge keys are not part of YAML 1.2 - use 'extends'"))
+                self.problems.append(Problem(position, dotted, "merge keys are not part of YAML 1.2 - use 'extends'"))
             elif key in value:
                 first = value[key].anchor.line
-                self.problems.append(Problem(place, dotted, f"duplicate key - the first is on line {first}"))
+                self.problems.append(Problem(position, dotted, f"duplicate key - the first is on line {first}"))
             else:
                 value[key] = child
         return value
@@ -339,62 +370,11 @@ class _Reader(yaml.SafeLoader):
         return Place(self.source, mark.line + 1, mark.column + 1, text)
 
     def _refuse_size(self, mark: Any, too_long: bool) -> NoReturn:
-        length = f"has more than {MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters, aliases expanded"
-        self.fail(mark, length if too_long else f"is nested deeper than {MAX_DEPTH} levels")
+        if too_long:
+            size = f"{MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters"
+            self.fail(mark, f"has more than {size}, aliases expanded")
+        self.fail(mark, f"is nested deeper than {MAX_DEPTH} levels")
 
     def fail(self, mark: Any, message: str) -> NoReturn:
         """Gives the document up."""
         raise RecipeError([*self.problems, Problem(self._place(mark), "", message)]) from None
-
-
-def resolve(text: str) -> Scalar:
-    """The value of an unquoted scalar by the core schema of YAML 1.2, in which ``1e-3`` is a number and ``on`` is text.
-
-    Beyond it, digits may be grouped by underscores (``60_000``). A number too large for a float is text.
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    if len(text) > _LONGEST_NUMBER:
-        return text
-    if _DECIMAL.fullmatch(text):
-        return int(text)
-    if _OCTAL_OR_HEXADECIMAL.fullmatch(text):
-        return int(text, base=0)
-    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
-        return number
-    return text
-
-
-_WIDTH = 2**31 - 1  # no line is broken
-
-
-class _Dumper(yaml.CSafeDumper):
-    """Quotes what ``resolve`` would not read back as text, and nothing else."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        if kind is yaml.ScalarNode and implicit[0]:
-            found = resolve(value)
-            return _TAG + ("null" if found is None else type(found).__name__)
-        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-
-    def represent_str(self, data: str) -> Any:
-        # These two words mean something to YAML. What is printed escaped reads back in double quotes only.
-        special = data in ("<<", "=") or not is_printable(data)
-        return self.represent_scalar(f"{_TAG}str", data, style='"' if special else None)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def dump(values: Any) -> str:
-    """Plain values as a YAML document that reads back as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
-
-
-def dump_inline(value: Any) -> str:
-    """A plain value as YAML on one line."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=_WIDTH)
-    return text.removesuffix("\n").removesuffix("\n...")

@@ -18,9 +18,9 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from runner.plugin.config import Config
 from runner.plugin.files import Anchor
-from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
 from runner.plugin.works import lacking
-from runner.recipe.document import Node, Problem, parse, resolve
+from runner.recipe.document import Node, Problem
+from runner.recipe.scalars import resolve
 from runner.system.errors import RunnerError
 from runner.system.names import nearest, suggestion
 from runner.system.secrets import register
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from runner.plugin.faces import LearnerConfig, StageConfig
+    from runner.plugin.faces import StageConfig
     from runner.plugin.registry import Registry, Section
     from runner.recipe.recipe import Recipe
 
@@ -56,34 +56,59 @@ _QUOTED = re.compile(r"'([^']*)'")  # the names in pydantic's "'a', 'b' or 'c'"
 
 
 def fill(
-    model: type[Model], node: Node, path: str, problems: list[Problem], others: Iterable[str] = ()
+    model: type[Model],
+    node: Node,
+    path: str,
+    problems: list[Problem],
+    others: Iterable[str] = (),
 ) -> Model | None:
     """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
 
     Mistakes are added to ``problems``, with their dotted paths below ``path``; the result is then
     None. ``others`` are keys that are allowed in addition to the model's, for suggestions.
     """
-    for leaf in secret_nodes([model], node):  # before a message can quote it, whether or not it is valid
+    # Registered before a message can quote it, whether or not it is valid.
+    for leaf in secret_nodes([model], node):
         register(str(leaf.value), leaf.spelled.strip("\"'"))
+
     plain = node.plain()
     for name, field in model.model_fields.items():
         anchor = _anchor_of(field)
         child = node.get(name)
         if anchor is not None and child is not None and isinstance(child.value, str):
             plain[name] = anchor.absolute(child.value, child.place.source)
+
     while True:
         try:
             # In JSON a list may fill a tuple, and nothing else is coerced.
             return model.model_validate_json(json.dumps(plain), strict=True)
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-        unknown = [_walk(node, each["loc"]) for each in errors if each["type"] == "extra_forbidden"]
-        leftovers = [keys for keys, found, _ in unknown if found.leftover]
+        except ValidationError as validation_error:
+            errors = validation_error.errors(include_url=False)
+        leftovers = list(_leftover_keys(errors, node))
         if not leftovers:
-            problems += [_problem(each, model, node, path, others) for each in errors]
+            problems += [
+                _problem(
+                    error,
+                    model,
+                    node,
+                    path,
+                    others,
+                )
+                for error in errors
+            ]
             return None
-        for *above, key in leftovers:  # in no list, because lists are not merged
-            reduce(getitem, above, plain).pop(key, None)
+        # They are in no list, because lists are not merged.
+        for *sections, key in leftovers:
+            reduce(getitem, sections, plain).pop(key, None)
+
+
+def _leftover_keys(errors: Iterable[ErrorDetails], node: Node) -> Iterator[list[str]]:
+    """The keys of unknown settings that were inherited from another kind."""
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            keys, unknown, _ = _walk(node, error["loc"])
+            if unknown.leftover:
+                yield keys
 
 
 def _anchor_of(field: FieldInfo) -> Anchor | None:
@@ -96,38 +121,51 @@ def _anchor_of(field: FieldInfo) -> Anchor | None:
 def plugin_section(root: Node, section: Section, catalog: Registry, problems: list[Problem]) -> Any:
     """The settings of a section with a ``kind``: an instance of the kind's face, or None if anything is wrong with it.
 
-    Those of an unknown kind are judged only if it is a known one with another spelling.
+    Those of an unknown kind are validated only if its name is similar to that of another one.
     """
-    known = catalog.kinds(section)
+    kinds = catalog.kinds(section)
     node = root.get(section) or replace(root, value={})
-    named = _kind_of(node, section, known, problems, hint=_PLUGIN_HINT)
-    if named is None:
+    kind_and_settings = split_kind(
+        node,
+        section,
+        kinds,
+        problems,
+        hint=_PLUGIN_HINT,
+    )
+    if kind_and_settings is None:
         return None
-    kind, rest = named
-    if str(kind.value) in known:
-        try:
-            face = catalog.get(section, str(kind.value))
-        except RunnerError as error:
-            problems.append(Problem(kind.place, section, str(error)))
-            return None
-        if missing := lacking(face):
-            problems.append(Problem(kind.place, f"{section}.kind", missing))
-        return fill(face, rest, section, problems)
-    misspelled = _misspelled(node, section, catalog)
-    if misspelled is not None:
-        fill(misspelled, rest, section, problems)
-    return None
+    kind, settings = kind_and_settings
+    if str(kind.value) not in kinds:
+        misspelled = _misspelled(node, section, catalog)
+        if misspelled is not None:
+            fill(misspelled, settings, section, problems)
+        return None
+
+    try:
+        face = catalog.get(section, str(kind.value))
+    except RunnerError as error:
+        problems.append(Problem(kind.place, section, str(error)))
+        return None
+    missing = lacking(face)
+    if missing:
+        problems.append(Problem(kind.place, f"{section}.kind", missing))
+    return fill(face, settings, section, problems)
 
 
 def _misspelled(node: Node, section: Section, catalog: Registry) -> Any:
     """Returns the face whose kind was misspelled: of a similar name, and with at least half of the keys."""
     kind = node.get("kind")
-    similar = None if kind is None else nearest(str(kind.value), catalog.kinds(section))
-    face = None if similar is None else face_of(catalog, section, similar)
+    if kind is None:
+        return None
+    similar = nearest(str(kind.value), catalog.kinds(section))
+    if similar is None:
+        return None
+    face = face_of(catalog, section, similar)
     if face is None:
         return None
-    written = node.children.keys() - {"kind"}
-    return face if 2 * len(written & face.model_fields.keys()) >= len(written) else None
+    keys = node.children.keys() - {"kind"}
+    common_keys = keys & face.model_fields.keys()
+    return face if 2 * len(common_keys) >= len(keys) else None
 
 
 def face_of(catalog: Registry, section: Section, kind: str) -> Any:
@@ -139,125 +177,84 @@ def face_of(catalog: Registry, section: Section, kind: str) -> Any:
 
 def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]) -> dict[str, StageConfig | None]:
     """The stages of a section that are on, in the order of attaching; None instead of settings that are not valid."""
-    found: dict[str, StageConfig | None] = {}
-    section, known = root.get(name) or replace(root, value={}), catalog.kinds(name)
+    switched_on: dict[str, StageConfig | None] = {}
+    section = root.get(name) or replace(root, value={})
     if not isinstance(section.value, dict):
         problems.append(Problem(section.place, name, f"should be a mapping of stages, got {section.shown}"))
-        return found
+        return switched_on
+    kinds = catalog.kinds(name)
     for kind, node in section.value.items():
         path = f"{name}.{kind}"
         is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
-        if kind not in known:
-            hint = "" if nearest(kind, known) else _PLUGIN_HINT
-            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, known)}{hint}"))
-        elif not is_switch and not (isinstance(node.value, dict) and node.value):
-            given = "an empty mapping" if node.value == {} else node.shown
-            problems.append(Problem(node.place, path, f"should be on, off or its settings, got {given}"))
+        has_settings = isinstance(node.value, dict) and bool(node.value)
+        if kind not in kinds:
+            hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
+            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, kinds)}{hint}"))
+        elif not is_switch and not has_settings:
+            value = "an empty mapping" if node.value == {} else node.shown
+            problems.append(Problem(node.place, path, f"should be on, off or its settings, got {value}"))
         elif not is_switch or _SWITCH[node.value]:
-            found[kind] = None
-            try:
-                face = catalog.get(name, kind)
-            except RunnerError as error:
-                problems.append(Problem(node.anchor, path, str(error)))
-            else:
-                if missing := lacking(face):
-                    problems.append(Problem(node.anchor, path, missing))
-                found[kind] = fill(face, replace(node, value={}) if is_switch else node, path, problems)
-    return dict(sorted(found.items(), key=lambda item: (item[1].phase if item[1] else 0, item[0])))
+            settings = replace(node, value={}) if is_switch else node
+            switched_on[kind] = _stage(
+                settings,
+                name,
+                kind,
+                catalog,
+                problems,
+            )
+
+    def attachment_order(kind: str) -> tuple[int, str]:
+        stage = switched_on[kind]
+        return (stage.phase if stage else 0), kind
+
+    return {kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)}
 
 
-def optimizers(
-    root: Node, model: LearnerConfig | None, catalog: Registry, problems: list[Problem]
-) -> dict[str, OptimizerSettings]:
-    """Returns the optimizer of every role of a learner, from one section for all roles or one for each.
-
-    Without a valid learner, the section is validated for the learner that was probably meant.
-    """
-    if model is None:
-        guess = _face_meant(root, catalog)
-        if guess is None:
-            _validate_unknown_roles(root, problems)
-            return {}
-    found: dict[str, OptimizerSettings] = {}
-    nothing = replace(root, value={})
-    section, roles = root.get("optimizer") or nothing, model.roles if model is not None else guess.roles
-    mixed = [key for key in section.children if key not in roles]
-    by_role = len(mixed) < len(section.children)
-    if by_role and mixed:
-        keys = ", ".join(f"optimizer.{role}.{mixed[0]}" for role in roles)
-        message = f"settings are given for each role here; write {keys}"
-        problems.append(Problem(section.children[mixed[0]].anchor, f"optimizer.{mixed[0]}", message))
-        return found
-    for role, default in roles.items():
-        node, path = (section.get(role) or nothing, f"optimizer.{role}") if by_role else (section, "optimizer")
-        usual = default.get("kind", "adamw")
-        named = _kind_of(node, path, kinds(), problems, usual)
-        if named is None or str(named[0].value) not in kinds():
-            continue
-        kind, rest = named
-        # Another optimizer has other scales.
-        kept = {key: value for key, value in default.items() if key in OWN or (kind.value == usual and key != "kind")}
-        base = parse(json.dumps(kept), f"default of role {role}", problems)
-        filled = replace(rest, value={**base.children, **rest.children})
-        settings = fill(settings_of(str(kind.value)), filled, path, problems)
-        if settings is not None:
-            found[role] = settings
-    return found
+def _stage(
+    settings: Node,
+    section: Section,
+    kind: str,
+    catalog: Registry,
+    problems: list[Problem],
+) -> Any:
+    """The settings of a stage that is on; None if they are not valid."""
+    path = f"{section}.{kind}"
+    try:
+        face = catalog.get(section, kind)
+    except RunnerError as error:
+        problems.append(Problem(settings.anchor, path, str(error)))
+        return None
+    missing = lacking(face)
+    if missing:
+        problems.append(Problem(settings.anchor, path, missing))
+    return fill(face, settings, path, problems)
 
 
-def _face_meant(root: Node, catalog: Registry) -> Any:
-    """Returns the face of the learner that a recipe names or misspells; None without a similar name."""
-    kind = root.get("model", "kind")
-    known = catalog.kinds("model")
-    name = "" if kind is None else str(kind.value)
-    meant = name if name in known else nearest(name, known)
-    return None if meant is None else face_of(catalog, "model", meant)
-
-
-def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
-    """Validates the optimizers of a learner that is unknown, as far as that is possible without it."""
-    section = root.get("optimizer")
-    if section is None:
-        return
-    known = {key for kind in kinds() for key in settings_of(kind).model_fields}
-    is_by_role = bool(section.children) and not section.children.keys() & (known | {"kind"})
-    parts = {f"optimizer.{role}": node for role, node in section.children.items()} if is_by_role else {}
-    certain: list[Problem] = []
-    for path, node in (parts or {"optimizer": section}).items():
-        named = _kind_of(node, path, kinds(), certain, "adamw")
-        if named is not None and str(named[0].value) in kinds():
-            fill(settings_of(str(named[0].value)), named[1], path, certain)
-            # The learner's default may be another optimizer, which has other settings.
-            if "kind" not in node.children:
-                certain = [item for item in certain if item.path.rpartition(".")[2] not in known or _is_value(item)]
-    problems += certain
-
-
-def _is_value(problem: Problem) -> bool:
-    """Returns whether a problem is about a value and not about an unknown key."""
-    return not problem.message.startswith("unknown key")
-
-
-def _kind_of(
-    node: Node, path: str, known: Collection[str], problems: list[Problem], default: str | None = None, hint: str = ""
+def split_kind(
+    node: Node,
+    path: str,
+    kinds: Collection[str],
+    problems: list[Problem],
+    default: str | None = None,
+    hint: str = "",
 ) -> tuple[Node, Node] | None:
-    """Returns the kind that a section names, known or not, and the rest of it; None if it names none.
+    """Returns the kind that a section names, registered or not, and its other settings; None if it names none.
 
     The hint follows the message about an unknown kind.
     """
     if not isinstance(node.value, dict):
         problems.append(Problem(node.place, path, f"should be a mapping with a kind, got {node.shown}"))
         return None
-    rest = dict(node.value)
-    kind = rest.pop("kind", None if default is None else Node(default, node.place))
+    settings = dict(node.value)
+    default_node = None if default is None else Node(default, node.place)
+    kind = settings.pop("kind", default_node)
     if kind is None:
-        problems.append(Problem(node.anchor, f"{path}.kind", f"is missing: one of {', '.join(known)}"))
+        problems.append(Problem(node.anchor, f"{path}.kind", f"is missing: one of {', '.join(kinds)}"))
         return None
-    if str(kind.value) not in known:
-        message = f"unknown kind {kind.shown}{suggestion(str(kind.value), known)}"
-        message += hint
+    if str(kind.value) not in kinds:
+        message = f"unknown kind {kind.shown}{suggestion(str(kind.value), kinds)}{hint}"
         problems.append(Problem(kind.place, f"{path}.kind", message))
-    return kind, replace(node, value=rest)
+    return kind, replace(node, value=settings)
 
 
 def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
@@ -276,49 +273,65 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
 
 def secret_nodes(declared: Sequence[Any], node: Node) -> Iterator[Node]:
     """The scalars in a node of one of these types that are written where one of them has a ``SecretStr``."""
-    if node.spelled and any(each in (SecretStr, SecretBytes) for each in declared):
+    if node.spelled and any(type_ in (SecretStr, SecretBytes) for type_ in declared):
         yield node
     for key, child in node.children.items():
         yield from secret_nodes(_types_at(declared, key) or declared, child)
 
 
-def _problem(error: ErrorDetails, model: type[Config], node: Node, path: str, others: Iterable[str]) -> Problem:
-    parts, found, missing = _walk(node, error["loc"])
-    dotted = ".".join([path, *parts] if path else parts)
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        known = _keys_at(model, error["loc"][:-1])
-        hint = suggestion(parts[-1], known.union(others) if len(parts) == 1 else known)
-        return Problem(found.anchor, dotted, model.elsewhere.get(parts[-1], f"unknown key{hint}"))
-    if kind == "missing" and isinstance(missing, int):
-        return Problem(found.place, dotted, f"needs at least {missing + 1} items")
-    if kind == "missing" and missing is not None:
-        return Problem(found.anchor, f"{dotted}.{missing}" if dotted else str(missing), "is missing")
-    if kind not in ("union_tag_invalid", "union_tag_not_found"):
-        return Problem(found.place, dotted, _message(error, found))
+def _problem(
+    error: ErrorDetails,
+    model: type[Config],
+    node: Node,
+    path: str,
+    others: Iterable[str],
+) -> Problem:
+    keys, innermost, missing = _walk(node, error["loc"])
+    dotted = ".".join([path, *keys] if path else keys)
+    error_type = error["type"]
+    if error_type == "extra_forbidden":
+        known_keys = _keys_at(model, error["loc"][:-1])
+        if len(keys) == 1:
+            known_keys = known_keys.union(others)
+        message = f"unknown key{suggestion(keys[-1], known_keys)}"
+        return Problem(innermost.anchor, dotted, model.elsewhere.get(keys[-1], message))
+    if error_type == "missing" and isinstance(missing, int):
+        return Problem(innermost.place, dotted, f"needs at least {missing + 1} items")
+    if error_type == "missing" and missing is not None:
+        missing_path = f"{dotted}.{missing}" if dotted else str(missing)
+        return Problem(innermost.anchor, missing_path, "is missing")
+    if error_type not in ("union_tag_invalid", "union_tag_not_found"):
+        return Problem(innermost.place, dotted, _message(error, innermost))
+
     discriminator = error["ctx"]["discriminator"].strip("'")
-    tag = found.get(discriminator)
+    tag_path = f"{dotted}.{discriminator}"
+    tag = innermost.get(discriminator)
     if tag is None:
-        return Problem(found.anchor, f"{dotted}.{discriminator}", "is missing: it determines the other settings")
+        return Problem(innermost.anchor, tag_path, "is missing: it determines the other settings")
     hint = suggestion(str(tag.value), _QUOTED.findall(error["ctx"]["expected_tags"]))
-    return Problem(tag.place, f"{dotted}.{discriminator}", f"unknown {discriminator} {tag.shown}{hint}")
+    return Problem(tag.place, tag_path, f"unknown {discriminator} {tag.shown}{hint}")
 
 
-def _message(error: ErrorDetails, found: Node) -> str:
+def _message(error: ErrorDetails, node: Node) -> str:
     message = error["msg"]
     if error["type"] in ("value_error", "assertion_error"):
         return message.partition(", ")[2]
-    for theirs, ours in _WORDING:
-        message = message.replace(theirs, ours)
+    for pydantic_term, yaml_term in _WORDING:
+        message = message.replace(pydantic_term, yaml_term)
     if not message.startswith("should"):
         return message[0].lower() + message[1:]
-    message += f", got {found.shown}"
-    is_quoted = isinstance(found.value, str) and isinstance(resolve(found.value), int | float)
-    if error["type"] in ("int_type", "float_type") and is_quoted:
+
+    message += f", got {node.shown}"
+    if not isinstance(node.value, str):
+        return message
+    is_quoted_number = isinstance(resolve(node.value), int | float)
+    if error["type"] in ("int_type", "float_type") and is_quoted_number:
         return f"{message} - remove the quotes"
-    is_choice = error["type"] == "literal_error" and isinstance(found.value, str)
-    near = nearest(str(found.value), _QUOTED.findall(error["ctx"]["expected"])) if is_choice else None
-    return f"{message} - did you mean '{near}'?" if near else message
+    if error["type"] == "literal_error":
+        choices = _QUOTED.findall(error["ctx"]["expected"])
+        similar = nearest(node.value, choices)
+        return f"{message} - did you mean '{similar}'?" if similar else message
+    return message
 
 
 def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
@@ -326,39 +339,43 @@ def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int 
 
     Names of union members are skipped, because they are not part of the document.
     """
-    parts: list[str] = []
+    keys: list[str] = []
     missing: int | str | None = None
-    for part in loc:
-        child = node.children.get(part)
-        missing = part if child is None else None
+    for key in loc:
+        child = node.children.get(key)
+        missing = key if child is None else None
         if child is not None:
             node = child
-            parts.append(str(part))
-    return parts, node, missing
+            keys.append(str(key))
+    return keys, node, missing
 
 
 def _keys_at(model: type[Config], loc: tuple[int | str, ...]) -> set[str]:
     """Returns the keys of the models at a location; the name of a union member selects one."""
     types: list[Any] = [model]
-    for part in loc:
-        types = _types_at(types, part) or [each for each in _models_in(types) if part in _tags(each)] or types
-    return {name for each in _models_in(types) for name in each.model_fields}
+    for key in loc:
+        union_members = [member for member in _models_in(types) if key in _tags(member)]
+        types = _types_at(types, key) or union_members or types
+    return {name for member in _models_in(types) for name in member.model_fields}
 
 
-def _types_at(types: Iterable[Any], part: int | str) -> list[Any]:
+def _types_at(types: Iterable[Any], key: int | str) -> list[Any]:
     """The types of a field of models among these types."""
-    fields = [each.model_fields[str(part)] for each in _models_in(types) if part in each.model_fields]
-    return [found for field in fields for found in _types_in(field.annotation)]
+    fields = [model.model_fields[str(key)] for model in _models_in(types) if key in model.model_fields]
+    return [type_ for field in fields for type_ in _types_in(field.annotation)]
 
 
 def _types_in(annotation: Any) -> list[Any]:
-    inner = get_args(annotation)
-    return [found for each in inner for found in _types_in(each)] if inner else [annotation]
+    arguments = get_args(annotation)
+    if not arguments:
+        return [annotation]
+    return [type_ for argument in arguments for type_ in _types_in(argument)]
 
 
 def _models_in(types: Iterable[Any]) -> list[type[BaseModel]]:
-    return [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
+    return [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, BaseModel)]
 
 
 def _tags(model: type[BaseModel]) -> set[Any]:
-    return {model.__name__, *(tag for field in model.model_fields.values() for tag in get_args(field.annotation))}
+    tags = {tag for field in model.model_fields.values() for tag in get_args(field.annotation)}
+    return {model.__name__, *tags}

@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.plugin.registry import SECTIONS, Registry
 from runner.plugin.tuning import Setup
+from runner.recipe.contradictions import conflicts
 from runner.recipe.document import (
     DEFAULT,
     MAPPING,
@@ -23,15 +24,16 @@ from runner.recipe.document import (
     Place,
     Problem,
     RecipeError,
-    dump_inline,
     has_suffix,
     is_lock,
     parse,
     read,
 )
-from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
+from runner.recipe.dumping import dump_inline
+from runner.recipe.fill import Model, face_of, fill, plugin_section, secrets_of, stages
 from runner.recipe.mapping import node_of
-from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
+from runner.recipe.optimizers import optimizers
+from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
 from runner.recipe.tuning import locked_tuning
 from runner.system.errors import UsageError
 from runner.system.names import nearest, shown_path, suggestion
@@ -57,26 +59,29 @@ def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], 
     problems: list[Problem] = []
     if isinstance(reference, Mapping):
         path = Path(MAPPING)
-        found = layers(path, sets, problems, node_of(reference, problems))
+        all_layers = layers(path, sets, problems, node_of(reference, problems))
     else:
         path = find(_reference(reference))
-        found = layers(path, sets, problems)
-    composed = reduce(merge, found)
+        all_layers = layers(path, sets, problems)
+    composed = reduce(merge, all_layers)
     recipe = _validated(path, composed, catalog, problems)
     if is_lock(path):
         recipe = replace(recipe, tuning=locked_tuning(read(path, problems), recipe))
     # Also what another layer has replaced: a patch, or a study's file, may quote it.
-    register(*(str(leaf.value) for layer in found for leaf in secrets_of(recipe, layer)))
-    if names := list(_names_with_secrets(composed)):
-        raise RecipeError(names)
+    secret_leaves = [leaf for layer in all_layers for leaf in secrets_of(recipe, layer)]
+    register(*(str(leaf.value) for leaf in secret_leaves))
+    refused_names = list(_names_with_secrets(composed))
+    if refused_names:
+        raise RecipeError(refused_names)
     return recipe
 
 
-def _names_with_secrets(root: Node, above: str = "") -> Iterator[Problem]:
+def _names_with_secrets(root: Node, section: str = "") -> Iterator[Problem]:
     """Problems about all keys that contain a secret, and about values that become the name of something."""
     for key, child in root.children.items():
-        path = f"{above}.{key}" if above else str(key)
-        if has_secret(str(key)) or (path in NAMES and has_secret(str(child.value))):
+        path = f"{section}.{key}" if section else str(key)
+        is_secret_name = path in NAMES and has_secret(str(child.value))
+        if has_secret(str(key)) or is_secret_name:
             yield Problem(child.anchor, redact(path), REFUSED_NAME)
         yield from _names_with_secrets(child, path)
 
@@ -95,19 +100,22 @@ def _reference(reference: Any) -> str | Path:
 def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
     """The recipe that an experiment's file names: seen from its folder, or else as on a command line; as ``load``."""
     folder = Path(name.place.source).parent
-    folder = folder if (folder / str(name.value)).is_file() else Path()
-    return load(_found(name, "recipe", folder, ()), sets, catalog)
+    if not (folder / str(name.value)).is_file():
+        folder = Path()
+    path = _find_named(name, "recipe", folder, ())
+    return load(path, sets, catalog)
 
 
 def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
     """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for example ``ablated``."""
-    given = root.get("kind")
-    if given is None and root.children.keys() & PARTS:
-        message = f"is missing: this is a recipe, which is trained by: runner run {shown_path(Path(root.place.source))}"
+    kind_node = root.get("kind")
+    if kind_node is None and root.children.keys() & PARTS:
+        path = shown_path(Path(root.place.source))
+        message = f"is missing: this is a recipe, which is trained by: runner run {path}"
         raise RecipeError([Problem(root.place, "kind", message)])
-    if given is not None and given.value != kind:
-        message = f"{given.shown} cannot be {what}; should be '{kind}'{_taken_by(given)}"
-        raise RecipeError([Problem(given.place, "kind", message)])
+    if kind_node is not None and kind_node.value != kind:
+        message = f"{kind_node.shown} cannot be {what}; should be '{kind}'{_command_hint(kind_node)}"
+        raise RecipeError([Problem(kind_node.place, "kind", message)])
     filled = fill(model, root, "", problems)
     problems += _names_with_secrets(root)
     if filled is None or problems:
@@ -115,14 +123,21 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
     return filled
 
 
-def _taken_by(kind: Node) -> str:
+def _command_hint(kind: Node) -> str:
     """The end of a message about a file of another kind: the command that takes it, if there is one."""
     verb = VERBS.get(str(kind.value))
-    return f"; a file of that kind is for: {verb} {shown_path(Path(kind.place.source))}" if verb else ""
+    if not verb:
+        return ""
+    path = shown_path(Path(kind.place.source))
+    return f"; a file of that kind is for: {verb} {path}"
 
 
 def from_values(
-    values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry, tuning: Setup | None = None
+    values: Mapping[str, Any],
+    path: str,
+    origins: Mapping[str, Place],
+    catalog: Registry,
+    tuning: Setup | None = None,
 ) -> Recipe:
     """Creates the recipe that another process has loaded and sent; raises a ``RecipeError`` if a
     plugin is missing in this process.
@@ -131,7 +146,8 @@ def from_values(
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    return replace(_validated(Path(path), root, catalog, problems), origins=origins, tuning=tuning)
+    recipe = _validated(Path(path), root, catalog, problems)
+    return replace(recipe, origins=origins, tuning=tuning)
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
@@ -145,43 +161,77 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
 
 def secret_assignments(recipe: Recipe) -> list[str]:
     """Returns assignments that restore masked secrets of a lock, for this process only."""
-    pairs = zip(flatten(recipe.values(masked=False)), flatten(recipe.values()), strict=True)
-    return assignments({path: clear for (path, clear), (_, masked) in pairs if clear != masked})
+    clear_values = flatten(recipe.values(masked=False))
+    # Pairs in order, because masking may change a path as well.
+    pairs = zip(clear_values, flatten(recipe.values()), strict=True)
+    secrets = {path: clear for (path, clear), (_, masked) in pairs if clear != masked}
+    return assignments(secrets)
 
 
 def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Problem]) -> Recipe:
     root = replace(composed, place=Place(path))
-    for name in (name for name, value in flatten(root.plain()) if MASK in str(value)):
-        message = f"a secret is not kept in a run's files; give it again: --set {name}=VALUE"
-        problems.append(Problem(root.asked(name), name, message))
-    own = replace(root, value={key: node for key, node in root.children.items() if key not in PARTS})
-    head = fill(Head, own, "", problems, others=PARTS)
+    problems += _masked_secrets(root)
+
+    head_keys = {key: node for key, node in root.children.items() if key not in PARTS}
+    head = fill(Head, replace(root, value=head_keys), "", problems, others=PARTS)
     train = fill(TrainConfig, root.get("train") or replace(root, value={}), "train", problems)
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
     optimizer = optimizers(root, model, catalog, problems)
-    switched, answering = (stages(root, section, catalog, problems) for section in ("optimization", "inference"))
-    problems += conflicts(root, model, data, train, {"optimization": switched, "inference": answering})
+    optimization = stages(root, "optimization", catalog, problems)
+    inference = stages(root, "inference", catalog, problems)
+    problems += conflicts(root, model, data, train, {"optimization": optimization, "inference": inference})
     if problems or head is None or train is None:
-        kinds = [(section, kind) for section in SECTIONS if (kind := root.get(section, "kind")) is not None]
-        faces = [face_of(catalog, section, str(kind.value)) for section, kind in kinds]
-        moved = {old: new for face in faces if face is not None for old, new in face.moved.items()}
-        now = {old: f"unknown key - it is now {new}" for old, new in moved.items()}
-        raise RecipeError([replace(each, message=now.get(each.path, each.message)) for each in problems])
-    on = {kind: stage for kind, stage in switched.items() if stage is not None}
-    named = root.get("optimization") or replace(root, value={})
-    off = tuple(kind for kind in named.children if kind not in on)
+        raise RecipeError(_with_moved_settings(problems, root, catalog))
+
+    stages_on = {kind: stage for kind, stage in optimization.items() if stage is not None}
+    named_stages = (root.get("optimization") or replace(root, value={})).children
     recipe = Recipe(
-        path, **dict(head), train=train, model=model, data=data, optimizer=optimizer, stages=on, off=off,
-        inference={kind: stage for kind, stage in answering.items() if stage is not None}, origins={},
-    )  # fmt: skip
-    recipe.values(masked=False)  # makes known what no file holds: a plugin's default may come from the environment
+        path,
+        **dict(head),
+        train=train,
+        model=model,
+        data=data,
+        optimizer=optimizer,
+        stages=stages_on,
+        off=tuple(kind for kind in named_stages if kind not in stages_on),
+        inference={kind: stage for kind, stage in inference.items() if stage is not None},
+        origins={},
+    )
+    # This registers secrets that no file holds: a plugin's default may come from the environment.
+    recipe.values(masked=False)
+    stage_paths = dict.fromkeys(f"optimization.{kind}" for kind in named_stages)
+    return replace(recipe, origins=_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}))
+
+
+def _masked_secrets(root: Node) -> Iterator[Problem]:
+    """Problems about secrets that a run's files contain in masked form only."""
+    for name, value in flatten(root.plain()):
+        if MASK in str(value):
+            message = f"a secret is not kept in a run's files; give it again: --set {name}=VALUE"
+            yield Problem(root.asked(name), name, message)
+
+
+def _with_moved_settings(problems: Sequence[Problem], root: Node, catalog: Registry) -> list[Problem]:
+    """Returns the problems; those about a setting that has a new name mention it."""
+    messages: dict[str, str] = {}
+    for section in SECTIONS:
+        kind = root.get(section, "kind")
+        face = None if kind is None else face_of(catalog, section, str(kind.value))
+        if face is not None:
+            messages |= {old: f"unknown key - it is now {new}" for old, new in face.moved.items()}
+    return [replace(problem, message=messages.get(problem.path, problem.message)) for problem in problems]
+
+
+def _origins(root: Node, values: Mapping[str, Any]) -> dict[str, Place]:
+    """Returns where each of these values was written, by dotted path."""
     origins = {}
-    for written, value in (*((f"optimization.{kind}", None) for kind in named.children), *flatten(recipe.values())):
-        node = root.get(*written.split("."))
-        place = DEFAULT if node is None else node.place
-        origins[written] = replace(place, text="") if MASK in str(value) else place  # a text would hold the value
-    return replace(recipe, origins=origins)
+    for path, value in values.items():
+        node = root.get(*path.split("."))
+        origin = DEFAULT if node is None else node.place
+        # The text of the line would contain the secret.
+        origins[path] = replace(origin, text="") if MASK in str(value) else origin
+    return origins
 
 
 def shipped() -> dict[str, Path]:
@@ -192,7 +242,8 @@ def shipped() -> dict[str, Path]:
 
 def find(reference: str | Path, folder: Path = Path()) -> Path:
     """The file that is meant, seen from a folder: a path, or the bare name of a recipe that ships; or an error."""
-    path, name = folder / reference, str(reference)
+    path = folder / reference
+    name = str(reference)
     is_bare = name == Path(name).name
     ships = shipped() if is_bare else {}
     # Unlike Path.is_file, os.path accepts a name that is too long. Folders and pipes pass here, and
@@ -201,12 +252,14 @@ def find(reference: str | Path, folder: Path = Path()) -> Path:
         return ships[name.removesuffix(SUFFIX)]
     if os.path.exists(path):
         return path
-    beside = path.parent.glob(f"*{SUFFIX}") if os.path.isdir(path.parent) else ()
-    known = {stem: stem for stem in ships} | {each.stem: each.name for each in beside}
+
     message = "no such file, and no recipe of that name ships" if is_bare else "no such file"
     hint = suggestion(path.stem, ships) if is_bare else ""
-    if near := nearest(path.stem, known):
-        hint = f" - did you mean '{Path(name).with_name(known[near])}'?"
+    files = path.parent.glob(f"*{SUFFIX}") if os.path.isdir(path.parent) else ()
+    candidates = {stem: stem for stem in ships} | {file.stem: file.name for file in files}
+    similar = nearest(path.stem, candidates)
+    if similar:
+        hint = f" - did you mean '{Path(name).with_name(candidates[similar])}'?"
     raise RecipeError([Problem(Place(path), "", message + hint)])
 
 
@@ -218,56 +271,75 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
     files: list[Node] = []
     chain: list[Path] = []
     while not is_lock(path):
-        # A file that another one names may be anything; only the one on the command line is quoted whatever it holds.
-        root = mapping if mapping is not None and not chain else read(path, problems, quotes=not chain)
-        if (kind := root.get("kind")) is not None and (taken := _taken_by(kind)):
-            raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is not a recipe{taken}")])
-        rest = dict(root.children)
-        extends = rest.pop("extends", None)
-        files.append(replace(root, value=rest))
+        root = mapping if not chain else None
+        if root is None:
+            # A file that another one names may be anything; only the first is quoted whatever it holds.
+            root = read(path, problems, quotes=not chain)
+        _refuse_experiment(root)
+        children = dict(root.children)
+        extends = children.pop("extends", None)
+        files.append(replace(root, value=children))
         if extends is None:
             break
         if not isinstance(extends.value, str) or not extends.value:
             message = "should be the path of a recipe, or the name of one that ships"
             raise RecipeError([*problems, Problem(extends.place, "extends", message)])
         chain.append(path.resolve())
-        path = _found(extends, "extends", path.parent, problems)
+        path = _find_named(extends, "extends", path.parent, problems)
         if path.resolve() in chain:
             circle = " -> ".join(link.name for link in (*chain, path))
             raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
     else:
         files.append(_locked(read(path, problems)))
-    return [*reversed(files), *(_assignment(override, problems) for override in sets)]
+    overrides = [_assignment(override, problems) for override in sets]
+    return [*reversed(files), *overrides]
 
 
-def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
+def _refuse_experiment(root: Node) -> None:
+    """Raises a RecipeError about a file that another command takes."""
+    kind = root.get("kind")
+    if kind is None:
+        return
+    hint = _command_hint(kind)
+    if hint:
+        raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is not a recipe{hint}")])
+
+
+def _find_named(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
     """Returns the file of ``find``; raises a RecipeError with the place of the name if there is no
     such recipe file.
     """
     try:
-        found = find(str(name.value), folder)
-        wrong = "" if os.path.isfile(found) else "is not a file"
-        if not wrong and not has_suffix(found):
-            wrong = f"is not a recipe: names of recipe files end in {' or '.join(SUFFIXES)}"
+        path = find(str(name.value), folder)
     except RecipeError as error:
-        found, wrong = folder, error.problems[0].message
-    if wrong:
-        raise RecipeError([*problems, Problem(name.place, key, f"{name.shown}: {wrong}")])
-    return found
+        message = error.problems[0].message
+    else:
+        if os.path.isfile(path) and has_suffix(path):
+            return path
+        message = "is not a file"
+        if os.path.isfile(path):
+            message = f"is not a recipe: names of recipe files end in {' or '.join(SUFFIXES)}"
+    raise RecipeError([*problems, Problem(name.place, key, f"{name.shown}: {message}")])
 
 
 def _locked(root: Node) -> Node:
     """Returns the recipe of a lock without masked secrets that were defaults: a plugin reads them
     again, for example from the environment.
     """
-    recipe, origins = root.get("recipe"), root.get("origins")
+    recipe = root.get("recipe")
     if recipe is None or not isinstance(recipe.value, dict):
         raise LockError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
-    for name, place in origins.children.items() if origins is not None else ():
-        *above, key = name.split(".")
-        section = recipe.get(*above)
+    origins = root.get("origins")
+    if origins is None:
+        return recipe
+
+    for path, origin in origins.children.items():
+        *sections, key = path.split(".")
+        section = recipe.get(*sections)
         values = None if section is None else section.value
-        if place.value == DEFAULT.source and isinstance(values, dict) and key in values and values[key].value == MASK:
+        if origin.value != DEFAULT.source or not isinstance(values, dict) or key not in values:
+            continue
+        if values[key].value == MASK:
             del values[key]
     return recipe
 
@@ -280,33 +352,40 @@ def merge(base: Node, over: Node) -> Node:
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
-    old, new = base.get("kind"), over.get("kind")
-    changed = old is not None and new is not None and old.value != new.value
-    children = {key: replace(node, leftover=node.leftover or changed) for key, node in base.value.items()}
+    base_kind = base.get("kind")
+    over_kind = over.get("kind")
+    is_other_kind = base_kind is not None and over_kind is not None and base_kind.value != over_kind.value
+    children = {key: replace(node, leftover=node.leftover or is_other_kind) for key, node in base.value.items()}
     for key, node in over.value.items():
         children[key] = merge(children[key], node) if key in children else node
     # The place is that of the first definition, except for a section whose kind changed.
-    section = over if changed else base
+    section = over if is_other_kind else base
     return replace(section, value=children, leftover=False)
 
 
-def _assignment(given: str | Node, problems: list[Problem]) -> Node:
+def _assignment(assignment: str | Node, problems: list[Problem]) -> Node:
     """Parses an assignment into a node with its place: an override, or a line of a file."""
-    text = str(given.value) if isinstance(given, Node) else given
-    at = Place(OVERRIDE, 1, 1, text)
-    if isinstance(given, Node):
-        at = replace(given.place, column=given.place.column + (given.spelled[:1] in ("'", '"')))
+    if isinstance(assignment, Node):
+        text = str(assignment.value)
+        quote_width = int(assignment.spelled[:1] in ("'", '"'))
+        start = replace(assignment.place, column=assignment.place.column + quote_width)
+    else:
+        text = assignment
+        start = Place(OVERRIDE, 1, 1, text)
     dotted, equals, value = text.partition("=")
     keys = dotted.split(".")
     is_path = bool(equals) and all(keys) and dotted == "".join(dotted.split())
     if not is_path or keys[0] == "extends":
         message = "extends is only valid in a file" if is_path else "should be a.b.c=VALUE"
-        raise RecipeError([*problems, Problem(at, "", message)])
-    # Blanks in place of all that is before the value keep its line and columns.
-    above, column = "\n" * (at.line - 1), at.column + len(dotted) + 1
-    node = parse(above + " " * (column - 1) + value, at.source, problems, shown=above + at.text)
+        raise RecipeError([*problems, Problem(start, "", message)])
+
+    # Blank lines and columns instead of everything before the value keep its position.
+    blank_lines = "\n" * (start.line - 1)
+    column = start.column + len(dotted) + 1
+    padded_value = blank_lines + " " * (column - 1) + value
+    node = parse(padded_value, start.source, problems, shown=blank_lines + start.text)
     for key in reversed(keys):
         column -= len(key) + 1
-        place = replace(at, column=column)
-        node = Node({key: replace(node, key=place)}, place)
+        position = replace(start, column=column)
+        node = Node({key: replace(node, key=position)}, position)
     return node

@@ -13,7 +13,8 @@ from pydantic import create_model
 from runner import __version__
 from runner.plugin.config import Config
 from runner.plugin.registry import Provider, Registry, Section
-from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeError, dump, parse, read
+from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeError, parse, read
+from runner.recipe.dumping import dump
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
@@ -45,7 +46,7 @@ PROCESSOR = "system"  # how the run used the processor at its start; excluded fr
 _SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})) | {
     "recipe": (dict[str, Any], ...)
 }
-_Whole = create_model("_Whole", __base__=Config, lock=(int, ...), **_SECTIONS)
+_LockForm = create_model("_LockForm", __base__=Config, lock=(int, ...), **_SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,16 @@ class Drift:
 
 
 def write_lock(
-    recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
-    init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
-    fingerprint: str | None = None, checkout: Checkout | None = None, tuning: Mapping[str, Any] | None = None,
-) -> Path:  # fmt: skip
+    recipe: Recipe,
+    run_dir: Path,
+    catalog: Registry,
+    results: Path | None = None,
+    init_from: Mapping[str, Any] | None = None,
+    processor: Mapping[str, Any] | None = None,
+    fingerprint: str | None = None,
+    checkout: Checkout | None = None,
+    tuning: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes ``recipe.lock.yaml``, and ``source.patch`` if the source differs from its commit.
 
     The lock is itself a recipe, in which values of type ``SecretStr`` are masked: running it runs
@@ -80,18 +87,28 @@ def write_lock(
         checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
-    else:  # an earlier lock may have been here
+    else:
+        # An earlier lock may have left a patch.
         remove(run_dir / PATCH_NAME)
-    origins = {path: place.cited() for path, place in recipe.origins.items()}
-    head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
-    head |= {} if processor is None else {PROCESSOR: dict(processor)}
-    head |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
-    head |= redact_values({TUNING: dict(tuning)}) if tuning else {}
-    facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins})
+
+    facts: dict[str, Any] = {"lock": VERSION, "digest": recipe.digest}
+    if init_from is not None:
+        facts["init_from"] = dict(init_from)
+    if processor is not None:
+        facts[PROCESSOR] = dict(processor)
+    if fingerprint is not None:
+        facts[DATA] = {"fingerprint": fingerprint}
+    if tuning:
+        facts |= redact_values({TUNING: dict(tuning)})
+    facts |= _facts(recipe, catalog, checkout)
+    origins = {path: origin.cited() for path, origin in recipe.origins.items()}
+    facts |= redact_values({"origins": origins})
     facts |= _plugin_facts(recipe, run_dir, catalog)
     # The code comes last, so that a truncated lock never has a complete code.
-    Manifest(run_dir).store_text(run_dir / LOCK_NAME, signed(dump(facts | {"code": code_of(recipe)}), run_dir))
-    return run_dir / LOCK_NAME
+    facts["code"] = code_of(recipe)
+    lock = run_dir / LOCK_NAME
+    Manifest(run_dir).store_text(lock, signed(dump(facts), run_dir))
+    return lock
 
 
 def _plugin_facts(recipe: Recipe, run_dir: Path, catalog: Registry) -> dict[str, Any]:
@@ -100,7 +117,10 @@ def _plugin_facts(recipe: Recipe, run_dir: Path, catalog: Registry) -> dict[str,
     files = [Path(name) for name in names if name.endswith(".py")]
     sources = plugin_sources(_faces(recipe), files) if files else []
     digests = {_recorded_path(path, run_dir): sha256(path) for path in sources}
-    facts = {PLUGIN_FILES: sorted(_recorded_path(path, run_dir) for path in files), PLUGIN_SOURCES: digests}
+    facts = {
+        PLUGIN_FILES: sorted(_recorded_path(path, run_dir) for path in files),
+        PLUGIN_SOURCES: digests,
+    }
     return dict(redact_values(facts))
 
 
@@ -110,9 +130,13 @@ def _recorded_path(path: Path, run_dir: Path) -> str:
 
     A file outside of the project, the folder that contains the workspace, has its absolute path.
     """
-    absolute, folder = path.absolute(), run_dir.absolute()
+    absolute = path.absolute()
+    folder = run_dir.absolute()
+    # A run is in PROJECT/WORKSPACE/runs/NAME.
     project = folder.parents[2] if len(folder.parents) > 3 else folder
-    return os.path.relpath(absolute, folder) if absolute.is_relative_to(project) else str(absolute)
+    if absolute.is_relative_to(project):
+        return os.path.relpath(absolute, folder)
+    return str(absolute)
 
 
 def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None) -> Drift | None:
@@ -121,16 +145,28 @@ def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | Non
     If the settings of the data differ, that is reported as a drift of the settings, and the result
     is None.
     """
-    before = (locked.get(DATA) or {}).get("fingerprint")
-    is_same_source = settings_of_data(locked["recipe"]["data"]) == settings_of_data(recipe.values()["data"])
-    if before is None or before == fingerprint or not is_same_source:
+    locked_fingerprint = (locked.get(DATA) or {}).get("fingerprint")
+    if locked_fingerprint is None or locked_fingerprint == fingerprint:
         return None
-    return Drift("data.fingerprint", str(before)[:12], str(fingerprint or "absent")[:12], matters=True)
+    locked_settings = settings_of_data(locked["recipe"]["data"])
+    if locked_settings != settings_of_data(recipe.values()["data"]):
+        return None
+    return Drift(
+        name="data.fingerprint",
+        locked=str(locked_fingerprint)[:12],
+        now=str(fingerprint or "absent")[:12],
+        matters=True,
+    )
 
 
 def update_lock(
-    recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fingerprint: str | None = None, is_changed: bool = True
-) -> None:  # fmt: skip
+    recipe: Recipe,
+    run_dir: Path,
+    catalog: Registry,
+    step: int,
+    fingerprint: str | None = None,
+    is_changed: bool = True,
+) -> None:
     """Replaces the lock of a run that is resumed if settings, code or packages have changed, or if
     it is not signed.
 
@@ -141,21 +177,29 @@ def update_lock(
     if not is_changed and is_trusted(path):
         return
     locked = read_lock(path)
-    previous, manifest = run_dir / f"until-{step}.lock.yaml", Manifest(run_dir)
-    if not manifest.exists():  # the run was started with an earlier version
+    manifest = Manifest(run_dir)
+    if not manifest.exists():
+        # The run was started with an earlier version.
         manifest.add({path: FileDigest.of(path)})
+    previous = run_dir / f"until-{step}.lock.yaml"
     if is_changed and not previous.exists():
         manifest.store_text(previous, path.read_text())
-    facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
-    before = dict(flatten(locked["recipe"]))
+
+    facts = _facts(recipe, catalog, source(recipe.path))
+    facts["code"] = code_of(recipe)
+    locked_values = dict(flatten(locked["recipe"]))
     origins = dict(locked.get("origins") or {})
     for name, value in flatten(facts["recipe"]):
-        if name not in before or before[name] != value:
+        if name not in locked_values or locked_values[name] != value:
             origins[name] = recipe.origins[name].cited() if name in recipe.origins else "resume"
+
     # The code comes last, so that a truncated lock never has a complete code.
     locked.pop("code", None)
-    locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
-    locked |= {"digest": recipe.digest, "origins": redact_values(origins)} | _plugin_facts(recipe, run_dir, catalog)
+    if fingerprint is not None:
+        locked[DATA] = {"fingerprint": fingerprint}
+    locked["digest"] = recipe.digest
+    locked["origins"] = redact_values(origins)
+    locked |= _plugin_facts(recipe, run_dir, catalog)
     manifest.store_text(path, signed(dump(locked | facts), run_dir))
 
 
@@ -168,7 +212,8 @@ def write_tuning(run_dir: Path, data: Mapping[str, Any]) -> None:
     # The code comes last, so that a truncated lock never has a complete code.
     code = locked.pop("code", None)
     locked.pop(TUNING, None)
-    locked |= redact_values({TUNING: dict(data)}) if data else {}
+    if data:
+        locked |= redact_values({TUNING: dict(data)})
     if code is not None:
         locked["code"] = code
     Manifest(run_dir).store_text(path, signed(dump(locked), run_dir))
@@ -184,10 +229,12 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
         write_durably(target, redact(dump(recipe.values())))
         return
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
-    with suppress(RecipeError):  # it was changed after it was loaded
-        leaves = (leaf for leaf in secrets_of(recipe, parse(text, recipe.path, [])) if leaf.value is not None)
+    # The file may have been changed, and be damaged, since it was loaded.
+    with suppress(RecipeError):
+        document = parse(text, recipe.path, [])
+        secrets = [leaf for leaf in secrets_of(recipe, document) if leaf.value is not None]
         # A value that an alias repeats occurs once.
-        spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in leaves}
+        spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in secrets}
         for start, end in sorted(spans, reverse=True):
             text = f"{text[:start]}'{MASK}'{text[end:]}"
     write_durably(target, redact(text))
@@ -198,17 +245,17 @@ def read_lock(lock: Path) -> dict[str, Any]:
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
-        known = {key: node for key, node in root.children.items() if key in _Whole.model_fields}
-        fill(_Whole, replace(root, value=known), "", problems)
+        sections = {key: node for key, node in root.children.items() if key in _LockForm.model_fields}
+        fill(_LockForm, replace(root, value=sections), "", problems)
     except RecipeError as error:
         problems += error.problems
     if problems:
         raise LockError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
-    recorded = map(str, values.get(PLUGIN_FILES) or ())
-    values[PLUGIN_FILES] = [_plugin_file(lock, path) for path in recorded]
-    digests = values.get(PLUGIN_SOURCES) or {}
-    values[PLUGIN_SOURCES] = {_plugin_file(lock, str(path)): str(digest) for path, digest in digests.items()}
+    recorded_files = values.get(PLUGIN_FILES) or ()
+    values[PLUGIN_FILES] = [_plugin_file(lock, str(path)) for path in recorded_files]
+    recorded_digests = values.get(PLUGIN_SOURCES) or {}
+    values[PLUGIN_SOURCES] = {_plugin_file(lock, str(path)): str(digest) for path, digest in recorded_digests.items()}
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise LockError([Problem(root.asked("lock"), "lock", message)])
@@ -218,8 +265,8 @@ def read_lock(lock: Path) -> dict[str, Any]:
 def _plugin_file(lock: Path, recorded: str) -> str:
     """Returns the path of a plugin file; of a lock that was copied elsewhere, that of the same name here."""
     path = Path(os.path.normpath(lock.absolute().parent / restore_undecodable(recorded)))
-    here = Path(path.name).absolute()
-    return str(here if here.is_file() and not path.exists() else path)
+    same_name = Path(path.name).absolute()
+    return str(same_name if same_name.is_file() and not path.exists() else path)
 
 
 def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
@@ -245,29 +292,42 @@ def changed_sources(locked: Mapping[str, Any], files: Iterable[Path]) -> dict[Pa
         locked: The lock, as ``read_lock`` returns it.
         files: Plugin files, whose digests the lock must have.
     """
-    wrong = {}
-    for path in dict.fromkeys([*files, *map(Path, locked[PLUGIN_SOURCES])]):
+    digests = locked[PLUGIN_SOURCES]
+    changes = {}
+    for path in dict.fromkeys([*files, *map(Path, digests)]):
         try:
-            if sha256(path) != locked[PLUGIN_SOURCES].get(str(path)):
-                wrong[path] = "has changed since"
+            if sha256(path) != digests.get(str(path)):
+                changes[path] = "has changed since"
         except OSError as error:
-            wrong[path] = f"cannot be read at {path}: {error.strerror}"
-    return wrong
+            changes[path] = f"cannot be read at {path}: {error.strerror}"
+    return changes
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
     """Returns the changes since the recipe's lock was written, those that matter first."""
     locked = read_lock(lock)
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
-    found = []
+    drifts = []
     for section in (*_MATTERS, *_SHOWN):
-        old, new = dict(flatten(locked.get(section) or {})), dict(flatten(facts[section]))
-        names = old.keys() & new.keys() if section in _OF_MACHINE else old.keys() | new.keys()
-        for name in sorted(name for name in names if str(old.get(name)) != str(new.get(name))):
-            was, now = str(old.get(name, "absent")), str(new.get(name, "absent"))
+        locked_values = dict(flatten(locked.get(section) or {}))
+        present_values = dict(flatten(facts[section]))
+        if section in _OF_MACHINE:
+            names = locked_values.keys() & present_values.keys()
+        else:
+            names = locked_values.keys() | present_values.keys()
+        for name in sorted(names):
+            # As text, because a lock has no other form of some values.
+            if str(locked_values.get(name)) == str(present_values.get(name)):
+                continue
             path = f"{section}.{name}"
-            found.append(Drift(path, was, now, section in _MATTERS and path not in _FREE))
-    return found
+            drift_of_value = Drift(
+                name=path,
+                locked=str(locked_values.get(name, "absent")),
+                now=str(present_values.get(name, "absent")),
+                matters=section in _MATTERS and path not in _FREE,
+            )
+            drifts.append(drift_of_value)
+    return drifts
 
 
 def locked_threads(lock: Path) -> int | None:
@@ -292,15 +352,21 @@ def _faces(recipe: Recipe) -> list[type]:
 def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:
     """Returns what can change a result except code, redacted for locks and comparisons."""
     threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
-    if torch := sys.modules.get("torch"):
-        threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
+    # Importing torch for its number of threads would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        threads["torch"] = torch.get_num_threads()
+        threads["torch_interop"] = torch.get_num_interop_threads()
+    commit: dict[str, Any] = {}
+    if checkout is not None:
+        commit = {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256}
     providers = _providers(recipe, catalog)
     packages, tools = versions({provider.name for provider in providers.values()})
     facts = {
         "recipe": recipe.values(),
-        "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},
+        "source": commit,
         # A local file is identified by its name and content: its folder has no influence.
-        "plugins": {name: f"{Path(each.name).name} {each.version}" for name, each in providers.items()},
+        "plugins": {name: f"{Path(provider.name).name} {provider.version}" for name, provider in providers.items()},
         "packages": packages,
         "tools": {"runner": __version__} | tools,
         "hardware": dict(hardware()),
@@ -313,4 +379,4 @@ def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
     """Returns the providers of the plugins in use."""
     used: dict[Section, Iterable[str]] = {"model": [recipe.model.kind], "data": [recipe.data.kind]}
     used |= {"optimization": recipe.stages, "inference": recipe.inference}
-    return {f"{section}.{kind}": catalog.provider(section, kind) for section in used for kind in used[section]}
+    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kinds in used.items() for kind in kinds}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from runner.recipe.document import MAPPING, MAX_DEPTH, Node, Problem, dump, parse
+from runner.recipe.document import MAPPING, MAX_DEPTH, Node, Problem, parse
+from runner.recipe.dumping import dump
 from runner.system.errors import UsageError
 
 
@@ -21,13 +22,13 @@ def node_of(values: Mapping[Any, Any], problems: list[Problem]) -> Node:
 
 def _plain(value: Any, keys: tuple[str, ...]) -> Any:
     """Returns plain dictionaries, lists and scalars."""
-    place = f"recipe: {'.'.join(keys)}".removesuffix(": ")
+    location = f"recipe: {'.'.join(keys)}".removesuffix(": ")
     if len(keys) > MAX_DEPTH:
         raise UsageError(f"recipe: '{keys[0]}' is nested deeper than {MAX_DEPTH} levels, or contains itself")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise UsageError(f"{place}: key {key!r:.60} is of type {type(key).__name__}, and should be text")
+                raise UsageError(f"{location}: key {key!r:.60} is of type {type(key).__name__}, and should be text")
         return {str(key): _plain(child, (*keys, key)) for key, child in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(child, (*keys, str(number))) for number, child in enumerate(value)]
@@ -40,4 +41,4 @@ def _plain(value: Any, keys: tuple[str, ...]) -> Any:
         if isinstance(value, scalar):
             return scalar(value)
     kinds = "text, numbers, booleans, lists and mappings"
-    raise UsageError(f"{place}: {value!r:.60} is of type {type(value).__name__}; a recipe has {kinds}")
+    raise UsageError(f"{location}: {value!r:.60} is of type {type(value).__name__}; a recipe has {kinds}")

@@ -20,10 +20,12 @@ import runner
 from runner.plugin.siblings import FOLDERS
 from runner.recipe.repository import GitError, open_repository
 
-_PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
+_PACKAGE = "runner"
+_DISTRIBUTION = "proven-runner"
 # Folders of an installed package; in a checkout they are next to it.
 _ELSEWHERE = ("plugins", "recipes")
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, in whichever environment
+# Folders of distributions, in whichever environment.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Excluded from a patch even if they are tracked:
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 _COMPUTES = ("torch", "numpy")
@@ -38,8 +40,9 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
     other plugin the package that its face is defined in, and what these import from outside of installed packages,
     whose versions a lock has; by file name where that is a single file.
     """
-    digests = {name: _digest(files) for name, files in _sources(faces).items() if name != _PACKAGE}
-    return {_PACKAGE: _own_digest(), **digests}
+    sources = _sources(faces)
+    plugin_digests = {name: _digest(files) for name, files in sources.items() if name != _PACKAGE}
+    return {_PACKAGE: _runner_digest(), **plugin_digests}
 
 
 def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[Path]:
@@ -48,45 +51,63 @@ def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[
     folders = {path.resolve().parent for path in paths}
     sources = _sources(faces)
     del sources[_PACKAGE]
-    imported = {path.resolve() for files in sources.values() for path in files.values()} - {p.resolve() for p in paths}
+    imported = {path.resolve() for files in sources.values() for path in files.values()}
+    imported -= {path.resolve() for path in paths}
     paths |= {path for path in imported if any(path.is_relative_to(folder) for folder in folders)}
     return sorted(paths)
 
 
 def _sources(faces: Iterable[type]) -> dict[str, dict[str, Path]]:
     """Returns the files of ``code_digests``, by package and by name in it."""
-    sources = {_PACKAGE: dict(_own_files())}
-    seen = set(sources[_PACKAGE].values())
+    sources = {_PACKAGE: dict(_runner_files())}
+    visited = set(sources[_PACKAGE].values())
     modules = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
     queue = [(name, _outermost(name)) for name in modules]
-    for name, spec in queue:  # which grows by what is imported
-        files = {each: path for each, path in _files(spec).items() if path not in seen}
-        if spec is not None and spec.origin is not None:
-            name = spec.name if spec.submodule_search_locations else Path(spec.origin).name
-            # Plugin files in two folders, and what they import, may have one name.
-            if files and files.keys() & sources.get(name, {}).keys():
-                name = f"{Path(spec.origin).parent.name}/{name}"
-        sources.setdefault(name, {}).update(files)
-        seen.update(files.values())
+    # The queue grows by the imports of the files.
+    for name, spec in queue:
+        files = {file_name: path for file_name, path in _files(spec).items() if path not in visited}
+        package = _package_name(name, spec, files, sources)
+        sources.setdefault(package, {}).update(files)
+        visited.update(files.values())
         for path in files.values():
-            imports = [(each, _outside(each, path)) for each in _imports(path)]
-            queue += [(each, found) for each, found in imports if found is not None]
+            for imported in _imports(path):
+                imported_spec = _outside(imported, path)
+                if imported_spec is not None:
+                    queue.append((imported, imported_spec))
     return sources
+
+
+def _package_name(
+    module: str,
+    spec: ModuleSpec | None,
+    files: dict[str, Path],
+    sources: dict[str, dict[str, Path]],
+) -> str:
+    """Returns the name under which files are listed: of their package, or of the single file."""
+    if spec is None or spec.origin is None:
+        return module
+    path = Path(spec.origin)
+    name = spec.name if spec.submodule_search_locations else path.name
+    # Plugin files in two folders, and what they import, may have one name.
+    if files.keys() & sources.get(name, {}).keys():
+        return f"{path.parent.name}/{name}"
+    return name
 
 
 # What this process has imported stays as it is, whatever becomes of the files.
 @cache
-def _own_digest() -> str:
+def _runner_digest() -> str:
     """Returns the digest of the runner and the plugins that ship."""
-    return _digest(_own_files())
+    return _digest(_runner_files())
 
 
 @cache
-def _own_files() -> dict[str, Path]:
+def _runner_files() -> dict[str, Path]:
     """Returns the files of the runner and of the plugins that ship, by name."""
-    own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
-    files = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
-    return files | {f"plugins/{name}": path for name, path in shipped.items()}
+    package = _files(find_spec(_PACKAGE))
+    plugins = _files(find_spec(f"{_PACKAGE}.plugins"))
+    files = {name: path for name, path in package.items() if name.split("/")[0] not in _ELSEWHERE}
+    return files | {f"plugins/{name}": path for name, path in plugins.items()}
 
 
 def _files(spec: ModuleSpec | None) -> dict[str, Path]:
@@ -99,11 +120,13 @@ def _files(spec: ModuleSpec | None) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in spec.submodule_search_locations:
         for parent, folders, names in os.walk(folder):
-            # An editor's backup or lock (``.#loop.py``) cannot.
+            # An editor's backup or lock (``.#loop.py``) cannot be imported.
             folders[:] = filter(str.isidentifier, folders)
-            paths = [Path(parent, name) for name in names if name.endswith(".py") and name[:-3].isidentifier()]
             prefix = Path(parent).relative_to(folder)
-            files |= {(prefix / path.name).as_posix(): path for path in paths if path.is_file()}
+            for name in names:
+                path = Path(parent, name)
+                if path.suffix == ".py" and path.stem.isidentifier() and path.is_file():
+                    files[(prefix / name).as_posix()] = path
     return files
 
 
@@ -111,11 +134,16 @@ def _imports(path: Path) -> list[str]:
     """Returns the sorted absolute names of all imports in a file, also inside functions."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):  # templates and the like; what is imported in truth has been parsed by Python
+    except (SyntaxError, ValueError):
+        # Templates and the like: Python could not import them either.
         return []
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    absolute = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return sorted(found | {f"{node.module}.{alias.name}" for node in absolute for alias in node.names})
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return sorted(names)
 
 
 def _outside(name: str, importer: Path) -> ModuleSpec | None:
@@ -128,15 +156,19 @@ def _outside(name: str, importer: Path) -> ModuleSpec | None:
     folder = next((path for path in FOLDERS.paths() if importer.is_relative_to(path)), importer.parent)
     private = FOLDERS.private_name(top, folder)
     spec = _outermost(name) if private is None else find_spec(private)
-    path = Path(spec.origin or "") if spec is not None else Path()
-    return spec if path.suffix == ".py" and not _INSTALLED & set(path.parts) else None
+    if spec is None:
+        return None
+    path = Path(spec.origin or "")
+    is_installed = bool(_INSTALLED & set(path.parts))
+    return spec if path.suffix == ".py" and not is_installed else None
 
 
 def _outermost(name: str) -> ModuleSpec | None:
     """The outermost package or module around a name that is not a mere namespace; None if there is none."""
     for outer in accumulate(name.split("."), "{}.{}".format):
         try:
-            spec = find_spec(outer)  # above it are namespaces alone, which run no code
+            # Finding it imports its parents, which are namespaces that run no code.
+            spec = find_spec(outer)
         except (ImportError, ValueError):
             return None
         if spec is None or spec.origin is not None:
@@ -163,15 +195,19 @@ class Checkout:
     @property
     def patch_sha256(self) -> str | None:
         """SHA-256 of the patch; None if there is none."""
-        return hashlib.sha256(self.patch.encode("utf-8", "surrogateescape")).hexdigest() if self.patch else None
+        if not self.patch:
+            return None
+        return hashlib.sha256(self.patch.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source(recipe: Path, results: Path | None = None) -> Checkout | None:
     """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
     package = Path(runner.__file__).parent
     # An installed package may be inside a checkout of another project without being part of it.
-    own = _checkout(package, results, tracked=package)
-    return own if own is not None else checkout(recipe.absolute().parent, results)
+    runner_checkout = _checkout(package, results, tracked=package)
+    if runner_checkout is not None:
+        return runner_checkout
+    return checkout(recipe.absolute().parent, results)
 
 
 def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
@@ -200,13 +236,19 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     The former are torch, numpy, environments, the distributions of the plugins in use (what is none, such as a file, is
     passed over) and all that they need; an extra is in use as far as its packages are installed.
     """
-    _installed.cache_clear()  # since the last time, something may have been installed
-    others = {_normalised(provider) for provider in providers} - {_DISTRIBUTION}
-    computing = {*_COMPUTES, *others}
-    computing |= {name for other in others for name, extras in _needs(other) if extras - _DEVELOPMENT}
-    own = _needs(_DISTRIBUTION)
-    computing |= {name for name, extras in own if extras - _TOOL_EXTRAS - _DEVELOPMENT}
-    tools = {_DISTRIBUTION} | {name for name, extras in own if extras & _TOOL_EXTRAS}
+    # Something may have been installed since the last call.
+    _installed.cache_clear()
+    plugins = {_normalised(provider) for provider in providers} - {_DISTRIBUTION}
+    computing = {*_COMPUTES, *plugins}
+    for plugin in plugins:
+        computing |= {name for name, extras in _needs(plugin) if extras - _DEVELOPMENT}
+
+    tools = {_DISTRIBUTION}
+    for name, extras in _needs(_DISTRIBUTION):
+        if extras - _TOOL_EXTRAS - _DEVELOPMENT:
+            computing.add(name)
+        if extras & _TOOL_EXTRAS:
+            tools.add(name)
     # A plugin needs the runner, but not the runner's tools: the closure ends there.
     packages = _closure(computing, {_DISTRIBUTION})
     return packages, _closure(tools, packages)
@@ -214,24 +256,32 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 def _closure(roots: Iterable[str], without: Iterable[str]) -> dict[str, str]:
     """Versions of these distributions and of all that they need, as far as they are installed."""
-    found: dict[str, str] = {}
-    seen, queue = set(without), list(roots)
-    for name in queue:  # which grows by what they need
-        if name not in seen:
-            seen.add(name)
-            queue += [need for need, extras in _needs(name) if not extras]
-            if (installed := _installed(name)) is not None:
-                found[name] = installed.version
-    return dict(sorted(found.items()))
+    installed_versions: dict[str, str] = {}
+    visited = set(without)
+    queue = list(roots)
+    # The queue grows by the requirements of the distributions.
+    for name in queue:
+        if name in visited:
+            continue
+        visited.add(name)
+        queue += [need for need, extras in _needs(name) if not extras]
+        installed = _installed(name)
+        if installed is not None:
+            installed_versions[name] = installed.version
+    return dict(sorted(installed_versions.items()))
 
 
 def _needs(name: str) -> list[tuple[str, set[str]]]:
     """The requirements of a distribution by normalised name, each with the extras that bring it."""
     installed = _installed(name)
-    written = installed.needs if installed else ()
-    names = [_normalised(re.split(r"[^A-Za-z0-9._-]", each, maxsplit=1)[0]) for each in written]
-    extras = [set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", each)) for each in written]
-    return list(zip(names, extras, strict=True))
+    if installed is None:
+        return []
+    needs = []
+    for requirement in installed.needs:
+        required_name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", requirement))
+        needs.append((_normalised(required_name), extras))
+    return needs
 
 
 class _Installed(NamedTuple):
@@ -245,12 +295,14 @@ def _installed(name: str) -> _Installed | None:
     of a file.
     """
     try:
-        found = distribution(name)
+        metadata = distribution(name)
     except (PackageNotFoundError, ValueError):
         return None
-    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
-    headers = HeaderParser().parsestr(text.partition("\n\n")[0])  # the rest, a description, takes longer than all else
-    return _Installed(headers.get("Version", "unknown"), tuple(headers.get_all("Requires-Dist") or ()))
+    text = metadata.read_text("METADATA") or metadata.read_text("PKG-INFO") or ""
+    # Without the description below the headers, which would take most of the time.
+    headers = HeaderParser().parsestr(text.partition("\n\n")[0])
+    needs = headers.get_all("Requires-Dist") or ()
+    return _Installed(headers.get("Version", "unknown"), tuple(needs))
 
 
 def _normalised(name: str) -> str:

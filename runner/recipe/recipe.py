@@ -1,6 +1,4 @@
-"""The validated recipe, the sections that do not depend on plugins, and checks
-for contradictions between sections.
-"""
+"""The validated recipe, and the sections that do not depend on plugins."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ from pydantic_core import to_jsonable_python
 from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
-from runner.plugin.works import unmeasured
-from runner.recipe.document import DEFAULT, MAPPING, Place, Problem
+from runner.recipe.document import DEFAULT, MAPPING, Place
 from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tree import leaves
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.optimizer import OptimizerSettings
     from runner.plugin.tuning import Setup
-    from runner.recipe.document import Node
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -84,13 +80,16 @@ class TrainConfig(Config):
     @property
     def length(self) -> tuple[Unit, int]:
         """The unit that the training is counted in, and how many of it."""
-        return next((unit, count) for unit in UNITS if (count := getattr(self, unit)) is not None)
+        lengths = ((unit, getattr(self, unit)) for unit in UNITS)
+        return next((unit, count) for unit, count in lengths if count is not None)
 
     @property
     def log_interval(self) -> int:
         """Returns ``log_every``, or its default for this unit and length."""
+        if self.log_every:
+            return self.log_every
         unit, length = self.length
-        return self.log_every or (1000 if unit in ("updates", "env_steps") else max(1, length // 100))
+        return 1000 if unit in ("updates", "env_steps") else max(1, length // 100)
 
 
 class TrackingConfig(Config):
@@ -136,7 +135,7 @@ class ServeConfig(Config):
     port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
     """The port; 0 takes a free one."""
     hosts: list[HostName] = Field(default_factory=list)
-    """Further names under which clients reach the server; "*" allows all. Loopback names and ``host`` are allowed."""
+    """Further names under which clients reach the server, besides ``host`` and names without a dot; "*" allows all."""
     max_batch: Count = 32
     """Requests that are answered together, at most."""
     bit_exact: bool = False
@@ -205,28 +204,33 @@ class Recipe:
                 return config.model_dump(mode="json")
             return dict(json.loads(json.dumps(config.model_dump(), default=_clear)))
 
-        by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
+        optimizers = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
-        answering = {kind: dumped(stage) or "on" for kind, stage in self.inference.items()}
-        begun = {} if self.model.init_from is None else {"init_from": self.model.init_from}
+        inference_stages = {kind: dumped(stage) or "on" for kind, stage in self.inference.items()}
+        model = {"kind": self.model.kind}
+        if self.model.init_from is not None:
+            model["init_from"] = self.model.init_from
         values = {
             "name": self.name,
             "seed": self.seed,
             "device": self.device,
-            "model": {"kind": self.model.kind, **begun, **dumped(self.model)},
+            "model": {**model, **dumped(self.model)},
             "data": {"kind": self.data.kind, **dumped(self.data)},
-            "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
+            "optimizer": optimizers if len(optimizers) > 1 else next(iter(optimizers.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json", exclude=self._unset()),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
-        if answering:
-            values["inference"] = answering
-        if system := self.system.model_dump(mode="json", exclude_defaults=True):
+        if inference_stages:
+            values["inference"] = inference_stages
+        # Sections that are left out if nothing in them is set: their defaults then change no digest.
+        system = self.system.model_dump(mode="json", exclude_defaults=True)
+        if system:
             values["system"] = system
-        if served := self.serve.model_dump(mode="json", exclude_defaults=True):  # which no training depends on
-            values["serve"] = served
+        serve = self.serve.model_dump(mode="json", exclude_defaults=True)
+        if serve:
+            values["serve"] = serve
         return dict(redact_values(values)) if masked else values
 
     def _unset(self) -> set[str]:
@@ -253,18 +257,19 @@ class Recipe:
         """Returns the values that were assigned, for example with ``--set``, and are in no file, by
         dotted path; a stage that was switched on is ``on``.
         """
-        places = {path: place.source for path, place in self.origins.items()}
-        given = [
+        assigned_paths = [
             path
-            for path, source in places.items()
-            if isinstance(source, str) and source not in (DEFAULT.source, MAPPING)
+            for path, origin in self.origins.items()
+            if isinstance(origin.source, str) and origin.source not in (DEFAULT.source, MAPPING)
         ]
         flat = dict(flatten(self.values()))
-        return {
-            path: flat.get(path, "on")
-            for path in given
-            if path in flat or not any(other.startswith(f"{path}.") for other in given)
-        }
+        overrides = {}
+        for path in assigned_paths:
+            # The settings of a stage show that it was switched on.
+            has_settings = any(assigned.startswith(f"{path}.") for assigned in assigned_paths)
+            if path in flat or not has_settings:
+                overrides[path] = flat.get(path, "on")
+        return overrides
 
     @property
     def length(self) -> tuple[Unit, int]:
@@ -292,14 +297,16 @@ class Recipe:
         equals one that is not named.
         """
         values = self.values()
-        for later in ("inference", "serve"):
-            values.pop(later, None)
+        # These sections count only when the model is trained.
+        for section in ("inference", "serve"):
+            values.pop(section, None)
         # Neither of them changes a digit.
         values.get("system", {}).pop("wait", None)
         values["train"].pop("sentinel", None)
         if not values.get("system"):
             values.pop("system", None)
-        values["optimization"] = {kind: stage for kind, stage in values["optimization"].items() if stage != "off"}
+        stages = values["optimization"]
+        values["optimization"] = {kind: stage for kind, stage in stages.items() if stage != "off"}
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -316,70 +323,6 @@ def _clear(value: Any) -> Any:
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
-    inside = leaves(values, prefix, lambda each: each if isinstance(each, Mapping) and each else None)
-    return inside if values else iter(())
-
-
-def conflicts(
-    root: Node,
-    model: LearnerConfig | None,
-    data: SourceConfig | None,
-    train: TrainConfig | None,
-    stages: Mapping[str, Mapping[str, StageConfig | None]],
-) -> list[Problem]:
-    """Returns all contradictions between sections; a section that is None is not checked.
-
-    ``stages`` are the stages that are on, by section, in the order in which they attach; ``root``
-    contains the places.
-    """
-    found = list(_of_length(data, train)) if train is not None else []
-    if model is not None and data is not None and model.learns_from != data.provides:
-        learner = f"model '{model.kind}' ({root.asked('model.kind').cited()}) learns from {model.learns_from} data"
-        found.append(("data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"))
-    elif model is not None and data is not None and (missing := unmeasured(type(model), type(data))):
-        found.append(("model.kind", missing))
-    for section, switched in stages.items():
-        found += _of_stages(root, section, model, switched)
-    return [Problem(root.asked(path), path, message) for path, message in found]
-
-
-def _of_stages(
-    root: Node, section: str, model: LearnerConfig | None, stages: Mapping[str, StageConfig | None]
-) -> Iterator[tuple[str, str]]:
-    owners: dict[str, str] = {}
-    for kind, stage in ((kind, stage) for kind, stage in stages.items() if stage is not None):
-        path = f"{section}.{kind}"
-        for required in stage.requires:
-            if required not in stages:
-                off = root.get(section, required)
-                state = f"is switched off ({off.anchor.cited()})" if off is not None else "is not switched on"
-                yield path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"
-        for slot in sorted(stage.claims):
-            owner = owners.setdefault(slot, kind)
-            if owner != kind:
-                where = root.asked(f"{section}.{owner}").cited()
-                yield path, f"replaces '{slot}', and so does '{owner}' ({where}): switch one of them off"
-        if model is not None:
-            lacking = filter(None, map(model.lacks, sorted(stage.claims | stage.wraps)))
-            yield from ((path, f"cannot work here: {reason}") for reason in dict.fromkeys(lacking))
-
-
-def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    given = [unit for unit in UNITS if getattr(train, unit) is not None]
-    offered = [unit for unit in UNITS if data is None or unit in data.units]
-    if not given:
-        yield "train", f"has no length: set one of {', '.join(f'train.{unit}' for unit in offered)}"
-        return
-    for unit in given[1:]:
-        message = f"set either train.{given[0]} or train.{unit}, not both"
-        yield f"train.{unit}", message
-    if data is None:
-        return
-    if given[0] not in offered:
-        yield f"train.{given[0]}", f"has no effect here: '{data.kind}' counts {', '.join(offered)}"
-    for key, message in data.contradictions(*train.length):
-        yield f"data.{key}", message
-    largest = data.largest_batch()
-    if largest is not None and train.batch_size > largest:
-        message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
-        yield "train.batch_size", message
+    if not values:
+        return iter(())
+    return leaves(values, prefix, lambda value: value if isinstance(value, Mapping) and value else None)

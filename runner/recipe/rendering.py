@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.recipe.document import Place, dump_inline
+from runner.recipe.document import Place
+from runner.recipe.dumping import dump_inline
 from runner.system.escapes import escape_line
 from runner.system.names import shown_path
 
@@ -20,12 +21,12 @@ def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None
     lines = list(_lines(values, "", ""))
     if not origins:
         return [line for line, _ in lines]
-    names = _short_names(place.source for place in origins.values())
+    names = _short_names(origin.source for origin in origins.values())
     width = max((len(line) for line, _ in lines), default=0)
     rendered = [f"# {name}: {escape_line(shown_path(path))}" for path, name in names.items()]
     for line, path in lines:
-        place = origins.get(path)
-        rendered.append(line if place is None else f"{line:{width}}  # {_cited(place, names)}")
+        origin = origins.get(path)
+        rendered.append(line if origin is None else f"{line:{width}}  # {_cited(origin, names)}")
     return rendered
 
 
@@ -34,11 +35,12 @@ def _short_names(sources: Iterable[Path | str]) -> dict[Path, str]:
     paths = list(dict.fromkeys(source for source in sources if isinstance(source, Path)))
     names: dict[Path, str] = {}
     for path in paths:
-        others = [other.parts for other in paths if other != path]
+        parts_of_others = [candidate.parts for candidate in paths if candidate != path]
+        parts = path.parts
         count = 1
-        while count < len(path.parts) and any(parts[-count:] == path.parts[-count:] for parts in others):
+        while count < len(parts) and any(candidate[-count:] == parts[-count:] for candidate in parts_of_others):
             count += 1
-        names[path] = escape_line("/".join(path.parts[-count:]))
+        names[path] = escape_line("/".join(parts[-count:]))
     return names
 
 

@@ -77,8 +77,11 @@ class Repository:
         """Returns those of the changed files, separated by NUL, that Git LFS manages."""
         if not changed:
             return []
-        fields = self._git("check-attr", "--stdin", "-z", "filter", input_=changed).split(b"\0")
-        return [name for name, value in zip(fields[::3], fields[2::3], strict=False) if value == _LFS.encode()]
+        output = self._git("check-attr", "--stdin", "-z", "filter", input_=changed)
+        # Git prints name, attribute and value of every file.
+        fields = output.split(b"\0")
+        values_by_name = zip(fields[::3], fields[2::3], strict=False)
+        return [name for name, value in values_by_name if value == _LFS.encode()]
 
     def _describe_lfs_file(self, name: bytes) -> str:
         """Returns a comment about a file of Git LFS; empty if its content is the committed one."""
@@ -90,7 +93,9 @@ class Repository:
             current = sha256(self.top / text)
         except OSError:
             current = "deleted"
-        return "" if current == committed else f"# {text}: sha256 {current} in Git LFS, committed {committed}\n"
+        if current == committed:
+            return ""
+        return f"# {text}: sha256 {current} in Git LFS, committed {committed}\n"
 
     def _git(self, *arguments: str, input_: bytes = b"") -> bytes:
         return _run(arguments, self._environment, self.top, input_)
@@ -108,7 +113,11 @@ def open_repository(folder: Path) -> Iterator[Repository]:
         try:
             top, git_dir = _find(folder.resolve())
             environment = _closed_environment()
-            environment |= {"GIT_DIR": str(view), "GIT_WORK_TREE": str(top), "GIT_INDEX_FILE": str(git_dir / "index")}
+            environment |= {
+                "GIT_DIR": str(view),
+                "GIT_WORK_TREE": str(top),
+                "GIT_INDEX_FILE": str(git_dir / "index"),
+            }
             _build_view(view, git_dir, environment)
         except OSError as error:
             raise GitError(str(error)) from error
@@ -122,9 +131,8 @@ def _find(folder: Path) -> tuple[Path, Path]:
     Like git, it does not search in GIT_CEILING_DIRECTORIES and above them, unless the search starts
     there.
     """
-    ceilings = {
-        Path(each).resolve() for each in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if each
-    }
+    ceiling_paths = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
+    ceilings = {Path(path).resolve() for path in ceiling_paths if path}
     for top in (folder, *folder.parents):
         if top in ceilings and top != folder:
             break
@@ -140,12 +148,16 @@ def _find(folder: Path) -> tuple[Path, Path]:
 def _build_view(view: Path, git_dir: Path, environment: Mapping[str, str]) -> None:
     """Fills a git directory with links to the data of another one and a separate configuration."""
     common = git_dir
-    if (git_dir / "commondir").is_file():
-        common = git_dir / os.fsdecode(read_regular(git_dir / "commondir", _MAX_BYTES, follow=True)).strip()
+    common_link = git_dir / "commondir"
+    if common_link.is_file():
+        # A worktree of ``git worktree`` shares objects and references with its repository.
+        content = read_regular(common_link, _MAX_BYTES, follow=True)
+        common = git_dir / os.fsdecode(content).strip()
     _copy(git_dir / "HEAD", view / "HEAD")
     make_folder(view / "info")
-    if (common / "info" / "attributes").is_file():
-        _copy(common / "info" / "attributes", view / "info" / "attributes")
+    attributes = common / "info" / "attributes"
+    if attributes.is_file():
+        _copy(attributes, view / "info" / "attributes")
     for name in _LINKED:
         path = common / name
         if path.is_dir() or path.is_file():
@@ -153,21 +165,23 @@ def _build_view(view: Path, git_dir: Path, environment: Mapping[str, str]) -> No
     for path in git_dir.glob("sharedindex.*"):
         if path.is_file():
             (view / path.name).symlink_to(path.resolve())
-    if (git_dir / "index").exists() and not (git_dir / "index").is_file():
-        raise GitError(f"{git_dir / 'index'} is not a regular file")
+    index = git_dir / "index"
+    if index.exists() and not index.is_file():
+        raise GitError(f"{index} is not a regular file")
     _write_settings(view, [common / "config", git_dir / "config.worktree"], environment)
 
 
 def _copy(path: Path, target: Path) -> None:
-    write_text(target, read_regular(path, _MAX_BYTES, follow=True).decode("utf-8", "surrogateescape"))
+    content = read_regular(path, _MAX_BYTES, follow=True)
+    write_text(target, content.decode("utf-8", "surrogateescape"))
 
 
 def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str, str]) -> None:
     """Writes the configuration of a view: the user's and the repository's ways to compare files."""
     # The user's configuration is read outside of the repository, in a view without settings.
     write_text(view / "config", "[core]\n")
-    of_user = {name: value for name, value in environment.items() if not name.startswith("GIT_CONFIG_")}
-    listings = [_run(["config", "--includes", "--list", "-z"], of_user, Path("/"))]
+    user_environment = {name: value for name, value in environment.items() if not name.startswith("GIT_CONFIG_")}
+    listings = [_run(["config", "--includes", "--list", "-z"], user_environment, Path("/"))]
     for file in files:
         if file.is_file():
             content = read_regular(file, _MAX_BYTES, follow=True)
@@ -180,6 +194,7 @@ def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str,
             name, _, value = entry.partition("\n")
             if _KEPT_SETTINGS.fullmatch(name) and _PLAIN_VALUE.fullmatch(value):
                 settings[name] = value
+    # Git reads extensions only in a repository of version 1.
     is_version_1 = any(name.startswith("extensions.") for name in settings)
     lines = [f"[core]\n\trepositoryformatversion = {int(is_version_1)}\n\tbare = false\n"]
     for name, value in settings.items():
@@ -203,16 +218,26 @@ def _closed_environment() -> dict[str, str]:
     }
 
 
-def _run(arguments: Sequence[str], environment: Mapping[str, str], folder: Path, input_: bytes = b"") -> bytes:
+def _run(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    input_: bytes = b"",
+) -> bytes:
     """Runs git and returns what it prints. This is the only place that starts git."""
     git = shutil.which("git")
     if git is None:
         raise GitError("git is not installed")
     try:
         result = subprocess.run(
-            [git, *arguments], env=environment, cwd=folder, input=input_, capture_output=True, check=True,
+            [git, *arguments],
+            env=environment,
+            cwd=folder,
+            input=input_,
+            capture_output=True,
+            check=True,
             timeout=_TIMEOUT_SECONDS,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(f"git {arguments[0]}: {error}") from error
     return result.stdout

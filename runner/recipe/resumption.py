@@ -88,13 +88,14 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
     setting = ".".join(path.split(".")[:2])
     if setting in _APPLIED:
         return Rule("applied", _APPLIED[setting])
-    section, _, rest = path.partition(".")
-    if any(path == other or path.startswith(f"{other}.") for other in fixed):
+    section, _, name = path.partition(".")
+    if any(path == fixed_path or path.startswith(f"{fixed_path}.") for fixed_path in fixed):
         return Rule("refused", "it decides how a training starts")
-    if section == "train" and rest in UNITS:
+    if section == "train" and name in UNITS:
         return Rule("applied", "as the new length; another unit is refused")
     if section == "optimizer":
-        return _rule_of_optimizer(rest.rpartition(".")[2])
+        # The name may follow a role.
+        return _rule_of_optimizer(name.rpartition(".")[2])
     return Rule("applied", _SECTIONS[section])
 
 
@@ -114,21 +115,36 @@ def _rule_of_optimizer(name: str) -> Rule:
 
 def fixed_settings(recipe: Recipe) -> frozenset[str]:
     """Returns the dotted paths of plugin settings that matter only at the start of a training."""
-    paths = {f"{section}.{name}" for section in ("model", "data") for name in getattr(recipe, section).fixed}
-    paths |= {f"optimization.{kind}.{name}" for kind, stage in recipe.stages.items() for name in stage.fixed}
-    return frozenset(paths | {f"optimization.{kind}" for kind, stage in recipe.stages.items() if stage.prepares})
+    paths: set[str] = set()
+    paths |= {f"model.{name}" for name in recipe.model.fixed}
+    paths |= {f"data.{name}" for name in recipe.data.fixed}
+    for kind, stage in recipe.stages.items():
+        prefix = f"optimization.{kind}"
+        paths |= {f"{prefix}.{name}" for name in stage.fixed}
+        # A stage that prepares has done so when a training is resumed.
+        if stage.prepares:
+            paths.add(prefix)
+    return frozenset(paths)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Returns the settings that differ between two recipes, as ``Recipe.values`` returns them."""
-    old, new = (dict(flatten({key: value for key, value in values.items() if value})) for values in (before, after))
-    found = []
-    for path in sorted(old.keys() | new.keys()):
-        left, right = old.get(path), new.get(path)
-        is_off = path.startswith("optimization.") and left in (None, "off") and right in (None, "off")
-        if left != right and not is_off:
-            found.append(Change(path, left, right))
-    return found
+    old_values = _nonempty_values(before)
+    new_values = _nonempty_values(after)
+    differences = []
+    for path in sorted(old_values.keys() | new_values.keys()):
+        old = old_values.get(path)
+        new = new_values.get(path)
+        # A stage that is not named is off.
+        is_off = path.startswith("optimization.") and old in (None, "off") and new in (None, "off")
+        if old != new and not is_off:
+            differences.append(Change(path, old, new))
+    return differences
+
+
+def _nonempty_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {key: value for key, value in values.items() if value}
+    return dict(flatten(sections))
 
 
 def refuse_fixed(before: Mapping[str, Any], recipe: Recipe) -> list[Change]:
@@ -141,25 +157,26 @@ def refuse_fixed(before: Mapping[str, Any], recipe: Recipe) -> list[Change]:
     Raises:
         UsageError: a setting has changed that cannot.
     """
-    found = changes(before, recipe.values())
+    changes_since_start = changes(before, recipe.values())
     fixed = fixed_settings(recipe)
     # Another kind brings other settings with it, which are not the reason.
-    for change in sorted(found, key=lambda change: not change.path.endswith("kind")):
+    for change in sorted(changes_since_start, key=lambda change: not change.path.endswith("kind")):
         reason = _refusal(change, recipe, fixed)
         if reason:
             values = f"{_text(change.before)} cannot become {_text(change.after)} in a resumed run"
             raise UsageError(f"{change.path}: {values}: {reason}; {REMEDY}")
-    return found
+    return changes_since_start
 
 
 def _refusal(change: Change, recipe: Recipe, fixed: frozenset[str]) -> str:
-    section, _, rest = change.path.partition(".")
+    section, _, name = change.path.partition(".")
     rule = rule_of(change.path, fixed)
     if rule.action == "refused":
         return rule.reason
-    if section == "train" and rest in UNITS and None in (change.before, change.after):
+    is_switched = None in (change.before, change.after)
+    if section == "train" and name in UNITS and is_switched:
         return "a training is counted in one unit from its beginning to its end"
-    if change.path == "train.ema" and None in (change.before, change.after):
+    if change.path == "train.ema" and is_switched:
         return "the checkpoint has the averages or it does not"
     if section == "optimizer":
         return _refusal_of_zero(change, recipe)
@@ -198,8 +215,9 @@ def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
     for name in sorted({name for kind in kinds() for name in settings_of(kind).model_fields}):
         yield f"optimizer.{name}", rule_of(f"optimizer.{name}")
     for schedule in get_args(Schedule):
+        kind = schedule.model_fields["kind"].default
         for name in schedule.model_fields:
-            yield f"lr_scheduler[{schedule.model_fields['kind'].default}].{name}", rule_of(f"lr_scheduler.{name}")
+            yield f"lr_scheduler[{kind}].{name}", rule_of(f"lr_scheduler.{name}")
     for name in SystemConfig.model_fields:
         yield f"system.{name}", rule_of(f"system.{name}")
     for name in TrackingConfig.model_fields:
@@ -214,16 +232,19 @@ def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
 
 
 def _plugin_rows(registry: Registry, section: Section) -> Iterator[tuple[str, Rule]]:
+    is_stage = section == "optimization"
     for kind in registry.kinds(section):
         config = registry.get(section, kind)
-        prefix = f"{section}.{kind}" if section == "optimization" else section
-        fixed = frozenset(f"{prefix}.{name}" for name in config.fixed)
-        if section == "optimization":
-            fixed |= {prefix} if config.prepares else set()
-            yield prefix, rule_of(prefix, fixed)
+        prefix = f"{section}.{kind}" if is_stage else section
+        fixed = {f"{prefix}.{name}" for name in config.fixed}
+        if is_stage:
+            if config.prepares:
+                fixed.add(prefix)
+            yield prefix, rule_of(prefix, frozenset(fixed))
+        # Settings of a learner or a source depend on its kind, which their path in a recipe does not contain.
+        label = prefix if is_stage else f"{section}[{kind}]"
         for name in config.model_fields:
-            shown = f"{prefix}.{name}" if section == "optimization" else f"{section}[{kind}].{name}"
-            yield shown, rule_of(f"{prefix}.{name}", fixed)
+            yield f"{label}.{name}", rule_of(f"{prefix}.{name}", frozenset(fixed))
 
 
 def table(registry: Registry) -> str:
@@ -232,7 +253,8 @@ def table(registry: Registry) -> str:
     for path, rule in rows(registry):
         prefix, _, name = path.rpartition(".")
         if prefix.startswith("optimization."):
-            prefix, name = "optimization", path.partition(".")[2]
+            prefix = "optimization"
+            name = path.partition(".")[2]
         grouped.setdefault((prefix, rule), []).append(name)
     lines = ["| section | settings | another value is | |", "|---|---|---|---|"]
     for (prefix, rule), names in grouped.items():

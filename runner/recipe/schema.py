@@ -16,7 +16,8 @@ _SWITCH: Json = {"enum": ["on", "off", True, False]}
 # "60_000": a number for the runner, text for an editor that reads plain YAML 1.2.
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
 _EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
-_VALUES = ("const", "default", "enum", "examples")  # keywords that hold values, not schemas
+# Keywords that hold values, not schemas.
+_VALUES = ("const", "default", "enum", "examples")
 
 
 def schema(catalog: Registry) -> Json:
@@ -36,7 +37,9 @@ def schema(catalog: Registry) -> Json:
         "optimizer": _optimizer(catalog, definitions),
         "lr_scheduler": {
             "description": "Schedule of the learning rates; constant by default.",
-            "anyOf": [_model(each, f"lr_scheduler.{each.__name__}", definitions) for each in get_args(Schedule)],
+            "anyOf": [
+                _model(schedule, f"lr_scheduler.{schedule.__name__}", definitions) for schedule in get_args(Schedule)
+            ],
         },
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
@@ -58,7 +61,12 @@ def schema(catalog: Registry) -> Json:
 def experiment_schema(model: type[Config], title: str) -> Json:
     """JSON Schema (draft 2020-12) of the files that a model of an experiment describes."""
     definitions: Json = {}
-    document = {"$schema": DIALECT, **_model(model, title, definitions), "title": title, "$defs": definitions}
+    document = {
+        "$schema": DIALECT,
+        **_model(model, title, definitions),
+        "title": title,
+        "$defs": definitions,
+    }
     return dict(_loosened(document, whole=True))
 
 
@@ -66,7 +74,8 @@ def _section(section: Section, description: str, catalog: Registry, definitions:
     forms = []
     for kind in catalog.kinds(section):
         form = _plugin(section, kind, catalog, definitions)
-        forms.append({**form, "properties": {"kind": {"const": kind}, **form.get("properties", {})}})
+        properties = {"kind": {"const": kind}, **form.get("properties", {})}
+        forms.append({**form, "properties": properties})
     return {"description": description, "anyOf": forms}
 
 
@@ -94,16 +103,19 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     forms = []
     for kind in kinds():
         settings = settings_of(kind).model_json_schema()["properties"]
-        del settings["max_grad_norm"]["default"]  # null is none
-        bare = {name: {key: each[key] for key in each if key != "title"} for name, each in settings.items()}
-        forms.append(_closed({"kind": {"const": kind}, **bare}))
+        # The default null means that there is none.
+        del settings["max_grad_norm"]["default"]
+        for setting in settings.values():
+            setting.pop("title", None)
+        forms.append(_closed({"kind": {"const": kind}, **settings}))
     definitions["optimizer"] = {"anyOf": forms}
-    one: Json = {"$ref": "#/$defs/optimizer"}
+
+    reference: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
     description = "One optimizer of torch.optim for all roles of the learner, or one per role; default: the learner's."
-    by_role = {role: {**one, "description": f"The optimizer of the role {role}."} for role in roles}
-    return {"description": description, "anyOf": [one, _closed(by_role)]}
+    by_role = {role: {**reference, "description": f"The optimizer of the role {role}."} for role in roles}
+    return {"description": description, "anyOf": [reference, _closed(by_role)]}
 
 
 def _closed(properties: Json) -> Json:
@@ -112,23 +124,28 @@ def _closed(properties: Json) -> Json:
 
 def _model(model: type[Config], name: str, definitions: Json) -> Json:
     """Returns the schema of a model; the models inside it move to ``definitions``."""
-    found = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
-    definitions.update({f"{name}.{inner}": each for inner, each in found.pop("$defs", {}).items()})
-    return found
+    model_schema = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    inner_models = model_schema.pop("$defs", {})
+    definitions.update({f"{name}.{inner_name}": inner for inner_name, inner in inner_models.items()})
+    return model_schema
 
 
 def _loosened(schema: Any, whole: bool = False) -> Any:
     """Accepts grouped digits and, if the files can extend others, missing required keys."""
     if isinstance(schema, list):
-        return [_loosened(each, whole) for each in schema]
+        return [_loosened(item, whole) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    loose = {key: value if key in _VALUES else _loosened(value, whole) for key, value in schema.items()}
+    loose = {}
+    for key, value in schema.items():
+        loose[key] = value if key in _VALUES else _loosened(value, whole)
     if isinstance(loose.get("required"), list) and not whole:
         del loose["required"]
     if isinstance(loose.get("oneOf"), list):
+        # A section without its kind fits several alternatives.
         loose["anyOf"] = loose.pop("oneOf")
         loose.pop("discriminator", None)
     if loose.get("type") in ("integer", "number"):
-        loose |= {"type": [loose["type"], "string"], "pattern": _GROUPED_DIGITS}
+        loose["type"] = [loose["type"], "string"]
+        loose["pattern"] = _GROUPED_DIGITS
     return loose

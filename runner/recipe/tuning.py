@@ -37,7 +37,8 @@ def locked_tuning(root: Node, recipe: Recipe) -> Setup | None:
     except ValueError as error:
         raise LockError([Problem(section.place, TUNING, str(error))]) from None
     recorded = root.get("recipe")
-    changed = list(_changed_settings({} if recorded is None else recorded.plain(), recipe.values()))
+    recorded_values = {} if recorded is None else recorded.plain()
+    changed = list(_changed_settings(recorded_values, recipe.values()))
     if not setup.choices or not changed:
         return setup
     _log.warning("tuning choices of the lock are not used, because %s has changed", ", ".join(changed))
@@ -51,9 +52,10 @@ def settings_of_data(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Iterator[str]:
     """Yields the settings that tuning choices depend on and that differ, as dotted paths."""
-    before, after = (dict(_relevant_settings(values)) for values in (recorded, present))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
+    recorded_settings = dict(_relevant_settings(recorded))
+    present_settings = dict(_relevant_settings(present))
+    for name in sorted(recorded_settings.keys() | present_settings.keys()):
+        if recorded_settings.get(name) != present_settings.get(name):
             yield name
 
 

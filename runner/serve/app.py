@@ -46,6 +46,7 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     metrics = ServerMetrics()
     batcher = Batcher(model.answers, settings, metrics.batch.observe)
     reader = RequestReader(model)
+    # The number is read when the metrics are requested, so that it needs no updates.
     metrics.watch(lambda: batcher.waiting)
 
     @asynccontextmanager
@@ -59,7 +60,12 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
 
     # FastAPI's documentation page would load its scripts from another server: see add_docs.
     app = FastAPI(
-        title=model.name, version=__version__, lifespan=working, docs_url=None, redoc_url=None, redirect_slashes=False
+        title=model.name,
+        version=__version__,
+        lifespan=working,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.batcher = batcher
     app.add_middleware(Guard, settings=settings, answered=metrics.answered)
@@ -98,6 +104,7 @@ class _Predictor:
             if http.scope[SURPLUS]():
                 raise HTTPException(503, "too many clients are connected")
             request = await self._read(body)
+        # Only now: before the body is complete, it would take messages of the body.
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             return await self._batcher.ask(request, gone)
@@ -148,6 +155,7 @@ def _add_predict(app: FastAPI, model: ServedModel, predictor: _Predictor) -> Non
     def predict(request: Any) -> Any:
         """Returns the model's answer to one request."""
 
+    # The type of the body is known only at run time, and FastAPI reads annotations.
     predict.__annotations__["request"] = model.request
     app.router.add_api_route(
         "/predict",
@@ -176,10 +184,16 @@ def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Ser
         """Reports that the process answers."""
         return {"status": "ok"}
 
-    @app.get("/ready", response_model=None, responses={503: {"model": ErrorAnswer, "headers": RETRY_AFTER}})
+    @app.get(
+        "/ready",
+        response_model=None,
+        responses={503: {"model": ErrorAnswer, "headers": RETRY_AFTER}},
+    )
     async def ready() -> Response | dict[str, str]:
         """Reports whether a request would be accepted now."""
-        return error_response(503, "the queue is full") if batcher.full else {"status": "ready"}
+        if batcher.full:
+            return error_response(503, "the queue is full")
+        return {"status": "ready"}
 
     @app.get("/model")
     async def about(http: Request) -> dict[str, Any]:
@@ -191,7 +205,9 @@ def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Ser
     @app.get("/example", response_model=None, responses={404: {"model": ErrorAnswer}})
     async def example() -> Response | dict[str, Any]:
         """A request that the model can answer."""
-        return error_response(404, "this model has no example of a request") if model.example is None else model.example
+        if model.example is None:
+            return error_response(404, "this model has no example of a request")
+        return model.example
 
     @app.get("/metrics", response_class=Response)
     async def counted() -> Response:

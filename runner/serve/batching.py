@@ -40,11 +40,12 @@ class _AbandonedError(BaseException):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _PendingRequest:
     request: ServedRequest
     group: Hashable
     future: asyncio.Future[bytes]
-    since: float
+    arrival: float
+    """On the clock of the event loop."""
 
 
 class Batcher:
@@ -52,22 +53,24 @@ class Batcher:
     after another in a separate thread.
     """
 
-    def __init__(self, answers: Answers, settings: ServeConfig, began: Callable[[int], object]) -> None:
+    def __init__(self, answers: Answers, settings: ServeConfig, on_batch: Callable[[int], object]) -> None:
         """Stores the arguments.
 
         Args:
             answers: Computes a batch, in the thread.
             settings: Sizes and waiting times.
-            began: Called with the size of every batch.
+            on_batch: Called with the size of every batch when it starts.
         """
-        self._answers, self._settings, self._began = answers, settings, began
+        self._answers = answers
+        self._settings = settings
+        self._on_batch = on_batch
         self._max_batch = 1 if settings.bit_exact else settings.max_batch
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingRequest] = []
         self._changed = asyncio.Event()
-        self._work: SimpleQueue[tuple[list[_Waiting], asyncio.Future[None]]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[list[_PendingRequest], asyncio.Future[None]]] = SimpleQueue()
         self._seconds = 0.0
         self._thread: threading.Thread | None = None
-        self._computed: list[_Waiting] = []
+        self._computed: list[_PendingRequest] = []
         """The batch that is being computed."""
         self._changes = threading.Lock()
         """Held while that batch changes, or is abandoned."""
@@ -105,20 +108,23 @@ class Batcher:
             batches = math.ceil(self.waiting / self._max_batch)
             raise QueueFullError(max(1, math.ceil(batches * self._seconds)))
         loop = asyncio.get_running_loop()
-        each = _Waiting(request, request.group(), loop.create_future(), loop.time())
-        self._waiting.append(each)
+        pending = _PendingRequest(request, request.group(), loop.create_future(), loop.time())
+        self._waiting.append(pending)
         self._changed.set()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                awaited: list[asyncio.Future[Any]] = [each.future] if gone is None else [each.future, gone]
+                awaited: list[asyncio.Future[Any]] = [pending.future]
+                if gone is not None:
+                    awaited.append(gone)
                 await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            if not each.future.done():
+            if not pending.future.done():
                 raise ClientGoneError
-            return each.future.result()
+            return pending.future.result()
         finally:
-            each.future.cancel()
-            with suppress(ValueError):  # its turn has come
-                self._waiting.remove(each)
+            pending.future.cancel()
+            # It may be in a batch already.
+            with suppress(ValueError):
+                self._waiting.remove(pending)
             self._abandon()
 
     async def run(self) -> None:
@@ -128,78 +134,90 @@ class Batcher:
         self._thread.start()
         loop = asyncio.get_running_loop()
         while True:
-            batch, began = await self._next(), loop.time()
-            self._began(len(batch))
+            batch = await self._next()
+            start = loop.time()
+            self._on_batch(len(batch))
             done = loop.create_future()
             self._work.put((batch, done))
             await done
-            self._seconds = loop.time() - began
+            self._seconds = loop.time() - start
 
-    async def _next(self) -> list[_Waiting]:
+    async def _next(self) -> list[_PendingRequest]:
         """The oldest request with others of its group, once there are enough of them or it has waited long enough."""
-        loop, settings = asyncio.get_running_loop(), self._settings
+        loop = asyncio.get_running_loop()
+        patience = self._settings.wait_ms / 1e3
         while True:
-            left: float | None = None
+            remaining: float | None = None
             if self._waiting:
-                first = self._waiting[0]
-                alike = [each for each in self._waiting if each.group == first.group][: self._max_batch]
-                left = first.since + settings.wait_ms / 1e3 - loop.time()
-                if len(alike) == self._max_batch or left <= 0 or self.waiting >= self.clients():
-                    taken = set(alike)
-                    self._waiting = [each for each in self._waiting if each not in taken]
-                    return alike
+                oldest = self._waiting[0]
+                group = [pending for pending in self._waiting if pending.group == oldest.group]
+                batch = group[: self._max_batch]
+                remaining = oldest.arrival + patience - loop.time()
+                is_full = len(batch) == self._max_batch
+                if is_full or remaining <= 0 or self.waiting >= self.clients():
+                    self._remove(batch)
+                    return batch
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await self._changed.wait()
+
+    def _remove(self, batch: Sequence[_PendingRequest]) -> None:
+        # A set, because removing them one by one takes quadratic time.
+        removed = set(batch)
+        self._waiting = [pending for pending in self._waiting if pending not in removed]
 
     def _compute(self) -> None:
         while True:
             batch, done = self._work.get()
             answers = self._answers_unless_abandoned(batch)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            # The loop may have been closed meanwhile.
+            with suppress(RuntimeError):
                 done.get_loop().call_soon_threadsafe(_hand_out, batch, answers, done)
 
-    def _answers_unless_abandoned(self, batch: list[_Waiting]) -> Sequence[Answer]:
+    def _answers_unless_abandoned(self, batch: list[_PendingRequest]) -> Sequence[Answer]:
         """The answers to a batch; errors for all of it if it was abandoned."""
         try:
             try:
                 with self._changes:
                     self._computed = batch
-                return self._answers([each.request for each in batch])
+                return self._answers([pending.request for pending in batch])
             finally:
                 self._end_of_batch()
         except _AbandonedError:
-            self._end_of_batch()  # it may have been raised inside the ``finally``
+            # It may have been raised inside the ``finally``.
+            self._end_of_batch()
             return [ClientGoneError()] * len(batch)
 
     def _end_of_batch(self) -> None:
         with self._changes:
             self._computed = []
-            _raise_in_thread(threading.get_ident(), None)  # takes back what was not raised yet
+            # Takes back an exception that was not raised yet.
+            _raise_in_thread(threading.get_ident(), None)
 
     def _abandon(self) -> None:
         """Ends the batch that is being computed if no client waits for any of its answers."""
         with self._changes:
-            nobody_waits = all(each.future.done() for each in self._computed)
-            if self._computed and nobody_waits and self._thread is not None and self._thread.ident is not None:
+            if not self._computed or not all(pending.future.done() for pending in self._computed):
+                return
+            if self._thread is not None and self._thread.ident is not None:
                 _raise_in_thread(self._thread.ident, _AbandonedError)
 
 
 def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
     """Raises an exception at the next line of Python that a thread executes; None takes it back."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
+    exception = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
 
 
-def _hand_out(batch: Sequence[_Waiting], answers: Sequence[Answer], done: asyncio.Future[None]) -> None:
-    for each, answer in zip(batch, answers, strict=True):
-        if each.future.done():  # its deadline has passed
+def _hand_out(batch: Sequence[_PendingRequest], answers: Sequence[Answer], done: asyncio.Future[None]) -> None:
+    for pending, answer in zip(batch, answers, strict=True):
+        # The deadline may have passed.
+        if pending.future.done():
             continue
         if isinstance(answer, Exception):
-            each.future.set_exception(answer)
+            pending.future.set_exception(answer)
         else:
-            each.future.set_result(answer)
+            pending.future.set_result(answer)
     if not done.done():
         done.set_result(None)

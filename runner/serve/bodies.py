@@ -84,6 +84,7 @@ class Bodies:
         if oldest is None:
             raise _too_many()
         del self._large[oldest]
+        # The timeout expires in the task that reads that body, which then refuses it.
         oldest.reschedule(asyncio.get_running_loop().time())
 
     def _too_long(self, http: Request) -> HTTPException:

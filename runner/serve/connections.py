@@ -1,4 +1,4 @@
-"""Limits the number of connections: records for whom each of them waits, and
+"""Limits the number of connections: records whether each waits for its client, and
 closes some when there are too many.
 """
 
@@ -109,8 +109,8 @@ class Connections:
         is_full = len(self._open) > self._limit + self._reserve
         latest = self._clock() - (0 if is_full else GRACE_S)
         for group in (self._idle, self._slow):
-            for connection, since in group.items():
-                if since <= latest:
+            for connection, start in group.items():
+                if start <= latest:
                     return connection
                 break
         return None
@@ -305,7 +305,7 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(self.patience, self.transport.abort)
 
     def _classify(self) -> None:
-        """Records for whom the connection waits."""
+        """Records whether the connection waits for its client."""
         if self._lingers or self.cycle is None:
             self.registry.set_idle(self)
         elif self.flow.write_paused or (self.cycle.more_body and not self.cycle.response_complete):

@@ -35,6 +35,7 @@ def curl_command(address: str, example: Mapping[str, Any] | None) -> str:
     header = "-H 'Content-Type: application/json'"
     body = json.dumps(example)
     if len(body) > _LONGEST_INLINE:
+        # A command line of that length could not be copied from a terminal.
         return f"curl -s {address}/example | curl -s {address}/predict {header} -d @-"
     return f"curl -s {address}/predict {header} -d {shlex.quote(body)}"
 

@@ -46,7 +46,8 @@ def _limited(schema: dict[str, Any], forbids_unknown: bool) -> Any:
     kind = schema.get("type")
     if kind in CONTAINERS:
         schema["fail_fast"] = True
-        if (longest := schema.get("max_length")) is not None:
+        longest = schema.get("max_length")
+        if longest is not None:
             return _before(schema, _length_check(longest))
     if kind in FIELDS and schema.get("extra_behavior", "forbid" if forbids_unknown else None) == "forbid":
         return _before(schema, _names_check(_names(schema["fields"])))
@@ -71,6 +72,7 @@ def _length_check(longest: int) -> Callable[[Any], Any]:
 
 def _names_check(names: Collection[str]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
+        # With more names than fields, at least one is unknown.
         if isinstance(value, dict) and len(value) > len(names):
             unknown = next(name for name in value if name not in names)
             raise ValidationError.from_exception_data(

@@ -20,6 +20,8 @@ RESERVED_PATHS = frozenset({"/health", "/ready"})
 """Paths that are answered also when connections are scarce."""
 HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]*)?")
 """A Host header in lower case: an address of IPv6 in brackets, or a name or an address of IPv4; and a port."""
+_LOCAL_NAME = re.compile(r"(?!xn--)[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+"""A name without a dot, as ``localhost``; no number, and no letters beyond ASCII in disguise."""
 ANY_HOST = "*"
 
 
@@ -63,12 +65,14 @@ class Guard:
             await (refusal or self._app)(scope, receive, guarded)
         except Exception as error:
             log_failure(error)
+            # An answer that has started cannot be replaced by another one.
             if not has_started:
                 await failure_response(error)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Returns the answer to a request that no route sees; None for all others."""
         host = Headers(scope=scope).get("host")
+        # HTTP/1.0 requires no Host header, and browsers always send one.
         if host is not None and not self._is_allowed(host, scope):
             return error_response(400, f"host: {host!r} is not served here; add it to serve.hosts")
         if scope["path"] not in RESERVED_PATHS and scope[SURPLUS]():
@@ -78,7 +82,8 @@ class Guard:
     def _is_allowed(self, host: str, scope: Scope) -> bool:
         """Returns whether a request with this Host is meant for this server.
 
-        A page of another site whose name resolves to this address (DNS rebinding) sends that site's name.
+        A page of another site whose name resolves to this address (DNS rebinding) sends that site's
+        name, which has a dot. Names without one are those of a local network or of containers.
         """
         if ANY_HOST in self._hosts:
             return True
@@ -86,7 +91,7 @@ class Guard:
         if match is None:
             return False
         name = (match["address"] or match["name"]).removesuffix(".")
-        if name == "localhost" or name in self._hosts:
+        if name in self._hosts or _LOCAL_NAME.fullmatch(name):
             return True
         try:
             address = ipaddress.ip_address(name)

@@ -24,13 +24,14 @@ def load(model: str, recipe: str | None, settings: Sequence[str], registry: Regi
     Raises:
         RunnerError: There is no such model, its weights are damaged, or it cannot be served.
     """
-    found = trained(model, sets=() if recipe else settings, plugins=registry.files)
+    trained_model = trained(model, sets=() if recipe else settings, plugins=registry.files)
     if recipe:
-        found = found.under(read(recipe, settings, found.registry))
-    chosen = found.recipe
+        trained_model = trained_model.under(read(recipe, settings, trained_model.registry))
+    resolved = trained_model.recipe
     about = {
-        "recipe": chosen.name,
-        "settings": chosen.model.model_dump(mode="json"),
-        "stages": chosen.values()["inference"] if chosen.inference else {},
+        "recipe": resolved.name,
+        "settings": resolved.model.model_dump(mode="json"),
+        "stages": resolved.values()["inference"] if resolved.inference else {},
     }
-    return served(found.name, build(found).learner, chosen.model, about), chosen
+    learner = build(trained_model).learner
+    return served(trained_model.name, learner, resolved.model, about), resolved

@@ -18,13 +18,22 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "runner_requests", "Requests to /predict, by their answers.", ["status"], registry=self._registry
+            "runner_requests",
+            "Requests to /predict, by their answers.",
+            ["status"],
+            registry=self._registry,
         )
         self._seconds = Histogram(
-            "runner_request_seconds", "From a request to its answer.", registry=self._registry, buckets=SECONDS
+            "runner_request_seconds",
+            "From a request to its answer.",
+            registry=self._registry,
+            buckets=SECONDS,
         )
         self.batch = Histogram(
-            "runner_batch_size", "Requests that were answered together.", registry=self._registry, buckets=SIZES
+            "runner_batch_size",
+            "Requests that were answered together.",
+            registry=self._registry,
+            buckets=SIZES,
         )
         self._waiting = Gauge("runner_waiting_requests", "Requests that wait for their turn.", registry=self._registry)
 
@@ -34,6 +43,7 @@ class ServerMetrics:
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Counts an answer."""
+        # Only requests to the model: health checks would hide them.
         if path == "/predict":
             self._requests.labels(str(status)).inc()
             self._seconds.observe(seconds)

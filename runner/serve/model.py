@@ -50,6 +50,7 @@ class ServedModel:
         try:
             return [*self._together(requests)]
         except Exception as error:
+            # In a batch, the request that caused the error is unknown.
             if len(requests) == 1:
                 error.add_note(f"the request: {redact(requests[0].model_dump_json())[:_LONGEST_REQUEST]}")
                 log_failure(error)
@@ -59,8 +60,8 @@ class ServedModel:
     def _together(self, requests: Sequence[ServedRequest]) -> list[bytes]:
         with torch.inference_mode():
             outputs = self.learner.predict(self.learner.requested(requests))
-            answered = self.learner.answered(requests, outputs)
-        return [each.model_dump_json().encode() for each in answered]
+            responses = self.learner.answered(requests, outputs)
+        return [response.model_dump_json().encode() for response in responses]
 
 
 def log_failure(error: Exception) -> None:
@@ -75,6 +76,12 @@ def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, 
         raise UsageError(f"{name}: learner '{config.kind}' cannot be served: it declares no request and response")
     file = sys.modules[type(config).__module__].__file__
     page = None if config.page is None or file is None else Path(file).parent / config.page
-    shown = redact_values({"kind": config.kind, **about})
-    example = example_of(learner, config.request)
-    return ServedModel(redact(name), learner, config.request, config.response, page, shown, example)
+    return ServedModel(
+        name=redact(name),
+        learner=learner,
+        request=config.request,
+        response=config.response,
+        page=page,
+        about=redact_values({"kind": config.kind, **about}),
+        example=example_of(learner, config.request),
+    )

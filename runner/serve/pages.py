@@ -27,6 +27,7 @@ def add_page(app: FastAPI, folder: Path | None) -> None:
     """
     files = StaticFiles(directory=_GENERIC if folder is None else folder, html=True)
     if folder is not None:
+        # Folders are searched in order, so that the model's files come first.
         files.all_directories.append(_GENERIC)
     app.mount("/", files)
 

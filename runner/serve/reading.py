@@ -60,7 +60,8 @@ class RequestReader:
             request: ServedRequest = self._validator.validate_python(value)
         except ValidationError as error:
             raise MalformedError(_first_of(error)) from None
-        if (reason := self._learner.refused(request)) is not None:
+        reason = self._learner.refused(request)
+        if reason is not None:
             raise MalformedError(reason)
         return request
 
@@ -115,6 +116,8 @@ def _first_of(error: ValidationError) -> str:
 def malformed(errors: Sequence[Any]) -> str:
     """Returns the first error, and how many more were found before validation stopped, in one line."""
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"]) or "body"
-    message = f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    return message + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+    location = ".".join(map(str, first["loc"])) or "body"
+    message = f"{location}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    if len(errors) > 1:
+        message += f" (and {len(errors) - 1} more)"
+    return message

@@ -32,15 +32,16 @@ def bound(settings: ServeConfig) -> socket.socket:
     """A socket on the address of the settings, which does not listen yet; a ``UsageError`` if it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # With TCP as the protocol, asyncio disables the delay of small packets (40 ms per answer).
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left is free
-        found.bind((settings.host, settings.port))
+        # A port that was in use until a moment ago is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
     except OSError as error:
-        found.close()
-        place = f"{settings.host}:{settings.port}"
-        raise UsageError(f"cannot listen on {place}: {error.strerror or error}; name another serve.port") from error
-    return found
+        listener.close()
+        address = f"{settings.host}:{settings.port}"
+        raise UsageError(f"cannot listen on {address}: {error.strerror or error}; name another serve.port") from error
+    return listener
 
 
 def address_of(listener: socket.socket) -> str:
@@ -52,6 +53,7 @@ def address_of(listener: socket.socket) -> str:
 def allow_files(connections: int) -> int:
     """Raises the process's limit on open files for the connections, and returns how many fit into it."""
     needed = connections + RESERVE + OTHER_FILES
+    # Each connection is an open file of the process.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
@@ -62,8 +64,10 @@ def allow_files(connections: int) -> int:
     if fitting < connections:
         _log.warning(
             "serve.connections: %d exceeds what the limit of %d open files allows; %d are accepted (ulimit -n)",
-            connections, allowed, fitting,
-        )  # fmt: skip
+            connections,
+            allowed,
+            fitting,
+        )
     return fitting
 
 
@@ -88,21 +92,25 @@ class AnnouncingServer(uvicorn.Server):
         """Stops at SIGTERM and Ctrl-C when all requests are answered; uvicorn's
         handler would raise the signal again.
         """
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous_handlers = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Remembers by what."""
+        """Stores the signal, which determines the exit code."""
         self.signals.append(sig)
         super().handle_exit(sig, frame)
 
 
 def serve(
-    model: ServedModel, settings: ServeConfig, listener: socket.socket, announce: Callable[[str], object]
+    model: ServedModel,
+    settings: ServeConfig,
+    listener: socket.socket,
+    announce: Callable[[str], object],
 ) -> ExitCode:
     """Answers requests until SIGTERM or Ctrl-C, and then the pending ones.
 
@@ -116,13 +124,22 @@ def serve(
         "registry": Connections(allow_files(settings.connections)),
     }
     config = uvicorn.Config(
-        app, http=type("LimitedConnection", (Connection,), limits), ws="none", loop="asyncio", lifespan="on",
-        log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        app,
+        # uvicorn creates one object of this class per connection, without arguments for limits.
+        http=type("LimitedConnection", (Connection,), limits),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=settings.drain_s,
-    )  # fmt: skip
+    )
     # The answers and the runner's messages contain what matters.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server = AnnouncingServer(config, lambda: announce(address_of(listener)))
+    # The server exists only after the application, which therefore gets the function later.
     app.state.batcher.clients = lambda: len(server.server_state.connections)
     # Existing objects are excluded from collections, which would block all
     # threads while a large body is parsed.

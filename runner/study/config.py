@@ -1,23 +1,18 @@
-"""The settings of a study's file, and its search space."""
+"""The settings of a study's file."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from runner.plugin.config import Config
-from runner.recipe.document import Scalar, dump_inline
-from runner.system.lines import figure
-
-if TYPE_CHECKING:
-    from optuna.trial import Trial
+from runner.recipe.dumping import dump_inline
+from runner.recipe.scalars import Scalar
 
 VERIFY: Final = "verify"
 STAGES: Final = "optimization"
@@ -44,16 +39,24 @@ class ParameterConfig(Config):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ParameterConfig:
-        given = [name for name in ("float", "int", "choice") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"should have one of float, int and choice, got {' and '.join(given) or 'none'}")
-        if self.choice is not None:
-            if self.log or self.step is not None:
-                raise ValueError("log and step belong to a range, and this is a choice")
-            for one, other in itertools.combinations(self.choice, 2):
-                if one == other:  # as are 1, 1.0 and true to Optuna
-                    raise ValueError(f"{json.dumps(one)} and {json.dumps(other)} are the same choice: leave one out")
-            return self
+        kinds = [name for name in ("float", "int", "choice") if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"should have one of float, int and choice, got {' and '.join(kinds) or 'none'}")
+        if self.choice is None:
+            self._validate_range()
+        else:
+            self._validate_choice(self.choice)
+        return self
+
+    def _validate_choice(self, values: list[Any]) -> None:
+        if self.log or self.step is not None:
+            raise ValueError("log and step belong to a range, and this is a choice")
+        for left, right in itertools.combinations(values, 2):
+            # To Optuna 1, 1.0 and true are equal, too.
+            if left == right:
+                raise ValueError(f"{json.dumps(left)} and {json.dumps(right)} are the same choice: leave one out")
+
+    def _validate_range(self) -> None:
         low, high = self.levels
         if not low < high:
             raise ValueError(f"the range starts at {low:g} and ends at {high:g}: it should start below its end")
@@ -63,9 +66,11 @@ class ParameterConfig(Config):
             raise ValueError("a range has either log or step")
         if self.int is not None and self.step is not None and self.step != round(self.step):
             raise ValueError(f"the step of an integer should be an integer, not {self.step:g}")
-        if self.step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step)):
-            raise ValueError(f"steps of {self.step:g} from {low:g} do not reach {high:g}: end the range at a step")
-        return self
+        if self.step is not None:
+            # Decimal, because 0.3 is not a multiple of 0.1 in binary.
+            width = Decimal(str(high)) - Decimal(str(low))
+            if width % Decimal(str(self.step)):
+                raise ValueError(f"steps of {self.step:g} from {low:g} do not reach {high:g}: end the range at a step")
 
     @property
     def levels(self) -> list[Any]:
@@ -75,15 +80,20 @@ class ParameterConfig(Config):
     @property
     def spacing(self) -> Real | None:
         """The distance between two values of a range; None between real numbers."""
-        return self.step or (None if self.int is None else 1)
+        if self.step:
+            return self.step
+        return None if self.int is None else 1
 
     @property
     def count(self) -> Real:
         """Returns the number of values; infinite in a range of real numbers."""
         if self.choice is not None:
             return len(self.choice)
+        if self.spacing is None:
+            return math.inf
         low, high = self.levels
-        return math.inf if self.spacing is None else 1 + round((high - low) / self.spacing)
+        steps = round((high - low) / self.spacing)
+        return 1 + int(steps)
 
     def has(self, value: Any) -> bool:
         """Returns whether a number is in the range."""
@@ -97,8 +107,10 @@ class ParameterConfig(Config):
         if self.choice is not None:
             return f"one of {', '.join(str(label(choice)) for choice in self.choice)}"
         low, high = self.levels
-        how = ", logarithmic" if self.log else f", in steps of {self.step:g}" if self.step else ""
-        return f"{low:g} to {high:g}{how}"
+        text = f"{low:g} to {high:g}"
+        if self.log:
+            return f"{text}, logarithmic"
+        return f"{text}, in steps of {self.step:g}" if self.step else text
 
 
 class ObjectiveConfig(Config):
@@ -221,7 +233,8 @@ class StudyConfig(Config):
     where the stage is on.
     """
     objectives: dict[
-        str, Annotated[ObjectiveConfig, BeforeValidator(_spelled_out, json_schema_input_type=_Objective)]
+        str,
+        Annotated[ObjectiveConfig, BeforeValidator(_spelled_out, json_schema_input_type=_Objective)],
     ] = Field(min_length=1)
     """Metrics to maximize or minimize, by name."""
     constraints: dict[str, BoundConfig | Literal["pass", "no_fail"]] = Field(default_factory=dict)
@@ -247,8 +260,8 @@ class StudyConfig(Config):
     def _consistent(self) -> StudyConfig:
         for name, constraint in self.constraints.items():
             if (name == VERIFY) != isinstance(constraint, str):
-                wanted = "'pass' or 'no_fail'" if name == VERIFY else "a mapping with min or max"
-                raise ValueError(f"constraints.{name} should be {wanted}")
+                expected = "'pass' or 'no_fail'" if name == VERIFY else "a mapping with min or max"
+                raise ValueError(f"constraints.{name} should be {expected}")
         if len(self.objectives) > 1 and self.pruner.kind not in ("auto", "off"):
             raise ValueError(f"pruner.kind: {self.pruner.kind} compares by one objective, and there are several")
         if self.pruner.kind == "wilcoxon" and self.seeds == 1:
@@ -268,10 +281,13 @@ class StudyConfig(Config):
     @property
     def timed(self) -> list[str]:
         """The metrics that depend on how fast the machine is at the moment."""
-        reached = [
-            name for name, each in self.objectives.items() if each.reach is not None and each.reach_in != "progress"
+        times = [
+            name
+            for name, objective in self.objectives.items()
+            if objective.reach is not None and objective.reach_in != "progress"
         ]
-        return [*reached, *(name for name in (*self.objectives, *self.constraints) if name.startswith("perf/"))]
+        speeds = [name for name in (*self.objectives, *self.constraints) if name.startswith("perf/")]
+        return [*times, *speeds]
 
     @property
     def pruner_kind(self) -> str:
@@ -283,108 +299,6 @@ class StudyConfig(Config):
         return "wilcoxon" if self.seeds > 1 else "median"
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A searched setting."""
-
-    path: str
-    config: ParameterConfig
-    needs: tuple[str, ...] = ()  # the stages that have to be on in a trial for the setting to exist there
-
-    @property
-    def stage(self) -> str | None:
-        """The stage that it switches, if it does."""
-        section, _, kind = self.path.partition(".")
-        return kind if section == STAGES and "." not in kind else None
-
-    def suggested(self, trial: Trial) -> Any:
-        """The setting that Optuna suggests, or has suggested before the trial was interrupted."""
-        config = self.config
-        if config.float is not None:
-            return trial.suggest_float(self.path, *config.float, log=config.log, step=config.step)
-        if config.int is not None:
-            return trial.suggest_int(self.path, *config.int, log=config.log, step=int(config.step or 1))
-        choices = {label(choice): choice for choice in config.levels}
-        return choices[trial.suggest_categorical(self.path, list(choices))]
-
-
-@dataclass(frozen=True)
-class Space:
-    """The searched settings: switches of stages first, and none before the switches it needs."""
-
-    parameters: Sequence[Parameter]
-    on: Collection[str]  # the stages that are on in the recipe
-
-    @classmethod
-    def of(
-        cls, searched: Mapping[str, ParameterConfig], requirements: Mapping[str, Collection[str]], on: Collection[str]
-    ) -> Space:
-        """Creates the search space of a file, from the requirements of every stage and the stages
-        that are on in the recipe.
-        """
-        arranged, parameters = list[Parameter](), [Parameter(path, config) for path, config in searched.items()]
-        switches = {parameter.stage: parameter for parameter in parameters if parameter.stage is not None}
-
-        def arrange(stage: str) -> None:
-            # Also ends the recursion for stages that require each other.
-            switch = switches.pop(stage, None)
-            if switch is not None:
-                for required in requirements[stage]:
-                    arrange(required)
-                arranged.append(replace(switch, needs=tuple(requirements[stage])))
-
-        while switches:
-            arrange(next(iter(switches)))
-        for parameter in parameters:
-            if parameter.stage is None:
-                section, *rest = parameter.path.split(".")
-                arranged.append(replace(parameter, needs=tuple(rest[:1]) if section == STAGES else ()))
-        return cls(arranged, on)
-
-    @property
-    def switches(self) -> dict[str, Parameter]:
-        """The parameters that switch a stage, by stage."""
-        return {parameter.stage: parameter for parameter in self.parameters if parameter.stage is not None}
-
-    @property
-    def configurations(self) -> float:
-        """Returns the number of configurations without conditions; infinite with
-        a range of real numbers.
-        """
-        return math.prod(parameter.config.count for parameter in self.parameters)
-
-    def settle(self, ask: Callable[[Parameter], Any]) -> dict[str, Any]:
-        """Returns the value of every setting that exists, by path; ``ask`` is called for settings
-        whose stages are on.
-
-        A stage whose requirements are not met is off.
-        """
-        on, settled = set(self.on), dict[str, Any]()
-        for parameter in self.parameters:
-            if on.issuperset(parameter.needs):
-                settled[parameter.path] = ask(parameter)
-            elif parameter.stage is not None:
-                settled[parameter.path] = OFF
-            if parameter.stage is not None:
-                (on.add if is_on(settled[parameter.path]) else on.discard)(parameter.stage)
-        return settled
-
-
 def label(value: Any) -> Scalar:
     """A choice as Optuna keeps it: a scalar as it is, anything else spelled on one line."""
     return value if isinstance(value, Scalar) else dump_inline(value)
-
-
-def spelled(value: Any) -> str:
-    """A setting's value: a number with four digits, anything else as it is."""
-    return figure(value) if isinstance(value, float) else str(value)
-
-
-def short(path: str) -> str:
-    """A setting as tables and pictures name it: a stage's without the section that all stages are in."""
-    return path.removeprefix(f"{STAGES}.")
-
-
-def is_on(value: Any) -> bool:
-    """Returns whether the value of a stage switches it on."""
-    return value not in (OFF, False)

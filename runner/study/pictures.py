@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner.study.config import short
+from runner.study.space import short
 from runner.system.plots import BLACK, BLUE, GREY, VERMILLION, draw_all, legend
 
 if TYPE_CHECKING:
     from runner.study.summary import Row, Summary
 
-_WIDTH, _SLICE_WIDTH = 4.8, 3.2  # inches: on a phone, too, the writing of one can be read
+# Inches, so that the text can be read on a phone, too.
+_WIDTH = 4.8
+_SLICE_WIDTH = 3.2
 _MARKS: Mapping[str, Mapping[str, Any]] = {
     "trial": {"marker": "o", "color": BLUE, "markersize": 4.5},
     "not counted": {"marker": "x", "color": GREY, "markersize": 5},
@@ -23,7 +25,10 @@ _MARKS: Mapping[str, Mapping[str, Any]] = {
     "best": {"marker": "*", "color": VERMILLION, "markersize": 9},
 }
 """By what became of a trial: what is best is drawn last, so that nothing hides it."""
-_STRIP = 0.4  # of the room of a choice, over which its trials are spread from the first to the last
+# Share of the width of a choice over which its trials are spread, from the first to the last.
+_STRIP = 0.4
+# Margin of a panel, as a share of the range of values.
+_MARGIN = 0.08
 SLICE = "slice-"
 """Prefix of the names of plots of one setting."""
 
@@ -33,65 +38,113 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     rows = [row for row in summary.rows if row.values]
     if not rows:
         return []
-    high = 1.6 * len(summary.objectives)
+    height = 1.6 * len(summary.objectives) + 0.9
     pictures: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
-        "progress": (partial(_progress, summary), (_WIDTH, high + 0.9))
+        "progress": (partial(_progress, summary), (_WIDTH, height))
     }
     if len(summary.objectives) > 1:
         pictures["front"] = (partial(_front, summary), (_WIDTH, 3.6))
     if summary.importance:
         bars = sum(map(len, summary.importance.values()))
-        pictures["importance"] = (
-            partial(_importance, summary),
-            (_WIDTH, 0.5 + 0.5 * len(summary.importance) + 0.2 * bars),
-        )
+        bars_height = 0.5 + 0.5 * len(summary.importance) + 0.2 * bars
+        pictures["importance"] = (partial(_importance, summary), (_WIDTH, bars_height))
     for path in dict.fromkeys(path for row in rows for path in row.settings):
         name = f"{SLICE}{short(path)}".replace("/", "_")
-        pictures[name] = (partial(_slice, summary, path), (_SLICE_WIDTH, high + 0.9))
+        pictures[name] = (partial(_slice, summary, path), (_SLICE_WIDTH, height))
     return draw_all(pictures, folder)
 
 
 def _progress(summary: Summary, canvas: Any) -> None:
     counting = [row for row in summary.rows if row.cause == "done"]
-    without = [row.number for row in summary.rows if not row.values and row.state in ("PRUNED", "FAIL")]
+    without_value = [row.number for row in summary.rows if not row.values and row.state in ("PRUNED", "FAIL")]
     panels = _panels(summary, canvas, "trial")
     for axes, (name, direction) in zip(panels, summary.objectives.items(), strict=True):
-        best = itertools.accumulate((row.values[name] for row in counting), max if direction == "maximize" else min)
-        so_far = [(row.number, value) for row, value in zip(counting, best, strict=True)]
-        axes.step(*_columns(so_far), where="post", color=BLACK, linewidth=0.8, label="best so far")
-        _points(axes, summary, ((row.number, row.values[name], row) for row in summary.rows if row.values))
-        if without:
-            low = axes.get_xaxis_transform()  # a height as a share of the panel's
-            axes.plot(without, [0.06] * len(without), "v", color=GREY, markersize=4, transform=low, label="no value")
+        better = max if direction == "maximize" else min
+        numbers = [row.number for row in counting]
+        best_so_far = list(itertools.accumulate((row.values[name] for row in counting), better))
+        axes.step(
+            numbers,
+            best_so_far,
+            where="post",
+            color=BLACK,
+            linewidth=0.8,
+            label="best so far",
+        )
+        points = ((row.number, row.values[name], row) for row in summary.rows if row.values)
+        _points(axes, summary, points)
+        if without_value:
+            # Their height is a share of the panel's, because they have no value.
+            transform = axes.get_xaxis_transform()
+            heights = [0.06] * len(without_value)
+            axes.plot(
+                without_value,
+                heights,
+                "v",
+                color=GREY,
+                markersize=4,
+                transform=transform,
+                label="no value",
+            )
         axes.xaxis.get_major_locator().set_params(integer=True)
     legend(canvas)
 
 
 def _front(summary: Summary, canvas: Any) -> None:
     axes = canvas.subplots()
-    one, other = list(summary.objectives)[:2]
-    front = sorted((row.values[one], row.values[other]) for row in summary.best)
+    x_name, y_name = list(summary.objectives)[:2]
+
+    def position(row: Row) -> tuple[float, float]:
+        return row.values[x_name], row.values[y_name]
+
+    front = sorted(map(position, summary.best))
     # Steps, because no trial is known to reach a value between two others.
-    side: Literal["pre", "post"] = "pre" if summary.objectives[one] == "maximize" else "post"
-    axes.step(*_columns(front), where=side, color=VERMILLION, linewidth=0.8)
-    _points(axes, summary, ((row.values[one], row.values[other], row) for row in summary.rows if row.values))
-    for place in dict.fromkeys(front):
-        there = [row.number for row in summary.best if (row.values[one], row.values[other]) == place]
-        text = ", ".join(map(str, sorted(there)))  # trials with equal settings are equal
-        axes.annotate(text, place, (5, 4), textcoords="offset points", annotation_clip=False)
+    side: Literal["pre", "post"] = "pre" if summary.objectives[x_name] == "maximize" else "post"
+    axes.step(
+        *_columns(front),
+        where=side,
+        color=VERMILLION,
+        linewidth=0.8,
+    )
+    points = ((*position(row), row) for row in summary.rows if row.values)
+    _points(axes, summary, points)
+    for point in dict.fromkeys(front):
+        # Trials with equal settings are equal, so that several may be at one point.
+        numbers = sorted(row.number for row in summary.best if position(row) == point)
+        text = ", ".join(map(str, numbers))
+        axes.annotate(
+            text,
+            point,
+            (5, 4),
+            textcoords="offset points",
+            annotation_clip=False,
+        )
     canvas.suptitle(_title(summary), fontsize=8)
-    axes.set(xlabel=_wanted(summary, one), ylabel=_wanted(summary, other))
+    axes.set(xlabel=_label(summary, x_name), ylabel=_label(summary, y_name))
     axes.margins(0.1)
     legend(canvas)
 
 
 def _importance(summary: Summary, canvas: Any) -> None:
     lengths = [len(shares) for shares in summary.importance.values()]
-    panels = canvas.subplots(len(lengths), 1, squeeze=False, sharex=True, height_ratios=lengths)[:, 0]
+    grid = canvas.subplots(
+        len(lengths),
+        1,
+        squeeze=False,
+        sharex=True,
+        height_ratios=lengths,
+    )
+    panels = grid[:, 0]
     counting = sum(row.cause == "done" for row in summary.rows)
     for axes, (name, shares) in zip(panels, summary.importance.items(), strict=True):
-        bars = axes.barh([short(path) for path in shares], [100 * share for share in shares.values()], color=BLUE)
-        axes.bar_label(bars, fmt="%.0f %%", padding=3, fontsize=7)
+        labels = [short(path) for path in shares]
+        percents = [100 * share for share in shares.values()]
+        bars = axes.barh(labels, percents, color=BLUE)
+        axes.bar_label(
+            bars,
+            fmt="%.0f %%",
+            padding=3,
+            fontsize=7,
+        )
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(title=name, xlim=(0, 100))
@@ -104,21 +157,34 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
     """
     tried = [row for row in summary.rows if row.values and path in row.settings]
     settings = [row.settings[path] for row in tried]
-    numbers = all(isinstance(setting, int | float) and not isinstance(setting, bool) for setting in settings)
-    places: Sequence[float] = settings if numbers else _strip([str(setting) for setting in settings])
+    are_numbers = all(map(_is_number, settings))
+    positions: Sequence[float] = settings
+    if not are_numbers:
+        positions = _strip([str(setting) for setting in settings])
     panels = _panels(summary, canvas, short(path), len(tried))
     for axes, name in zip(panels, summary.objectives, strict=True):
-        _points(axes, summary, ((at, row.values[name], row) for at, row in zip(places, tried, strict=True)))
-        low, *_, high = sorted(row.values[name] for row in summary.rows if row.values) * 2
+        points = ((x, row.values[name], row) for x, row in zip(positions, tried, strict=True))
+        _points(axes, summary, points)
+        ordered_values = sorted(row.values[name] for row in summary.rows if row.values)
+        low = ordered_values[0]
+        high = ordered_values[-1]
         if math.isfinite(high - low) and low < high:
-            axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
-        if numbers and path in summary.logarithmic:
+            margin = _MARGIN * (high - low)
+            axes.set_ylim(low - margin, high + margin)
+        if are_numbers and path in summary.logarithmic:
             axes.set_xscale("log", subs=())
-            axes.xaxis.get_major_locator().set_params(subs=(1, 3) if max(settings) < 1e3 * min(settings) else (1,))
+            # More than three decades leave no room for ticks between their ends.
+            is_narrow = max(settings) < 1e3 * min(settings)
+            subdivisions = (1, 3) if is_narrow else (1,)
+            axes.xaxis.get_major_locator().set_params(subs=subdivisions)
             axes.xaxis.set_major_formatter("{x:g}")
-        if not numbers:
+        if not are_numbers:
             choices = sorted(set(map(str, settings)))
-            axes.set(xticks=range(len(choices)), xticklabels=choices, xlim=(-0.5, len(choices) - 0.5))
+            axes.set(
+                xticks=range(len(choices)),
+                xticklabels=choices,
+                xlim=(-0.5, len(choices) - 0.5),
+            )
     legend(canvas)
 
 
@@ -126,46 +192,67 @@ def _strip(choices: Sequence[str]) -> list[float]:
     """Returns x positions of trials above their choices: side by side in order,
     so that none hides another.
     """
-    places = sorted(set(choices))  # in the same order in every plot
-    found = []
+    # Sorted, so that the order is the same in every plot.
+    columns = sorted(set(choices))
+    positions = []
     for number, choice in enumerate(choices):
-        before, of = choices[:number].count(choice), choices.count(choice)
-        found.append(places.index(choice) + _STRIP * ((before + 0.5) / of - 0.5))
-    return found
+        rank = choices[:number].count(choice)
+        offset = (rank + 0.5) / choices.count(choice) - 0.5
+        positions.append(columns.index(choice) + _STRIP * offset)
+    return positions
+
+
+def _is_number(setting: Any) -> bool:
+    return isinstance(setting, int | float) and not isinstance(setting, bool)
 
 
 def _panels(summary: Summary, canvas: Any, below: str, trials: int | None = None) -> Sequence[Any]:
     """A panel for every objective, one below the other."""
-    panels: Sequence[Any] = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)[:, 0]
+    grid = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)
+    panels: Sequence[Any] = grid[:, 0]
     canvas.suptitle(_title(summary, trials), fontsize=8)
     panels[-1].set_xlabel(below)
     for axes, name in zip(panels, summary.objectives, strict=True):
-        axes.set_title(_wanted(summary, name), loc="left")
-        axes.margins(0.08)
+        axes.set_title(_label(summary, name), loc="left")
+        axes.margins(_MARGIN)
     return panels
 
 
 def _title(summary: Summary, trials: int | None = None) -> str:
-    with_value = sum(bool(row.values) for row in summary.rows) if trials is None else trials
+    if trials is None:
+        trials = sum(bool(row.values) for row in summary.rows)
     seeds = f", each the mean of {summary.seeds} seeds" if summary.seeds > 1 else ", one seed each"
-    return f"{with_value} trials with a value{seeds}"
+    return f"{trials} trials with a value{seeds}"
 
 
-def _wanted(summary: Summary, name: str) -> str:
-    return f"{name} {'↑' if summary.objectives[name] == 'maximize' else '↓'}"
+def _label(summary: Summary, name: str) -> str:
+    arrow = "↑" if summary.objectives[name] == "maximize" else "↓"
+    return f"{name} {arrow}"
 
 
 def _points(axes: Any, summary: Summary, points: Iterable[tuple[float, float, Row]]) -> None:
     """Draws trials by what became of them."""
-    places: dict[str, list[tuple[float, float]]] = {label: [] for label in _MARKS}
+    positions: dict[str, list[tuple[float, float]]] = {mark: [] for mark in _MARKS}
     for x, y, row in points:
-        places["best" if row.best else "trial" if row.cause == "done" else "not counted"].append((x, y))
+        positions[_mark(row)].append((x, y))
         if row.is_recipe:
-            places["recipe as it is"].append((x, y))
-    for label, found in places.items():
-        if found:
-            told = "Pareto front" if label == "best" and len(summary.objectives) > 1 else label
-            axes.plot(*_columns(found), linestyle="none", label=told, **_MARKS[label])
+            positions["recipe as it is"].append((x, y))
+    for mark, pairs in positions.items():
+        if pairs:
+            is_front = mark == "best" and len(summary.objectives) > 1
+            label = "Pareto front" if is_front else mark
+            axes.plot(
+                *_columns(pairs),
+                linestyle="none",
+                label=label,
+                **_MARKS[mark],
+            )
+
+
+def _mark(row: Row) -> str:
+    if row.best:
+        return "best"
+    return "trial" if row.cause == "done" else "not counted"
 
 
 def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[Sequence[float], Sequence[float]]:

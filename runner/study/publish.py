@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.study import Study
 
 from runner.recipe.recipe import flatten
 from runner.study.definition import Definition
 from runner.study.store import IDENTITY
-from runner.study.summary import Summary
 from runner.system.errors import StorageError
 from runner.system.files import make_folder, open_file
 from runner.system.lines import figures
@@ -29,8 +28,12 @@ from runner.tracking.store import Metric, Store, params_of
 from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
 
+if TYPE_CHECKING:
+    from runner.study.summary import Summary
+
 _SHIP_SECONDS = 5.0
-PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
+# The attribute of a study with the id of its run, which is the parent of the runs of its trials.
+PARENT = "runner.mlflow_run"
 _STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
 _log = logging.getLogger(__name__)
 
@@ -44,24 +47,39 @@ class Publisher:
     """
 
     def __init__(self, store: Store, study: Study, definition: Definition) -> None:
-        self._store, self._study, self._name = store, study, f"{study.study_name}-{study.user_attrs[IDENTITY]}"
-        config, recipe = definition.config, definition.recipe
-        self._experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, tuple(config.objectives)))
+        self._store = store
+        self._study = study
+        self._name = f"{study.study_name}-{study.user_attrs[IDENTITY]}"
+        config = definition.config
+        recipe = definition.recipe
+        view = view_of(recipe, tuple(config.objectives))
+        self._experiment_id = store.experiment(recipe.tracking.experiment, view)
         # The value of these objectives equals the last logged value, and is in the same column:
-        objectives = config.objectives.items()
-        self._alike = [name for name, each in objectives if each.reach is None and each.value in (None, "last")]
-        self._several = config.seeds > 1
+        self._last_value_objectives = [
+            name
+            for name, objective in config.objectives.items()
+            if objective.reach is None and objective.value in (None, "last")
+        ]
+        self._has_several_seeds = config.seeds > 1
+
         if PARENT not in study.user_attrs:
             study.set_user_attr(PARENT, self._run(self._name))
         self._parent = study.user_attrs[PARENT]
-        asked = {path: value for path, value in flatten(definition.essentials, "study") if value is not None}
-        params = params_of({**asked, "recipe": recipe.name})
         self._facts = _facts(definition)
+        settings = {path: value for path, value in flatten(definition.essentials, "study") if value is not None}
+        params = params_of({**settings, "recipe": recipe.name})
         tags = {
-            "kind": "study", "study": study.study_name, "overrides": ", ".join(definition.sets) or "none",
-            DESCRIPTION: describe(self._facts), "mlflow.source.name": str(definition.path),
-            **config.model_dump(mode="json", include={"budget", "limits"}, exclude_none=True),
-        }  # fmt: skip
+            "kind": "study",
+            "study": study.study_name,
+            "overrides": ", ".join(definition.sets) or "none",
+            DESCRIPTION: describe(self._facts),
+            "mlflow.source.name": str(definition.path),
+            **config.model_dump(
+                mode="json",
+                include={"budget", "limits"},
+                exclude_none=True,
+            ),
+        }
         self._send(self._parent, params, params_of(tags), "RUNNING")
 
     def name_of(self, number: int) -> str:
@@ -74,7 +92,8 @@ class Publisher:
         """
         run_id = self._run_of(number)
         if run_id:
-            self._send(run_id, params_of(settings), {**self._tags(number), **params_of(tags)}, "RUNNING")
+            all_tags = {**self._tags(number), **params_of(tags)}
+            self._send(run_id, params_of(settings), all_tags, "RUNNING")
         return run_id
 
     @contextmanager
@@ -88,11 +107,11 @@ class Publisher:
             yield
             return
         shipper = Shipper(self._store, run_id, folder / SPOOL)
-        beside = Periodic("mlflow", _SHIP_SECONDS, shipper.try_to_ship)
+        background = Periodic("mlflow", _SHIP_SECONDS, shipper.try_to_ship)
         try:
             yield
         finally:
-            beside.stop()
+            background.stop()
             shipper.try_to_ship()
 
     def interrupt(self, run_id: str) -> None:
@@ -101,18 +120,26 @@ class Publisher:
             self._send(run_id, {}, {}, "KILLED")
 
     def tell(
-        self, folder: Path, settings: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        values: Mapping[str, float],
+        tags: Mapping[str, object],
     ) -> None:
         """Writes the result of a trial to a spool in its folder, which is named
         by its number, and sends it.
         """
         make_folder(folder)
+        number = int(folder.name)
+        set_tags = {name: tag for name, tag in tags.items() if tag != ""}
         spool = Spool(folder / SPOOL)
         spool.append(
-            params=params_of(settings), status=_STATUS[str(tags["state"])],
-            metrics=self._metrics(values, beside=self._several),
-            tags={**self._tags(int(folder.name)), **params_of({name: tag for name, tag in tags.items() if tag != ""})},
-        )  # fmt: skip
+            params=params_of(settings),
+            status=_STATUS[str(tags["state"])],
+            # With one seed, the training has logged the metric under its name already.
+            metrics=self._metrics(values, with_names_of_metrics=self._has_several_seeds),
+            tags={**self._tags(number), **params_of(set_tags)},
+        )
         spool.close()
         self.catch_up(folder.parent)
 
@@ -124,40 +151,45 @@ class Publisher:
             run_id = self._run_of(int(spool.parent.name))
             if not run_id:
                 return
-            spools = (*spool.parent.glob(f"seed-*/{SPOOL}"), spool)  # which is unsent until all others are sent
-            all(Shipper(self._store, run_id, each).try_to_ship() for each in spools)
+            seed_spools = spool.parent.glob(f"seed-*/{SPOOL}")
+            # The result comes last: it stays unsent until everything else is sent.
+            spools = (*seed_spools, spool)
+            all(Shipper(self._store, run_id, path).try_to_ship() for path in spools)
 
     def end(self, status: str, summary: Summary, artifacts: Sequence[Path]) -> None:
         """Writes the status of the study with its report, and the values of the best trial."""
         for path in artifacts:
             self._try(self._store.client.log_artifact, self._parent, str(path))
-        said, metrics = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials", list[Metric]()
-        for row in summary.best[:1]:
-            said += f"; trial {row.number} is best"
-            if len(summary.best) > 1:
-                said += f" in {next(iter(row.values))}, of {len(summary.best)} on the Pareto front"
-            said += f": {figures(row.values)}"
-            best = self._metrics(row.values, beside=True)
-            metrics = [(name, value, _now(), summary.used.trials) for name, value in best.items()]
+        best_trials = summary.best
+        metrics: list[Metric] = []
+        if best_trials:
+            values = self._metrics(best_trials[0].values, with_names_of_metrics=True)
+            metrics = [(name, value, _now(), summary.used.trials) for name, value in values.items()]
         tags = {
-            "best.trials": [row.number for row in summary.best], "trials": summary.used.trials,
-            DESCRIPTION: describe(self._facts | {"result": said}),
-        }  # fmt: skip
-        self._try(self._store.send, self._parent, metrics, {}, params_of(tags))
+            "best.trials": [row.number for row in best_trials],
+            "trials": summary.used.trials,
+            DESCRIPTION: describe(self._facts | {"result": _result(status, summary)}),
+        }
+        self._try(
+            self._store.send,
+            self._parent,
+            metrics,
+            {},
+            params_of(tags),
+        )
         self._try(self._store.set_status, self._parent, status, _now())
 
-    def _metrics(self, values: Mapping[str, float], beside: bool) -> dict[str, float]:
-        """Returns the values of objectives, and with ``beside`` also under the
-        names of a run's metrics.
-        """
-        found = {f"objective/{name}": value for name, value in values.items()}
-        found |= {name: value for name, value in values.items() if beside and name in self._alike}
-        return {mlflow_key(name): value for name, value in found.items()}
+    def _metrics(self, values: Mapping[str, float], with_names_of_metrics: bool) -> dict[str, float]:
+        """Returns the values of objectives, if wanted also under the names of a run's metrics."""
+        metrics = {f"objective/{name}": value for name, value in values.items()}
+        if with_names_of_metrics:
+            metrics |= {name: value for name, value in values.items() if name in self._last_value_objectives}
+        return {mlflow_key(name): value for name, value in metrics.items()}
 
     def _run(self, name: str) -> str:
         """The run of that name, which a process that died may have made."""
-        found = self._store.run_named(self._experiment_id, name)
-        return found or self._store.create_run(self._experiment_id, name)
+        run_id = self._store.run_named(self._experiment_id, name)
+        return run_id or self._store.create_run(self._experiment_id, name)
 
     def _run_of(self, number: int) -> str:
         """The run of a trial; empty, with a warning, if MLflow cannot be reached now."""
@@ -176,32 +208,62 @@ class Publisher:
             "look at the study": code(f"runner study show {name}"),
         }
         return {
-            "mlflow.parentRunId": self._parent, "kind": "trial", "study": name, "trial": str(number),
+            "mlflow.parentRunId": self._parent,
+            "kind": "trial",
+            "study": name,
+            "trial": str(number),
             DESCRIPTION: describe(facts),
-        }  # fmt: skip
+        }
 
-    def _send(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], status: str) -> None:
-        self._try(self._store.send, run_id, [], params, tags)
+    def _send(
+        self,
+        run_id: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        status: str,
+    ) -> None:
+        self._try(
+            self._store.send,
+            run_id,
+            [],
+            params,
+            tags,
+        )
         self._try(self._store.set_status, run_id, status, _now())
 
-    def _try(self, send: Callable[..., object], *what: Any) -> None:
+    def _try(self, send: Callable[..., object], *arguments: Any) -> None:
         try:
-            send(*what)
+            send(*arguments)
         except Exception as error:  # MLflow raises whatever its database and network drivers raise
             _log.warning("MLflow does not take it: %s", str(error).partition("\n")[0])
 
 
+def _result(status: str, summary: Summary) -> str:
+    """Returns the progress of a study and its best trial, for the description of its run."""
+    result = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials"
+    best_trials = summary.best
+    if not best_trials:
+        return result
+    best = best_trials[0]
+    result += f"; trial {best.number} is best"
+    if len(best_trials) > 1:
+        result += f" in {next(iter(best.values))}, of {len(best_trials)} on the Pareto front"
+    return f"{result}: {figures(best.values)}"
+
+
 def _facts(definition: Definition) -> dict[str, str]:
     """Returns the description of a study, with the commands for it."""
-    config, file = definition.config, shlex.quote(shown_path(definition.path))
+    config = definition.config
+    file = shlex.quote(shown_path(definition.path))
     searched = [path.removeprefix("optimization.") for path in config.space]
-    wanted = (f"{name} ({each.direction})" for name, each in config.objectives.items())
+    objectives = (f"{name} ({objective.direction})" for name, objective in config.objectives.items())
     return {
         "recipe": f"{code(definition.recipe.name)}, from {code(shown_path(definition.recipe.path))}",
-        "result": "",  # so far
+        # There is no result yet.
+        "result": "",
         "overridden": code(*definition.sets),
         "searched": code(*searched),
-        "objectives": ", ".join(wanted),
+        "objectives": ", ".join(objectives),
         "continue it": code(f"runner study run {file}"),
         "look at it": code(f"runner study show {config.name}"),
         "use what is best": code(f"runner study best {config.name} > best.yaml"),

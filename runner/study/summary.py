@@ -1,184 +1,46 @@
-"""Attempts and logged values of trials, and the summary of a study."""
+"""The summary of a study: its trials, their importance for the objectives, and the worth of stages."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optuna
-import psutil
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
-from runner.child.spawn import Cause
-from runner.study.config import ObjectiveConfig, Parameter, StudyConfig, is_on
-from runner.study.store import DEFINITION, Lease, Leases, StudyStore
-from runner.system.errors import UsageError
-from runner.system.names import suggestion
-from runner.tracking.spool import lines
+from runner.study.attempts import Used
+from runner.study.config import StudyConfig
+from runner.study.leases import Lease, Leases
+from runner.study.space import Parameter, is_on
+from runner.study.store import DEFINITION, StudyStore
 from runner.tracking.workspace import Workspace
 
 # Attributes of a trial:
-ATTEMPTS, RECIPE, VALUES, CAUSE = "runner.attempts", "runner.recipe", "runner.values", "runner.cause"
-REASON, OVERHEAD, NEIGHBOURS, VERDICT = "runner.reason", "runner.overhead_s", "runner.neighbours", "runner.verdict"
-DISTURBED = 0.1  # the share of the processor that others may take before a measurement of speed is in doubt
-KILLED = "killed with its worker"
-Interval = tuple[float, float]  # start and end in seconds since 1970
-FEWEST = 5  # trials with a stage, and without, that its worth needs
-FEWEST_DECIDE = 16  # trials that importance needs; with fewer it is dominated by chance
-_TOP = 5  # trials that are the best, to importance, if a tenth of all are fewer
+RECIPE = "runner.recipe"
+VALUES = "runner.values"
+CAUSE = "runner.cause"
+REASON = "runner.reason"
+OVERHEAD = "runner.overhead_s"
+NEIGHBOURS = "runner.neighbours"
+VERDICT = "runner.verdict"
+
+# Share of the processor that others may take before a measurement of speed is in doubt.
+DISTURBED = 0.1
+# Trials with a stage, and without, that its worth needs.
+FEWEST = 5
+# Trials that importance needs; with fewer it is dominated by noise.
+FEWEST_DECIDE = 16
+# Trials that count as the best for importance, if a tenth of all are fewer.
+_FEWEST_BEST = 5
 _RESAMPLES = 2000
-
-
-class Attempts:
-    """The attempts at one trial, each with ``begin``, ``seed`` (or another step)
-    and then ``end`` and ``cause``.
-
-    That of a worker that is gone ended when it was last seen; of one that is ``lost`` no end is kept.
-    """
-
-    def __init__(self, trial: Trial, seen: float, lost: Event) -> None:
-        self._trial, self._lost = trial, lost
-        self._all: list[dict[str, Any]] = list(trial.user_attrs.get(ATTEMPTS, []))
-        if self._all and "end" not in self._all[-1]:
-            self._all[-1] |= {"end": max(seen, self._all[-1]["begin"]), "cause": KILLED}
-            trial.set_user_attr(ATTEMPTS, self._all)
-
-    @contextmanager
-    def at(self, seed: int | str) -> Iterator[dict[str, Any]]:
-        """Records an attempt that lasts as long as the ``with``; its cause is
-        STOPPED unless another is set.
-        """
-        attempt: dict[str, Any] = {"begin": time.time(), "seed": seed}
-        self._all.append(attempt)
-        self._trial.set_user_attr(ATTEMPTS, self._all)
-        try:
-            yield attempt
-        finally:
-            attempt |= {"end": time.time(), "cause": attempt.get("cause", Cause.STOPPED)}
-            if not self._lost.is_set():
-                self._trial.set_user_attr(ATTEMPTS, self._all)
-
-    def of(self, seed: int | str, *causes: str) -> list[dict[str, Any]]:
-        """Returns the attempts at one training, with one of these causes if any are given."""
-        return [each for each in self._all if each["seed"] == seed and (not causes or each.get("cause") in causes)]
-
-
-@dataclass(frozen=True)
-class Used:
-    """The used part of a budget."""
-
-    trials: int
-    seconds: float
-    device_seconds: float
-
-    @classmethod
-    def by(cls, trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
-        """Returns the used part in all sessions and workers; leases show how long
-        unfinished trials were alive.
-        """
-        seen = {lease.trial: lease.seen for lease in leases}
-        intervals = [
-            (each["begin"], each.get("end") or max(each["begin"], seen.get(trial.number, 0.0)))
-            for trial in trials
-            for each in trial.user_attrs.get(ATTEMPTS, ())
-        ]
-        finished = sum(trial.state.is_finished() for trial in trials)
-        return cls(finished, union(intervals), sum(end - begin for begin, end in intervals))
-
-
-def neighbours(own_seconds: float, seconds: float) -> float:
-    """Returns the share of this process's processors that others used since the last call of
-    ``psutil.cpu_percent``, 0 to 1.
-    """
-    every = psutil.cpu_percent(percpu=True)
-    cores = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else [*range(len(every))]
-    busy = [every[core] / 100 for core in cores or () if core < len(every)]
-    return min(1.0, max(0.0, statistics.fmean(busy) - own_seconds / max(1e-9, seconds * len(busy))))
-
-
-class Point(NamedTuple):
-    """A logged value."""
-
-    at: float  # seconds since 1970
-    step: int
-    value: float
-
-
-Logged = Mapping[str, Sequence[Point]]
-
-
-def logged_by(spool: Path, prefix: str) -> Logged:
-    """Returns all logged values of a training, by metric, in order."""
-    found: dict[str, list[Point]] = defaultdict(list)
-    for line, _ in lines(spool):
-        for name, value in line.metrics.items():
-            found[name.removeprefix(prefix)].append(Point(line.t / 1e3, line.step, value))
-    return found
-
-
-def objectives(config: StudyConfig, logged: Logged, active: Sequence[Interval]) -> dict[str, float | None]:
-    """The value of every objective by what one training logged, and by when it was active.
-
-    None if what it is to reach was not reached; a ``UsageError`` if a metric was not logged.
-    """
-    return {name: _value(each, _points(name, logged), active) for name, each in config.objectives.items()}
-
-
-def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
-    """Returns by how much the last value of every bounded metric exceeds its bound; 0 or less is
-    within. Raises as above.
-    """
-    found = {}
-    for name, bound in config.constraints.items():
-        if not isinstance(bound, str):
-            last = _points(name, logged)[-1].value
-            beyond = [sign * (last - end) for sign, end in ((-1, bound.min), (1, bound.max)) if end is not None]
-            found[name] = math.inf if math.isnan(last) else max(beyond)
-    return found
-
-
-def union(intervals: Sequence[Interval]) -> float:
-    """Seconds that at least one of the intervals covers."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
-def _value(objective: ObjectiveConfig, points: Sequence[Point], active: Sequence[Interval]) -> float | None:
-    best, sign = (max, 1) if objective.direction == "maximize" else (min, -1)
-    if objective.reach is not None:
-        first = next((point for point in points if sign * point.value >= sign * objective.reach), None)
-        if first is None or objective.reach_in == "progress":
-            return None if first is None else float(first.step)
-        return union([(begin, min(end, first.at)) for begin, end in active if begin < first.at])
-    values = [point.value for point in points]
-    if objective.value in (None, "last"):
-        return values[-1]
-    if any(map(math.isnan, values)):  # which has no order
-        return math.nan
-    if objective.value == "best":
-        return best(values)
-    return statistics.fmean(values) if objective.value == "mean" else statistics.median(values)
-
-
-def _points(name: str, logged: Logged) -> Sequence[Point]:
-    if not logged.get(name):
-        raise UsageError(f"no metric '{name}' was logged{suggestion(name, logged)}")
-    return logged[name]
 
 
 @dataclass(frozen=True)
@@ -258,82 +120,142 @@ def find(reference: str, workspace: Workspace) -> Summary:
 
 def summarise(study: Study, leases: Sequence[Lease] = (), dashboard: str = "") -> Summary:
     """Summarises a study of the runner; leases identify the trials that workers are running now."""
-    described = study.user_attrs[DEFINITION]
-    config = StudyConfig.model_validate(described["config"])
-    waits = TrialState.WAITING  # beyond a budget that was lowered
-    trials = [t for t in study.get_trials(deepcopy=False) if t.number < config.budget.trials or t.state != waits]
-    counting = [t for t in trials if t.state == TrialState.COMPLETE and all(v <= 0 for v in t.constraints.values())]
-    front = {trial.number for trial in study.best_trials} if counting else set()
-    rows, used = [_row(trial, config, trial.number in front) for trial in trials], Used.by(trials, leases)
-    left = None
-    if used.trials:
-        left = used.seconds / used.trials * (len(trials) - used.trials)
-        if config.budget.seconds is not None:
-            left = max(0.0, min(left, config.budget.seconds - used.seconds))
+    description = study.user_attrs[DEFINITION]
+    config = StudyConfig.model_validate(description["config"])
+    trials = [trial for trial in study.get_trials(deepcopy=False) if _is_within_budget(trial, config)]
+    valid_trials = [trial for trial in trials if is_valid(trial)]
+    front = {trial.number for trial in study.best_trials} if valid_trials else set()
+    rows = [_row(trial, config, trial.number in front) for trial in trials]
+    used = Used.by(trials, leases)
+
+    finished_rows = [row for row, trial in zip(rows, trials, strict=True) if trial.state.is_finished()]
     overheads = [trial.user_attrs[OVERHEAD] for trial in trials if OVERHEAD in trial.user_attrs]
     directions = (direction.name.lower() for direction in study.directions)
     return Summary(
-        name=study.study_name, file=described["file"], budget=config.budget.model_dump(mode="json"),
-        objectives=dict(zip(config.objectives, directions, strict=True)), used=used, seconds_left=left, rows=rows,
-        causes=dict(Counter(row.cause for row, trial in zip(rows, trials, strict=True) if trial.state.is_finished())),
-        importance=_importance(study, list(config.objectives), counting),
+        name=study.study_name,
+        file=description["file"],
+        objectives=dict(zip(config.objectives, directions, strict=True)),
+        budget=config.budget.model_dump(mode="json"),
+        used=used,
+        seconds_left=_remaining_seconds(used, len(trials), config.budget.seconds),
+        rows=rows,
+        importance=_importance(study, list(config.objectives), valid_trials),
         worth=_worths([row for row in rows if row.cause == "done"], config),
+        causes=dict(Counter(row.cause for row in finished_rows)),
         overhead_s=statistics.median(overheads) if overheads else None,
         disturbed=sum(trial.user_attrs.get(NEIGHBOURS, 0.0) > DISTURBED for trial in trials),
-        seeds=config.seeds, logarithmic=[path for path, each in config.space.items() if each.log], dashboard=dashboard,
-        synthetic=described.get("synthetic", False),
-    )  # fmt: skip
+        seeds=config.seeds,
+        logarithmic=[path for path, parameter in config.space.items() if parameter.log],
+        dashboard=dashboard,
+        synthetic=description.get("synthetic", False),
+    )
+
+
+def is_valid(trial: FrozenTrial) -> bool:
+    """Returns whether a trial is complete and within all bounds."""
+    if trial.state != TrialState.COMPLETE:
+        return False
+    return all(excess <= 0 for excess in trial.constraints.values())
+
+
+def _is_within_budget(trial: FrozenTrial, config: StudyConfig) -> bool:
+    # The queue may contain trials from before the budget was lowered.
+    return trial.number < config.budget.trials or trial.state != TrialState.WAITING
+
+
+def _remaining_seconds(used: Used, trial_count: int, budget_seconds: float | None) -> float | None:
+    """Returns the seconds for the remaining trials at the pace so far; None if there is none yet."""
+    if not used.trials:
+        return None
+    seconds = used.seconds / used.trials * (trial_count - used.trials)
+    if budget_seconds is None:
+        return seconds
+    return max(0.0, min(seconds, budget_seconds - used.seconds))
 
 
 def _row(trial: FrozenTrial, config: StudyConfig, best: bool) -> Row:
-    attributes, cause = trial.user_attrs, trial.state.name.lower()
+    attributes = trial.user_attrs
+    cause = trial.state.name.lower()
     reason = str(attributes.get(REASON, ""))
-    broken = [f"{name} is {value:.4g} beyond its bound" for name, value in trial.constraints.items() if value > 0]
-    if trial.state == TrialState.COMPLETE and broken:
-        cause, reason = "infeasible", reason or ", ".join(broken)
+    violations = [f"{name} is {value:.4g} beyond its bound" for name, value in trial.constraints.items() if value > 0]
+    if trial.state == TrialState.COMPLETE and violations:
+        cause = "infeasible"
+        reason = reason or ", ".join(violations)
     elif trial.state.is_finished():
         cause = str(attributes.get(CAUSE, cause))
+
     return Row(
-        number=trial.number, state=trial.state.name, cause=cause, reason=reason, best=best,
+        number=trial.number,
+        state=trial.state.name,
+        cause=cause,
+        reason=reason,
         values=dict(zip(config.objectives, trial.values or (), strict=False)),
-        settings=attributes.get(VALUES, {}), verdict=str(attributes.get(VERDICT, {}).get("outcome", "")),
+        settings=attributes.get(VALUES, {}),
+        verdict=str(attributes.get(VERDICT, {}).get("outcome", "")),
+        best=best,
+        # Only the first trial may be put into the queue with settings.
         is_recipe=trial.number == 0 and bool(trial.system_attrs.get("fixed_params")),
-        seconds=Used.by([trial]).device_seconds, recipe=attributes.get(RECIPE),
-    )  # fmt: skip
+        seconds=Used.by([trial]).device_seconds,
+        recipe=attributes.get(RECIPE),
+    )
 
 
-def _importance(study: Study, names: Sequence[str], counting: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
+def _importance(study: Study, names: Sequence[str], trials: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
     """Returns the importance of each setting by PED-ANOVA (Watanabe, Bansal and Hutter 2023): how
     it separates the best trials.
     """
-    if len(counting) < FEWEST_DECIDE:
+    if len(trials) < FEWEST_DECIDE:
         return {}
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))
-    found = {}
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _FEWEST_BEST / len(trials)))
+    importance = {}
     for number, (name, direction) in enumerate(zip(names, study.directions, strict=True)):
-        plain = optuna.create_study(direction=direction)  # of this objective alone, and without what failed
-        plain.add_trials(
-            optuna.create_trial(params=each.params, distributions=each.distributions, value=each.values[number])
-            for each in counting
-        )
-        if len({trial.values[number] for trial in counting}) > 1:
-            with suppress(ValueError, RuntimeError):  # it raises where nothing varies
-                found[name] = dict(get_param_importances(plain, evaluator=evaluator))
-    return found
+        # Optuna's evaluator uses all trials of a study, also those that violate a bound.
+        single_objective_study = optuna.create_study(direction=direction)
+        single_objective_study.add_trials(_single_objective_trial(trial, number) for trial in trials)
+        if len({trial.values[number] for trial in trials}) > 1:
+            # Optuna raises an error if no setting varies.
+            with suppress(ValueError, RuntimeError):
+                shares = get_param_importances(single_objective_study, evaluator=evaluator)
+                importance[name] = dict(shares)
+    return importance
 
 
-def _worths(done: Sequence[Row], config: StudyConfig) -> list[Worth]:
-    """Every stage that is switched, with the 95 % percentile bootstrap interval (Efron and Tibshirani 1993)."""
-    found = []
-    for parameter, name in itertools.product(map(Parameter, config.space, config.space.values()), config.objectives):
+def _single_objective_trial(trial: FrozenTrial, number: int) -> FrozenTrial:
+    """Returns a trial that has only the objective with that number."""
+    return optuna.create_trial(
+        params=trial.params,
+        distributions=trial.distributions,
+        value=trial.values[number],
+    )
+
+
+def _worths(rows: Sequence[Row], config: StudyConfig) -> list[Worth]:
+    """The worth of every stage that is switched, for every objective with enough trials."""
+    worths = []
+    parameters = [Parameter(path, parameter_config) for path, parameter_config in config.space.items()]
+    for parameter, objective in itertools.product(parameters, config.objectives):
         if parameter.stage is None:
             continue
-        on = [row.values[name] for row in done if is_on(row.settings[parameter.path])]
-        off = [row.values[name] for row in done if not is_on(row.settings[parameter.path])]
+        on = [row.values[objective] for row in rows if is_on(row.settings[parameter.path])]
+        off = [row.values[objective] for row in rows if not is_on(row.settings[parameter.path])]
         if min(len(on), len(off)) >= FEWEST:
-            draw = np.random.default_rng(0)
-            medians = [np.median(draw.choice(each, (_RESAMPLES, len(each))), axis=1) for each in (on, off)]
-            low, high = map(float, np.quantile(medians[0] - medians[1], [0.025, 0.975]))
-            middle = statistics.median(on), statistics.median(off)
-            found.append(Worth(parameter.stage, name, *middle, low, high, len(on), len(off)))
-    return found
+            worths.append(_worth(parameter.stage, objective, on, off))
+    return worths
+
+
+def _worth(stage: str, objective: str, on: Sequence[float], off: Sequence[float]) -> Worth:
+    """Compares medians, with the 95 % percentile bootstrap interval (Efron and Tibshirani 1993)."""
+    generator = np.random.default_rng(0)
+    medians_on = np.median(generator.choice(on, (_RESAMPLES, len(on))), axis=1)
+    medians_off = np.median(generator.choice(off, (_RESAMPLES, len(off))), axis=1)
+    low, high = np.quantile(medians_on - medians_off, [0.025, 0.975])
+    return Worth(
+        stage=stage,
+        objective=objective,
+        on=statistics.median(on),
+        off=statistics.median(off),
+        low=float(low),
+        high=float(high),
+        trials_on=len(on),
+        trials_off=len(off),
+    )

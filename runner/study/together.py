@@ -20,43 +20,69 @@ from runner.train.signals import Stop, stop_on_signals
 
 if TYPE_CHECKING:
     from runner.study.definition import Definition
-    from runner.study.worker import StudyDisplay
+    from runner.study.trial_run import StudyDisplay
 
-_END_SECONDS = 60.0  # for local workers to write their checkpoints
+# Time for local workers to write their checkpoints.
+_END_SECONDS = 60.0
 
 
 def work_together(
-    definition: Definition, sets: Sequence[str], files: Sequence[Path], stop: Stop, display: StudyDisplay
+    definition: Definition,
+    sets: Sequence[str],
+    files: Sequence[Path],
+    stop: Stop,
+    display: StudyDisplay,
 ) -> str:
     """Works like ``work``, with as many local workers as the budget has; ``sets``
     are those of the command line.
     """
-    parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
+    parallel = definition.config.budget.parallel
+    threads = _threads_per_worker(parallel)
     display.say(f"{parallel} workers with {amount(threads, 'threads')} each")
-    options = {"study": str(definition.path), "sets": list(sets), "seconds": definition.config.budget.seconds}
+    options = {
+        "study": str(definition.path),
+        "sets": list(sets),
+        "seconds": definition.config.budget.seconds,
+    }
 
-    def one(_number: int) -> ChildError | None:
+    def run_worker(_number: int) -> ChildError | None:
+        child = Child(
+            __name__,
+            plugin_files=files,
+            options=options,
+            limits=Limits(grace=_END_SECONDS),
+            threads=threads,
+        )
         try:
-            with Child(
-                __name__, plugin_files=files, options=options, limits=Limits(grace=_END_SECONDS),
-                threads=threads,
-            ) as worker:  # fmt: skip
-                while (told := worker.receive(stop.__bool__)) is not None:
-                    for what, values in told.items():
-                        getattr(display, what)(*values)
+            with child:
+                _forward_display(child, stop, display)
         except ChildError as error:
             display.say(str(error))
             return error
         return None
 
     with display.phase("waiting for the workers"), ThreadPoolExecutor(parallel) as pool:
-        failed = [error for error in pool.map(one, range(parallel)) if error is not None]
-    if failed and not stop:
-        error = RunnerError(f"{len(failed)} of {parallel} workers failed; their messages are above")
-        error.exit_code = failed[0].exit_code
-        raise error
+        errors = [error for error in pool.map(run_worker, range(parallel)) if error is not None]
+    if errors and not stop:
+        summary = RunnerError(f"{len(errors)} of {parallel} workers failed; their messages are above")
+        summary.exit_code = errors[0].exit_code
+        raise summary
     return "stopped by a signal" if stop else ""
+
+
+def _threads_per_worker(parallel: int) -> int:
+    # A number that the user has set counts for every worker.
+    configured_threads = os.environ.get("OMP_NUM_THREADS", "")
+    if configured_threads.isdecimal():
+        return int(configured_threads)
+    return max(1, usable_cores() // parallel)
+
+
+def _forward_display(child: Child, stop: Stop, display: StudyDisplay) -> None:
+    """Calls the display with the messages of a worker until it ends: a message maps methods to arguments."""
+    while (message := child.receive(stop.__bool__)) is not None:
+        for method, arguments in message.items():
+            getattr(display, method)(*arguments)
 
 
 class _Forwarding:
@@ -88,6 +114,7 @@ def main(parent: Parent) -> None:
     from runner.study.worker import work
 
     registry = Registry(parent.plugin_files)
-    definition = load_study(parent.options["study"], parent.options["sets"], registry, parent.options["seconds"])
+    options = parent.options
+    definition = load_study(options["study"], options["sets"], registry, options["seconds"])
     with stop_on_signals() as stop:
         work(definition, Workspace(), registry.files, stop, _Forwarding(parent))

@@ -19,6 +19,7 @@ import torch
 
 from runner.child.protocol import Parent
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits, may_fork
+from runner.plugin.registry import Registry
 from runner.recipe.lock import drift, locked_threads, write_lock
 from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
@@ -27,7 +28,7 @@ from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
 from runner.system.places import LOCK_NAME
 from runner.system.processor import share_processor
-from runner.tracking.tracker import Recorder
+from runner.tracking.recorder import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train.assemble import assemble
 from runner.train.checkpoint import CHECKPOINTS
@@ -35,65 +36,134 @@ from runner.train.chosen import load_resumed
 from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
-PRUNED = "pruned"  # the cause of a training that was stopped because it will not be among the best
-_GRACE_SECONDS = 30.0  # for a checkpoint, after SIGTERM
+# The cause of a training that was stopped because it will not be among the best.
+PRUNED = "pruned"
+# Time for a checkpoint after SIGTERM.
+_GRACE_SECONDS = 30.0
 _SIGN_SECONDS = 0.5
-_free_at_first = cache(available_memory)
+_initially_free_memory = cache(available_memory)
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The end of a training, or of a trial."""
+class TrainingOutcome:
+    """Outcome of one training attempt, or of a complete trial.
 
-    cause: str = Cause.DONE  # a ``Cause``, or ``PRUNED``
+    Attributes:
+        cause: A ``Cause``, or ``PRUNED``.
+        reason: Message for the user; empty on success.
+        seconds: Wall-clock time including start and exit of the process.
+        training_seconds: Time spent training; None if the process was cut short.
+        cpu_seconds: CPU time of the process and its children, as far as observed.
+        must_restart: Whether the checkpoints cannot be used, so that a retry starts from scratch.
+        objectives: Objective values of the trial, by metric.
+        violations: By how much each constrained metric of the trial exceeds its bound.
+    """
+
+    cause: str = Cause.DONE
     reason: str = ""
     seconds: float = 0.0
-    training_seconds: float | None = None  # without starting and ending the process; None if it was cut short
-    cpu_seconds: float = 0.0  # of the process and its children, as far as seen
-    anew: bool = False  # whether it must start again, because its checkpoints cannot be used
-    values: Mapping[str, float] = field(default_factory=dict)  # of a trial's objectives
-    excess: Mapping[str, float] = field(default_factory=dict)  # of a trial's metrics beyond their bounds
+    training_seconds: float | None = None
+    cpu_seconds: float = 0.0
+    must_restart: bool = False
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    violations: Mapping[str, float] = field(default_factory=dict)
+
+
+def _always_continue(_value: float, _step: int) -> bool:
+    return True
+
+
+def _ignore_progress(_step: int, _metrics: Mapping[str, float]) -> None:
+    pass
 
 
 def train(
-    recipe: Recipe, folder: Path, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[int], bool],
-    go_on: Callable[[float, int], bool] = lambda _value, _step: True, metric: str = "", prefix: str = "",
-    advance: Callable[[int, Mapping[str, float]], None] = lambda _step, _metrics: None,
-) -> Ended:  # fmt: skip
+    recipe: Recipe,
+    folder: Path,
+    plugin_files: Sequence[Path],
+    limits: Limits,
+    should_stop: Callable[[int], bool],
+    should_continue: Callable[[float, int], bool] = _always_continue,
+    metric: str = "",
+    metric_prefix: str = "",
+    on_progress: Callable[[int, Mapping[str, float]], None] = _ignore_progress,
+) -> TrainingOutcome:
     """Attempts one training; returns when it has ended in any way and no process remains.
 
-    ``stop`` is called with every step, and ``go_on`` with every value of the metric and its step;
-    ``advance`` receives the step and the newest metrics. The folder exists, and receives
-    checkpoints and metrics, whose names start with the prefix.
+    Args:
+        recipe: The resolved recipe.
+        folder: Existing folder for checkpoints and metrics.
+        plugin_files: Plugin files to load in the child.
+        limits: Time and memory limits of the child.
+        should_stop: Called with every reported step; True ends the training.
+        should_continue: Called with each value of ``metric`` and its step; False prunes the trial.
+        metric: Name of the objective metric that drives pruning.
+        metric_prefix: Prefix for the names of all logged metrics.
+        on_progress: Called with the step and the most recent metrics.
+
+    Returns:
+        The outcome. Failures of the child are reported in ``cause`` and never raised.
     """
-    begun, step, metrics = time.monotonic(), 0, dict[str, float]()
-    ended = Ended(Cause.CRASHED, "it ended with exit code 0 and without a word")
-
-    def stopping() -> bool:
-        return stop(step)
-
-    options = {"folder": str(folder), "metric": metric, "prefix": prefix}
-    forked = may_fork(recipe.device, torch.cuda.is_available())
-    with Child(
-        "runner.study.training", recipe, plugin_files=plugin_files, options=options, limits=limits, forked=forked
-    ) as child:
-        try:
-            while (told := child.receive(stopping, hung="no sign of progress")) is not None:
-                step, metrics = told["step"], told.get("metrics", metrics)
-                advance(step, metrics)
-                if "value" in told:
-                    child.send(go_on(told["value"], step))
-                if "cause" in told:
-                    ended = Ended(told["cause"], training_seconds=told["seconds"])
-        except ChildError as error:
-            where = f", after step {step:,}" if error.cause == Cause.HUNG else ""
-            ended = Ended(error.cause, f"{error}{where}", anew=error.exit_code == ExitCode.NO_CHECKPOINT)
-        except OSError:  # it has ended instead of listening
-            ended = Ended(Cause.CRASHED, "it ended in the middle of a question")
+    start = time.monotonic()
+    monitor = _TrainingMonitor(should_stop, should_continue, on_progress)
+    child = Child(
+        "runner.study.training",
+        recipe,
+        plugin_files=plugin_files,
+        options={"folder": str(folder), "metric": metric, "prefix": metric_prefix},
+        limits=limits,
+        forked=may_fork(recipe.device, torch.cuda.is_available()),
+    )
+    with child:
+        outcome = monitor.follow(child)
     # A signal to the worker may reach the child, too.
-    if ended.cause not in (Cause.DONE, PRUNED) and stopping():
-        ended = Ended(Cause.STOPPED, "the worker was stopped by a signal")
-    return replace(ended, seconds=time.monotonic() - begun, cpu_seconds=child.cpu_seconds)
+    if outcome.cause not in (Cause.DONE, PRUNED) and monitor.should_stop():
+        outcome = TrainingOutcome(Cause.STOPPED, "the worker was stopped by a signal")
+    return replace(outcome, seconds=time.monotonic() - start, cpu_seconds=child.cpu_seconds)
+
+
+class _TrainingMonitor:
+    """Receives the messages of a training, and answers its questions, until it ends."""
+
+    def __init__(
+        self,
+        should_stop: Callable[[int], bool],
+        should_continue: Callable[[float, int], bool],
+        on_progress: Callable[[int, Mapping[str, float]], None],
+    ) -> None:
+        self._should_stop = should_stop
+        self._should_continue = should_continue
+        self._on_progress = on_progress
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+
+    def should_stop(self) -> bool:
+        """Returns whether the training should stop at the last reported step."""
+        return self._should_stop(self._step)
+
+    def follow(self, child: Child) -> TrainingOutcome:
+        """Returns the outcome when the child has ended in any way."""
+        outcome = TrainingOutcome(Cause.CRASHED, "it ended with exit code 0 and without a word")
+        try:
+            while (message := child.receive(self.should_stop, hung="no sign of progress")) is not None:
+                self._process(message, child)
+                if "cause" in message:
+                    outcome = TrainingOutcome(message["cause"], training_seconds=message["seconds"])
+        except ChildError as error:
+            progress = f", after step {self._step:,}" if error.cause == Cause.HUNG else ""
+            must_restart = error.exit_code == ExitCode.NO_CHECKPOINT
+            return TrainingOutcome(error.cause, f"{error}{progress}", must_restart=must_restart)
+        except OSError:
+            # The child has exited, so that the answer cannot be written to it.
+            return TrainingOutcome(Cause.CRASHED, "it ended in the middle of a question")
+        return outcome
+
+    def _process(self, message: Mapping[str, Any], child: Child) -> None:
+        self._step = message["step"]
+        self._metrics = message.get("metrics", self._metrics)
+        self._on_progress(self._step, self._metrics)
+        if "value" in message:
+            child.send(self._should_continue(message["value"], self._step))
 
 
 def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -103,7 +173,12 @@ def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Ca
     """
     if not recipe.stages:
         return {"outcome": "PASS", "summary": "no stage is on"}
-    limits = replace(limits, seconds=min(limits.seconds, START_SECONDS), silence=START_SECONDS, grace=0.0)
+    limits = replace(
+        limits,
+        seconds=min(limits.seconds, START_SECONDS),
+        silence=START_SECONDS,
+        grace=0.0,
+    )
     try:
         with Child("runner.study.training", recipe, plugin_files=plugin_files, limits=limits) as child:
             return child.answer(stop=stop)
@@ -116,42 +191,83 @@ def limits_of(config: StudyConfig) -> Limits:
     memory that was free at first.
     """
     limits = config.limits
-    memory = _free_at_first() / 2 / config.budget.parallel if limits.memory_gib is None else limits.memory_gib * 2**30
+    if limits.memory_gib is None:
+        memory = _initially_free_memory() / 2 / config.budget.parallel
+    else:
+        memory = limits.memory_gib * 2**30
     return Limits(limits.seconds or math.inf, limits.silence, memory, _GRACE_SECONDS)
 
 
 def main(parent: Parent) -> None:
     """Trains in the folder that the options name, from a checkpoint if there is one; or judges if they name none."""
     recipe, registry = parent.load()
-    if not parent.options:
-        from runner.verify.timed_gate import quick
+    if parent.options:
+        _train_in_child(parent, recipe, registry)
+    else:
+        _judge_in_child(parent, recipe, registry)
 
-        with share_processor(recipe.system.threads, recipe.system.wait):
-            verdict = quick(recipe, registry, tuple(recipe.stages))
-        parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
-        return
+
+def _judge_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
+    from runner.verify.timed_gate import quick
+
+    with share_processor(recipe.system.threads, recipe.system.wait):
+        verdict = quick(recipe, registry, tuple(recipe.stages))
+    parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
+
+
+def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
     folder = Path(parent.options["folder"])
+    lock = folder / LOCK_NAME
     state = load_resumed(folder / CHECKPOINTS)
-    if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
+    if state and any(change.matters for change in drift(lock, recipe, registry)):
         raise CheckpointError("the code or settings of the training have changed since its checkpoint")
-    threads = locked_threads(folder / LOCK_NAME) if state else None
-    with share_processor(recipe.system.threads, recipe.system.wait, threads) as use, stop_on_signals() as stop:
+
+    # A resumed training keeps its number of threads, on which the order of sums depends.
+    threads = locked_threads(lock) if state else None
+    with (
+        share_processor(recipe.system.threads, recipe.system.wait, threads) as use,
+        stop_on_signals() as stop,
+    ):
         generators.seed(recipe.seed)
         pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
         write_lock(recipe, folder, registry, processor=use.data())
-        cursor, step = (state["cursor"], state["step"]) if state else (None, 0)
-        log = _ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
-        parent.tell(step=log.step)
-        loop = Loop(pipeline, folder, log, log, stop)
+
+        cursor = state["cursor"] if state else None
+        step = state["step"] if state else 0
+        recorder = _ReportingRecorder(
+            folder / SPOOL,
+            cursor,
+            step,
+            parent,
+            stop,
+        )
+        parent.tell(step=recorder.step)
+
+        loop = Loop(
+            pipeline,
+            folder,
+            recorder,
+            recorder,
+            stop,
+        )
         if state:
             loop.load_state_dict(state)
-        begun = time.monotonic()
+        start = time.monotonic()
         loop.run()
-        log.sync()
-    if log.pruned:
-        parent.tell(step=log.step, cause=PRUNED, seconds=None)
+        recorder.sync()
+
+    if recorder.pruned:
+        parent.tell(
+            step=recorder.step,
+            cause=PRUNED,
+            seconds=None,
+        )
     elif loop.complete:
-        parent.tell(step=loop.progress.done, cause=Cause.DONE, seconds=time.monotonic() - begun)
+        parent.tell(
+            step=loop.progress.done,
+            cause=Cause.DONE,
+            seconds=time.monotonic() - start,
+        )
     else:
         sys.exit(128 + int(stop.asked or 0))
 
@@ -159,10 +275,18 @@ def main(parent: Parent) -> None:
 class _ReportingRecorder(Recorder):
     """Logs to a spool, which the parent sends to MLflow, and reports progress to the parent."""
 
-    def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
+    def __init__(
+        self,
+        spool: Path,
+        cursor: int | None,
+        step: int,
+        parent: Parent,
+        stop: Stop,
+    ) -> None:
         super().__init__(spool, cursor, step, parent.options["prefix"])
-        self._parent, self._stop = parent, stop
-        self._told = 0.0
+        self._parent = parent
+        self._stop = stop
+        self._last_report = 0.0
         self.pruned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -177,8 +301,8 @@ class _ReportingRecorder(Recorder):
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Gives a sign of life, twice a second at most."""
-        if time.monotonic() - self._told > _SIGN_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._last_report > _SIGN_SECONDS:
+            self._last_report = time.monotonic()
             self._parent.tell(step=step, metrics=metrics)
 
     def phase(self, name: str) -> AbstractContextManager[None]:

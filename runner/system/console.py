@@ -48,7 +48,9 @@ class Console(rich.console.Console):
         return super().render_str(_shown(text), **options)
 
     def render(
-        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+        self,
+        renderable: rich.console.RenderableType,
+        options: rich.console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:
         """Renders anything that can be shown. The text of any segment is escaped, whatever has made it."""
         for segment in super().render(renderable, options):

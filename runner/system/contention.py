@@ -27,11 +27,11 @@ class Contention(NamedTuple):
 
     Attributes:
         waited: Largest share of its time that a busy thread of this process waited for a core.
-        others: Cores that other processes used, on average.
+        other_cores: Cores that other processes used, on average.
     """
 
     waited: float
-    others: float
+    other_cores: float
 
     def is_high(self, cores: int) -> bool:
         """Returns whether threads that spin delay each other.
@@ -40,7 +40,7 @@ class Contention(NamedTuple):
         other too, and where cores are free the others may use as many as they like.
         """
         needed = OTHER_CORES + OTHER_CORES_PER_CORE * cores
-        return self.waited > WAITED_SHARE and self.others > needed
+        return self.waited > WAITED_SHARE and self.other_cores > needed
 
 
 class _Times(NamedTuple):

@@ -46,7 +46,7 @@ _SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})
 
 class _Fault(NamedTuple):
     action: str
-    when: range  # the visits at which it happens
+    failing_visits: range
     visits: Iterator[int]  # counted from 1
 
 
@@ -66,7 +66,8 @@ def parse(text: str) -> dict[str, _Fault]:
             )
         point, action, at, onwards = match.groups()
         first = int(at or 1)
-        faults[point] = _Fault(action, range(first, sys.maxsize if onwards else first + 1), itertools.count(1))
+        end = sys.maxsize if onwards else first + 1
+        faults[point] = _Fault(action, range(first, end), itertools.count(1))
     return faults
 
 
@@ -79,12 +80,13 @@ def reach(point: str, path: Path | None = None, last: int | None = None) -> None
     For ``torn``, ``path`` is the file that has just been written, and ``last`` how many of its bytes, if not all.
     """
     fault = _armed.get(point)
-    if fault is None or next(fault.visits) not in fault.when:
+    if fault is None or next(fault.visits) not in fault.failing_visits:
         return
     if fault.action in ("raise", "enospc"):
         code = errno.EIO if fault.action == "raise" else errno.ENOSPC
         raise OSError(code, os.strerror(code))
     if fault.action == "torn" and path is not None:
         size = path.stat().st_size
-        os.truncate(path, size - (size if last is None else last) // 2)
+        written = size if last is None else last
+        os.truncate(path, size - written // 2)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -205,15 +205,18 @@ def copy(path: Path, target: Path) -> None:
 
 def is_writable(path: Path) -> bool:
     """Returns whether this user can write a file or folder, or make it if it does not exist."""
-    nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    nearest = next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor))
     return os.access(nearest, os.W_OK)
 
 
 def is_link(path: Path) -> bool:
     """Returns whether a path, or a folder above it in a guarded folder, is a symbolic link."""
     root = _root_of(path)
-    above = [] if root is None else [folder for folder in path.parents if folder.is_relative_to(root)]
-    return any(component.is_symlink() for component in (path, *above) if component != root)
+    components = [path]
+    if root is not None:
+        components += [folder for folder in path.parents if folder.is_relative_to(root)]
+    # The guarded folder itself may be a link of the user's.
+    return any(component.is_symlink() for component in components if component != root)
 
 
 def _root_of(path: Path) -> Path | None:

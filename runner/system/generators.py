@@ -76,7 +76,13 @@ def state_dict() -> State:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
+        "numpy": (
+            kind,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            position,
+            has_gauss,
+            gauss,
+        ),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -85,8 +91,8 @@ def state_dict() -> State:
 def load_state_dict(state: State) -> None:
     """Restores what ``state_dict`` returned; generators of GPUs that are not there any more are passed over."""
     random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
-    numpy_state: Any = (kind, keys.numpy().astype(np.uint32), *rest)
+    kind, keys, *counters = state["numpy"]
+    numpy_state: Any = (kind, keys.numpy().astype(np.uint32), *counters)
     np.random.set_state(numpy_state)
     torch.set_rng_state(state["torch"])
     for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):

@@ -58,8 +58,8 @@ def usable_cores() -> int:
 
 def available_memory() -> int:
     """Bytes of host memory that this process can still take: what is free, or the tightest limit of its cgroups."""
-    left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _cgroups("memory")]
-    return max(0, int(min([psutil.virtual_memory().available, *left])))
+    limits = [_remaining_bytes(folder, *_MEMORY_FILES[kind]) for kind, folder in _cgroups("memory")]
+    return max(0, int(min([psutil.virtual_memory().available, *limits])))
 
 
 def peak_host_memory() -> int:
@@ -67,7 +67,8 @@ def peak_host_memory() -> int:
     status = _PROCESS / "status"
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    lines = status.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def resident_memory() -> int:
@@ -91,42 +92,49 @@ def reset_peak_host_memory() -> None:
 
 def _cgroups(controller: str) -> Iterator[tuple[str, Path]]:
     """File system type and folder of this process's cgroups, and of all their visible parents."""
-    own: dict[str, str] = {}
+    paths: dict[str, str] = {}  # of this process's cgroups, by file system type
     for line in _MEMBERSHIP.finditer(_content(_PROCESS / "cgroup")):
         controllers, path = line.groups()
         if not controllers or controller in controllers.split(","):
-            own["cgroup" if controllers else "cgroup2"] = path
+            paths["cgroup" if controllers else "cgroup2"] = path
     for line in _MOUNT.finditer(_content(_PROCESS / "mountinfo")):
         root, point, kind, options = line.groups()
-        if kind not in own or (kind == "cgroup" and controller not in options.split(",")):
+        if kind not in paths or (kind == "cgroup" and controller not in options.split(",")):
             continue
         # In a container, the path may be that of the host: then the mount shows the
         # container's cgroup.
-        path = Path(own[kind])
-        below = path.relative_to(root).parts if path.is_relative_to(root) and ".." not in path.parts else ()
+        path = Path(paths[kind])
+        folders: tuple[str, ...] = ()
+        if path.is_relative_to(root) and ".." not in path.parts:
+            folders = path.relative_to(root).parts
         top = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
-        yield from ((kind, top.joinpath(*below[:depth])) for depth in range(len(below) + 1))
+        for depth in range(len(folders) + 1):
+            yield kind, top.joinpath(*folders[:depth])
 
 
 def _quota(kind: str, cgroup: Path) -> float:
     """Processor time per time of a cgroup, in cores; infinite if it has no limit."""
     files = ("cpu.max",) if kind == "cgroup2" else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        quota, period = map(int, " ".join((cgroup / file).read_text() for file in files).split())
+        text = " ".join((cgroup / file).read_text() for file in files)
+        quota, period = map(int, text.split())
     except (OSError, ValueError):  # "max" is not a number
         return math.inf
     return quota / period if quota > 0 and period > 0 else math.inf
 
 
-def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
+def _remaining_bytes(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
     """Returns the bytes that a cgroup may still allocate; infinite without a limit."""
     try:
         # "max" is not a number.
-        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+        limit_bytes = int((cgroup / limit).read_text())
+        used_bytes = int((cgroup / used).read_text())
     except (OSError, ValueError):
         return math.inf
+    # The kernel gives the file cache back when memory is needed.
     file_cache = re.search(rf"^{reclaimable} (\d+)$", _content(cgroup / "memory.stat"), re.MULTILINE)
-    return left + (int(file_cache[1]) if file_cache else 0)
+    cached_bytes = int(file_cache[1]) if file_cache else 0
+    return limit_bytes - used_bytes + cached_bytes
 
 
 def _content(path: Path) -> str:
@@ -146,8 +154,8 @@ def cpu_model() -> str:
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     lines = _content(Path("/proc/cpuinfo")).splitlines()
-    told = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return told or platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def slow_bf16() -> str | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NARROWEST = 20
 _COMMAND = re.compile(r"(?:^ *|: )(?=(?:[A-Z_]+=\S+ )?(?:runner|mlflow|optuna-dashboard) [^ ]*[^ :](?: |$))")
-_GOES_ON = " \\"
+_CONTINUATION = " \\"
 
 
 def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
@@ -26,23 +26,35 @@ def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
     """
     # A secret that is torn is not found any more, and escapes have a width.
     for line in escape(redact(text)).split("\n"):
-        indent, command = " " * (len(line) - len(line.lstrip()) + hang), _COMMAND.search(line)
-        columns = max(_NARROWEST, width - len(_GOES_ON) if command and len(line) > width else width)
-        parts = textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        before = 0
-        for number, part in enumerate(parts, start=1):
-            before += len(part.split())
-            inside = command and number < len(parts) and before > len(line[: command.end()].split())
-            yield part + _GOES_ON if inside else part
-        if not parts:
+        indent = " " * (len(line) - len(line.lstrip()) + hang)
+        command = _COMMAND.search(line)
+        columns = width
+        if command and len(line) > width:
+            columns = width - len(_CONTINUATION)
+        pieces = textwrap.wrap(
+            line,
+            max(_NARROWEST, columns),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if not pieces:
             yield ""
+        words_before_command = len(line[: command.end()].split()) if command else 0
+        word_count = 0
+        for number, piece in enumerate(pieces, start=1):
+            word_count += len(piece.split())
+            is_continued = command and number < len(pieces) and word_count > words_before_command
+            yield piece + _CONTINUATION if is_continued else piece
 
 
 def figure(value: float, digits: int = 4) -> str:
     """Formats a number with the given digits, or all before the decimal point instead of an
     exponent: 12,345 and not 1.234e+04.
     """
-    return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:,.{digits}g}"
+    if 10**digits - 0.5 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:,.{digits}g}"
 
 
 def duration(seconds: float) -> str:
@@ -71,13 +83,14 @@ def figures(values: Mapping[str, float]) -> str:
 
 def print_wrapped(text: str, console: "Console", hang: int = 0, style: str | None = None) -> None:
     """Prints a text in the form of ``wrapped``; nothing in it is interpreted as markup."""
-    for part in wrapped(text, console.width, hang):
-        console.print(part, style=style, soft_wrap=True, highlight=False)
+    for line in wrapped(text, console.width, hang):
+        console.print(line, style=style, soft_wrap=True, highlight=False)
 
 
 def labelled(label: str, lines: Iterable[str], width: int) -> Iterator[tuple[str, str]]:
     """Yields pairs for lines with a label: the label, or blanks for all lines but the first, and a
     part of a line.
     """
-    parts = (part for line in lines for part in wrapped(line, width - len(label)))
-    return zip(chain([label], repeat(" " * len(label))), parts, strict=False)
+    pieces = (piece for line in lines for piece in wrapped(line, width - len(label)))
+    labels = chain([label], repeat(" " * len(label)))
+    return zip(labels, pieces, strict=False)

@@ -10,7 +10,9 @@ from typing import Any
 def shown_path(path: Path) -> str:
     """The path as a person would type it: relative if it lies below the current folder, absolute otherwise."""
     absolute = path.absolute()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+    if absolute.is_relative_to(Path.cwd()):
+        return str(absolute.relative_to(Path.cwd()))
+    return str(absolute)
 
 
 def method_named(owner: Any, name: str) -> str:
@@ -22,22 +24,24 @@ def method_named(owner: Any, name: str) -> str:
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, or None if none is like the word."""
     word = word.lower().replace("-", "_")
-    known = list(names)
-    matches = get_close_matches(word, known, n=1) or [name for name in known if _abbreviates(word, name)]
+    candidates = list(names)
+    matches = get_close_matches(word, candidates, n=1)
+    if not matches:
+        matches = [name for name in candidates if _abbreviates(word, name)]
     return matches[0] if matches else None
 
 
 def _abbreviates(word: str, name: str) -> bool:
-    """Returns whether one begins with the other, or consists of the other's initials (``lr``)."""
+    """Returns whether one starts with the other, or consists of the other's initials (``lr``)."""
     shorter, longer = sorted((word, name.lower()), key=len)
-    initials = "".join(part[:1] for part in longer.split("_"))
+    initials = "".join(segment[:1] for segment in longer.split("_"))
     return len(shorter) > 1 and (longer.startswith(shorter) or shorter == initials)
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown word: the nearest name, or all of them if none is near."""
-    known = sorted(set(names))
-    near = nearest(word, known)
+    candidates = sorted(set(names))
+    near = nearest(word, candidates)
     if near is not None:
         return f" - did you mean '{near}'?"
-    return f" - known: {', '.join(known)}" if known else " - none is known"
+    return f" - known: {', '.join(candidates)}" if candidates else " - none is known"

@@ -12,8 +12,14 @@ from runner.system.secrets import redact
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 # Distinguishable for the colour-blind (Okabe and Ito 2008); a mark or a word repeats the meaning of
 # every colour:
-BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
-SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#5a5a5a", "#000000"
+BLUE = "#0072b2"
+VERMILLION = "#d55e00"
+GREEN = "#009e73"
+ORANGE = "#e69f00"
+SKY = "#56b4e9"
+PURPLE = "#cc79a7"
+GREY = "#5a5a5a"
+BLACK = "#000000"
 VERDICT_MARKERS: dict[str | None, tuple[str, dict[str, Any]]] = {
     "PASS": ("PASS", {"marker": "o"}),
     "INCONCLUSIVE": ("INCONCLUSIVE", {"marker": "o", "markerfacecolor": "white"}),
@@ -38,7 +44,8 @@ _LOOK: dict[Any, Any] = {
     "savefig.facecolor": "white",  # also where the page is dark: black on nothing could not be read there
 }
 _DPI = 144
-_INCHES_A_MARK, _INCHES_A_LETTER = 0.45, 0.05  # in a legend, with what is between two labels
+_INCHES_A_MARK = 0.45  # in a legend, with the space between two labels
+_INCHES_A_LETTER = 0.05
 
 
 def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]], folder: Path) -> list[Path]:
@@ -89,7 +96,8 @@ def _redact_texts(canvas: Any) -> None:
         text.set_text(redact(text.get_text()))
     # Labels of ticks are written again when the picture is drawn.
     for axis in canvas.findobj(Axis):
-        if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, FuncFormatter):
             axis.set_major_formatter(FuncFormatter(partial(_label, formatter)))
 
 
@@ -102,9 +110,12 @@ def legend(canvas: Any) -> None:
     """Adds a legend of all panels below them, each label once."""
     handles: dict[str, Any] = {}
     for axes in canvas.axes:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        axes_handles, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, axes_handles, strict=True))
     widths = [_INCHES_A_MARK + _INCHES_A_LETTER * len(label) for label in handles]
-    columns = len(handles) if sum(widths) <= canvas.get_figwidth() else int(canvas.get_figwidth() / max(widths))
+    columns = len(handles)
+    if sum(widths) > canvas.get_figwidth():
+        columns = int(canvas.get_figwidth() / max(widths))
     canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns))
 
 
@@ -120,7 +131,8 @@ def colours_by_name(names: Iterable[str], fixed: Mapping[str, str] = MappingProx
     """
     names = [*names]
     free = [colour for colour in PALETTE if colour not in fixed.values()]
-    others = [name for name in names if name not in fixed]
-    shown = len(free) if len(others) <= len(free) else len(free) - 1
-    colours = dict.fromkeys(names, GREY) | {name: fixed[name] for name in names if name in fixed}
-    return colours | dict(zip(others[:shown], free, strict=False))
+    unassigned = [name for name in names if name not in fixed]
+    count = len(free) if len(unassigned) <= len(free) else len(free) - 1
+    colours = dict.fromkeys(names, GREY)
+    colours |= {name: fixed[name] for name in names if name in fixed}
+    return colours | dict(zip(unassigned[:count], free, strict=False))

@@ -88,7 +88,10 @@ class Owner(BaseModel, frozen=True):
         """
         if self.here:
             return _born(self.pid) == self.born
-        is_this_machine = self.machine != "" and (self.machine, self.host) == (machine_id(), platform.node())
+        is_this_machine = self.machine != "" and (self.machine, self.host) == (
+            machine_id(),
+            platform.node(),
+        )
         return False if is_this_machine and self.boot_id != boot_id() else None
 
 

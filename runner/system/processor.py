@@ -145,8 +145,8 @@ def _choose_mode(wait: Wait, variables: Mapping[str, str], threads: int, known: 
     if threads > known.cores:
         return "passive", f"{threads} threads share {known.cores} cores"
     if known.other_runs and threads * (1 + known.other_runs) > known.cores:
-        others = f"{known.other_runs} other runs of the workspace"
-        return "passive", f"{others} compute on {known.cores} cores"
+        other_runs = f"{known.other_runs} other runs of the workspace"
+        return "passive", f"{other_runs} compute on {known.cores} cores"
     if known.contention.is_high(known.cores):
         return "passive", describe(known.contention, known.cores)
     return "active", f"{known.cores} cores and nothing else that needs them"
@@ -155,9 +155,9 @@ def _choose_mode(wait: Wait, variables: Mapping[str, str], threads: int, known: 
 def describe(contention: Contention, cores: int) -> str:
     """Returns what makes the processor count as shared."""
     waited = f"a thread waited {contention.waited:.0%} of its time for a core"
-    if contention.others > cores:  # also where it is unknown
+    if contention.other_cores > cores:  # also where it is unknown
         return waited
-    return f"other programs use {contention.others:.1f} of {cores} cores, and {waited}"
+    return f"other programs use {contention.other_cores:.1f} of {cores} cores, and {waited}"
 
 
 class Waiting(Protocol):
@@ -246,16 +246,19 @@ def set_threads(threads: Threads) -> None:
     """Gives this process the threads of a recipe, for as long as it lives."""
     import torch
 
-    known = Surroundings(usable_cores(), torch.get_num_threads())
-    count = choose(threads, "auto", os.environ, known).threads
+    surroundings = Surroundings(usable_cores(), torch.get_num_threads())
+    count = choose(threads, "auto", os.environ, surroundings).threads
     # Setting the same number would still change how MKL selects its number.
-    if count != known.default_threads:
+    if count != surroundings.default_threads:
         torch.set_num_threads(count)
 
 
 @contextmanager
 def share_processor(
-    threads: Threads = "auto", wait: Wait = "auto", locked_threads: int | None = None, other_runs: int = 0
+    threads: Threads = "auto",
+    wait: Wait = "auto",
+    locked_threads: int | None = None,
+    other_runs: int = 0,
 ) -> Iterator[ProcessorUse]:
     """Computes inside the ``with`` with these threads, which wait as other programs permit.
 
@@ -270,17 +273,18 @@ def share_processor(
     """
     import torch
 
-    before = torch.get_num_threads()
+    initial_threads = torch.get_num_threads()
     cores = usable_cores()
-    known = Surroundings(cores, before, locked_threads, other_runs, SINCE_START.read())
-    use = choose(threads, wait, os.environ, known)
+    surroundings = Surroundings(cores, initial_threads, locked_threads, other_runs, SINCE_START.read())
+    use = choose(threads, wait, os.environ, surroundings)
     is_fixed = is_fixed_by(use.variables)
     is_auto = wait == "auto" and not is_fixed
     control = WaitControl()
     with ExitStack() as stack:
-        if use.threads != before:  # as in set_threads
+        # Setting the same number would still change how MKL selects its number.
+        if use.threads != initial_threads:
             torch.set_num_threads(use.threads)
-            stack.callback(torch.set_num_threads, before)
+            stack.callback(torch.set_num_threads, initial_threads)
         stack.callback(control.spin)
         if use.wait == "passive" and not is_fixed and not control.sleep():
             _log.warning("system.wait: this torch has no GNU OpenMP; %s", _VARIABLE_FIX)

@@ -19,7 +19,8 @@ REFUSED_NAME = "contains a secret, and names are stored: choose another"
 VARIABLE = "RUNNER_SECRETS"
 """Names environment variables whose values are secret, with commas between them."""
 
-_SHORTEST, _SHORTEST_NUMBER = 6, 8
+_SHORTEST = 6
+_SHORTEST_NUMBER = 8
 """Shorter texts and numbers are not searched for: they occur in unrelated words and figures."""
 _URL = re.compile(
     r"(://[^\s/?#:@\"']*:)"
@@ -41,9 +42,10 @@ def register(*values: str) -> None:
         if not new <= _known:
             _known |= new
             # The longest first, because one may be the beginning of another.
-            spellings = sorted({each for line in _known for each in _spellings(line)}, key=len, reverse=True)
+            spellings = {spelling for line in _known for spelling in _spellings(line)}
+            alternatives = "|".join(map(re.escape, sorted(spellings, key=len, reverse=True)))
             # Looks ahead, so that a secret is found too that starts within another one.
-            _pattern = re.compile(f"(?=({'|'.join(map(re.escape, spellings))}))")
+            _pattern = re.compile(f"(?=({alternatives}))")
 
 
 def registered() -> list[str]:
@@ -105,7 +107,8 @@ def has_secret(text: str) -> bool:
 
 def _unused(key: str, keys: Mapping[str, Any]) -> str:
     """The key, with a number if it is taken."""
-    numbered, number = key, 1
+    numbered = key
+    number = 1
     while numbered in keys:
         number += 1
         numbered = f"{key} ({number})"
@@ -122,8 +125,10 @@ def _spellings(value: str) -> set[str]:
     from runner.system.escapes import escape, escape_line
 
     quoted = {
-        quote(value, errors="replace"), quote(value, safe="", errors="replace"), quote_plus(value, errors="replace")
-    }  # fmt: skip
+        quote(value, errors="replace"),
+        quote(value, safe="", errors="replace"),
+        quote_plus(value, errors="replace"),
+    }
     composed = {unicodedata.normalize(form, value) for form in ("NFC", "NFD", "NFKC", "NFKD")}
     return {
         value,
@@ -160,14 +165,15 @@ def _in_base64(value: bytes) -> set[str]:
     """
     import base64
 
-    found = set()
+    texts = set()
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + value).rstrip(b"=").decode()
         # The first and the last character may depend on the neighbouring bytes.
         certain = encoded[-(-offset * 8 // 6) : (offset + len(value)) * 8 // 6]
         if len(certain) >= _SHORTEST_NUMBER:
-            found |= {certain, certain.replace("+", "-").replace("/", "_")}
-    return found
+            texts |= {certain, certain.replace("+", "-").replace("/", "_")}
+    return texts
 
 
-register_environment()  # once per process, by its first import
+# Once per process, by its first import.
+register_environment()

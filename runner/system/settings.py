@@ -14,7 +14,7 @@ from torch import _C
 from torch.backends import cuda, mha
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Variable of the environment that gives cuBLAS a workspace of its own for each stream."""
+"""Variable of the environment that gives cuBLAS a separate workspace for each stream."""
 
 
 class TorchSetting(NamedTuple):
@@ -26,7 +26,7 @@ class TorchSetting(NamedTuple):
 
 def read() -> dict[str, Any]:
     """Returns all settings by name; one that cannot be read is None."""
-    return {name: _told(setting.read) for name, setting in SETTINGS.items()}
+    return {name: _value_or_none(setting.read) for name, setting in SETTINGS.items()}
 
 
 def write(values: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ def write(values: Mapping[str, Any]) -> None:
     """
     for name, value in values.items():
         setting = SETTINGS[name]
-        if value is not None and _told(setting.read) != value:
+        if value is not None and _value_or_none(setting.read) != value:
             setting.write(value)
 
 
@@ -52,7 +52,7 @@ def prefer_deterministic_kernels() -> None:
     cuBLAS reads its setting when a process first uses it, so a later call does not change it.
     """
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
-    # What such an operator does is found when two results of it differ, and is not worth a warning.
+    # Such an operator is reported when two of its results differ, and needs no warning.
     warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
     torch.set_deterministic_debug_mode("warn")
     # In this mode, their backward passes still add in any order.
@@ -67,7 +67,7 @@ def require_deterministic_kernels() -> None:
     torch.set_deterministic_debug_mode("error")
 
 
-def _told(read: Callable[[], Any]) -> Any:
+def _value_or_none(read: Callable[[], Any]) -> Any:
     try:
         return read()
     # An older setting cannot represent different values of several backends, and an older torch has
@@ -79,7 +79,10 @@ def _told(read: Callable[[], Any]) -> Any:
 def _attributes(path: str, *names: str) -> Iterator[tuple[str, TorchSetting]]:
     owner = attrgetter(path)(torch)
     for name in names:
-        yield f"torch.{path}.{name}", TorchSetting(partial(getattr, owner, name), partial(setattr, owner, name))
+        yield (
+            f"torch.{path}.{name}",
+            TorchSetting(partial(getattr, owner, name), partial(setattr, owner, name)),
+        )
 
 
 def _float32(backend: str, operation: str) -> tuple[str, TorchSetting]:
@@ -107,11 +110,14 @@ def _reduction(dtype: str) -> tuple[str, TorchSetting]:
 
 
 def _autocast(device: str) -> Iterator[tuple[str, TorchSetting]]:
-    for what, getter, setter in (
+    for name, getter, setter in (
         ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled),
         ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
     ):
-        yield f"autocast {what} on {device}", TorchSetting(partial(getter, device), partial(setter, device))
+        yield (
+            f"autocast {name} on {device}",
+            TorchSetting(partial(getter, device), partial(setter, device)),
+        )
 
 
 def _flushes_denormals() -> bool:
@@ -125,7 +131,8 @@ _SMALLEST, _ONE = (float(number) for number in ("5e-324", "1"))
 SETTINGS: dict[str, TorchSetting] = {
     "torch.get_default_dtype": TorchSetting(torch.get_default_dtype, torch.set_default_dtype),
     "torch.get_default_device": TorchSetting(
-        torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
     ),
     "torch.get_num_threads": TorchSetting(torch.get_num_threads, torch.set_num_threads),
     "torch.is_grad_enabled": TorchSetting(torch.is_grad_enabled, torch.set_grad_enabled),
@@ -133,17 +140,28 @@ SETTINGS: dict[str, TorchSetting] = {
         torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     ),
     "torch.utils.deterministic.fill_uninitialized_memory": TorchSetting(
-        _C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory
+        _C._get_deterministic_fill_uninitialized_memory,
+        _C._set_deterministic_fill_uninitialized_memory,
     ),
     "torch.set_flush_denormal": TorchSetting(_flushes_denormals, torch.set_flush_denormal),
     "torch.is_anomaly_enabled": TorchSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "torch.is_autocast_cache_enabled": TorchSetting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    **dict(each for device in ("cpu", "cuda") for each in _autocast(device)),
+    **dict(_autocast("cpu")),
+    **dict(_autocast("cuda")),
     # The older settings of precision write the newer ones below, so they come first.
     "torch.get_float32_matmul_precision": TorchSetting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
-    **dict(_attributes("backends.cudnn", "enabled", "deterministic", "benchmark", "benchmark_limit", "allow_tf32")),
+    **dict(
+        _attributes(
+            "backends.cudnn",
+            "enabled",
+            "deterministic",
+            "benchmark",
+            "benchmark_limit",
+            "allow_tf32",
+        )
+    ),
     **dict(_attributes("backends.cudnn", "depthwise_kernel")),
     **dict(_attributes("backends.mkldnn", "enabled", "deterministic", "allow_tf32")),
     **dict(_attributes("backends.cuda.matmul", "allow_tf32", "allow_fp16_accumulation")),
@@ -188,7 +206,8 @@ SETTINGS: dict[str, TorchSetting] = {
     "torch.backends.mha.get_fastpath_enabled": TorchSetting(mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     "torch.backends.nnpack": TorchSetting(_C._get_nnpack_enabled, _C._set_nnpack_enabled),
     "torch._inductor.config.fallback_random": TorchSetting(
-        lambda: inductor().fallback_random, lambda value: setattr(inductor(), "fallback_random", value)
+        lambda: inductor().fallback_random,
+        lambda value: setattr(inductor(), "fallback_random", value),
     ),
 }
 """By the name that evidence calls them by."""

@@ -18,12 +18,14 @@ class Stopwatch:
     def seconds(self, work: Callable[[], object]) -> float:
         """Performs the work and returns its duration, including that of the device."""
         if self.device.type != "cuda":
-            started = time.perf_counter()
+            start = time.perf_counter()
             work()
-            return time.perf_counter() - started
-        with torch.cuda.device(self.device):  # events belong to the current device's stream
+            return time.perf_counter() - start
+        # Events belong to the current device's stream.
+        with torch.cuda.device(self.device):
             torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
             work()
             end.record()

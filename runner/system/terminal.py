@@ -28,7 +28,12 @@ class CleanStream(io.TextIOWrapper):
     def __init__(self, stream: io.TextIOWrapper) -> None:
         stream.flush()
         super().__init__(
-            stream.buffer, stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through
+            stream.buffer,
+            stream.encoding,
+            stream.errors,
+            None,
+            stream.line_buffering,
+            stream.write_through,
         )
         self._stream = stream  # its end would close the bytes
 

@@ -34,12 +34,16 @@ def leaves(
     """Yields every leaf of a tree with its dotted path; ``inside`` returns the children of a
     node.
     """
-    found = inside(tree)
-    if found is None:
+    items = inside(tree)
+    if items is None:
         yield path, tree
-    else:
-        for key, child in found.items():
-            yield from leaves(child, f"{path}.{key}" if path else str(key), inside)
+        return
+    for key, child in items.items():
+        yield from leaves(child, _joined(path, key), inside)
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -83,7 +87,8 @@ def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...])
             result[key] = map_leaves(change, child, types)
         return result
     if isinstance(tree, list | tuple):
-        make = getattr(tree, "_make", type(tree))  # a named tuple takes its fields one by one
+        # A named tuple takes its fields one by one.
+        make = getattr(tree, "_make", type(tree))
         return make([map_leaves(change, child, types) for child in tree])
     return tree
 
@@ -136,7 +141,7 @@ class BatchLayout:
             yield name, tree
             return
         for key, child in (children(tree) or {}).items():
-            yield from self._entries(child, f"{name}.{key}" if name else str(key))
+            yield from self._entries(child, _joined(name, key))
 
     def _has_rows(self, entry: Any, name: str) -> bool:
         import torch
@@ -166,12 +171,12 @@ def _taken(layout: BatchLayout, tree: Any, index: Index, size: int, name: str) -
     if isinstance(tree, MutableMapping):
         result = copy.copy(tree)
         for key, child in tree.items():
-            result[key] = _taken(layout, child, index, size, f"{name}.{key}" if name else str(key))
+            result[key] = _taken(layout, child, index, size, _joined(name, key))
         return result
     if isinstance(tree, list | tuple):
         make = getattr(tree, "_make", type(tree))
         items = (children(tree) or {}).items()
-        return make([_taken(layout, item, index, size, f"{name}.{key}" if name else str(key)) for key, item in items])
+        return make([_taken(layout, item, index, size, _joined(name, key)) for key, item in items])
     return tree
 
 
@@ -198,13 +203,17 @@ def inferred_layout(batch: Any, repeat: Callable[[int], Any]) -> BatchLayout:
         # Some data can only be trained on sample by sample. Such batches need not be cut.
         return BatchLayout(unknown={""})
     differences = list(_differences(batch, double, ""))
-    shared, lists, unknown = (
-        frozenset(name for kind, name in differences if kind == attribute)
-        for attribute in ("shared", "lists", "unknown")
-    )
-    has_rows = lists or unknown or any(kind == "rows" for kind, _ in differences)
+    names: dict[str, set[str]] = {kind: set() for kind in ("shared", "lists", "unknown", "rows")}
+    for kind, name in differences:
+        names[kind].add(name)
     # Data that ignore which samples are requested consist of one sample (a graph).
-    return BatchLayout(shared, lists, unknown) if has_rows else BatchLayout()
+    if not (names["lists"] or names["unknown"] or names["rows"]):
+        return BatchLayout()
+    return BatchLayout(
+        shared=frozenset(names["shared"]),
+        lists=frozenset(names["lists"]),
+        unknown=frozenset(names["unknown"]),
+    )
 
 
 def _differences(single: Any, double: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -219,19 +228,20 @@ def _differences(single: Any, double: Any, name: str) -> Iterator[tuple[str, str
         if single.dim() or double.dim():
             yield _tensor_difference(single, double), name
         return
-    entries, others = children(single), children(double)
-    if entries is None or others is None:
+    entries = children(single)
+    double_entries = children(double)
+    if entries is None or double_entries is None:
         return
     is_list = isinstance(single, list | tuple) and not hasattr(single, "_fields")
-    if is_list and (len(entries), len(others)) == (1, 2):
+    if is_list and len(entries) == 1 and len(double_entries) == 2:
         yield "lists", name
-    elif entries.keys() != others.keys():
+    elif entries.keys() != double_entries.keys():
         yield "unknown", name
     elif is_list and entries and not any(map(_is_nested, entries.values())):
         yield "shared", name
     else:
         for key, child in entries.items():
-            yield from _differences(child, others[key], f"{name}.{key}" if name else str(key))
+            yield from _differences(child, double_entries[key], _joined(name, key))
 
 
 def _tensor_difference(single: Tensor, double: Tensor) -> str:
@@ -242,10 +252,14 @@ def _tensor_difference(single: Tensor, double: Tensor) -> str:
 
 def described(tree: Any) -> str:
     """The tensors of a tree by name, with their types and shapes, for a message."""
-    found = []
-    for name, leaf in leaves(tree):
-        is_tensor = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        about = f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if is_tensor else type(leaf).__name__
-        found.append(f"{name} {about}".strip())
-    hidden = len(found) - _DESCRIBED
-    return ", ".join([*found[:_DESCRIBED], *([f"and {hidden} more"] if hidden > 0 else [])]) or "empty"
+    descriptions = [f"{name} {_description(leaf)}".strip() for name, leaf in leaves(tree)]
+    hidden = len(descriptions) - _DESCRIBED
+    if hidden > 0:
+        descriptions[_DESCRIBED:] = [f"and {hidden} more"]
+    return ", ".join(descriptions) or "empty"
+
+
+def _description(leaf: Any) -> str:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    return type(leaf).__name__

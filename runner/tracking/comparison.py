@@ -17,8 +17,10 @@ from runner.system.errors import UsageError
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact_values
 from runner.system.synthetic import DATA_TAG, SYNTHETIC
-from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, USER_TAGS, VIEW, Store, is_http, shown
-from runner.tracking.workspace import Workspace, pick
+from runner.tracking.access import is_http
+from runner.tracking.lookup import pick
+from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, USER_TAGS, VIEW, Store, shown
+from runner.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,30 +46,20 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
     store = Store(workspace, reading=True)
-    found = _all_runs(store.client)
-    known = [(run.info.run_name, run.info.run_id) for run in found]
-    runs = [found[pick(name, known, "the workspace")] for name in names]
-    infos = [run.info for run in runs]
-    run_ids = [info.run_id for info in infos]
+    all_runs = _all_runs(store.client)
+    candidates = [(run.info.run_name, run.info.run_id) for run in all_runs]
+    runs = [all_runs[pick(name, candidates, "the workspace")] for name in names]
+    run_ids = [run.info.run_id for run in runs]
     if len(set(run_ids)) < len(run_ids):
         raise UsageError(f"the same run is named twice: {', '.join(names)}")
+
     server = shown(store.uri).rstrip("/") if is_http(store.uri) else f"http://{HOST}:{PORT}"
-    experiments = sorted({info.experiment_id for info in infos})
-    metrics = [
-        {name: value if isfinite(value) else str(value) for name, value in run.data.metrics.items()} for run in runs
-    ]
+    experiments = sorted({run.info.experiment_id for run in runs})
+    metrics = [_metrics(run) for run in runs]
+    headlines = ",".join(run.data.tags.get(HEADLINE, "") for run in runs)
     return {
-        "runs": [
-            {
-                "run_id": run.info.run_id,
-                "name": run.info.run_name,
-                "status": run.info.status,
-                "experiment_id": run.info.experiment_id,
-                "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
-            }
-            for run in runs
-        ],
-        "headline": _rows(metrics, dict.fromkeys(",".join(run.data.tags.get(HEADLINE, "") for run in runs).split(","))),
+        "runs": [_identity(run) for run in runs],
+        "headline": _rows(metrics, dict.fromkeys(headlines.split(","))),
         "objective": _objective(runs),
         "settings": redact_values(_differing([run.data.params for run in runs])),
         "tags": redact_values(_differing([_user_tags(run) for run in runs])),
@@ -76,6 +68,21 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
         "served": is_http(store.uri),
         "link": f"{server}/#/{_page(run_ids, experiments)}&{VIEW}",
     }
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.info.run_id,
+        "name": run.info.run_name,
+        "status": run.info.status,
+        "experiment_id": run.info.experiment_id,
+        "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
+    }
+
+
+def _metrics(run: Run) -> dict[str, float | str]:
+    """Returns the last values; one that is not finite, for which JSON has no form, as text."""
+    return {name: value if isfinite(value) else str(value) for name, value in run.data.metrics.items()}
 
 
 def _objective(runs: Sequence[Run]) -> list[str] | None:
@@ -97,21 +104,26 @@ def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
     In the order of their beginning, the page would fold the seeds of a group below it and draw the group instead.
     """
     if len(experiments) > 1:
-        return f"compare-runs?{urlencode({'runs': json.dumps(run_ids), 'experiments': json.dumps(experiments)})}"
-    chosen = ",".join(f"'{run_id}'" for run_id in run_ids)
-    order = {"orderByKey": "tags.`mlflow.runName`", "orderByAsc": "true"}
-    shown = {"searchFilter": f"attributes.run_id IN ({chosen})", **order, "compareRunsMode": "CHART"}
-    return f"experiments/{experiments[0]}/runs?{urlencode(shown)}"
+        query = {"runs": json.dumps(run_ids), "experiments": json.dumps(experiments)}
+        return f"compare-runs?{urlencode(query)}"
+    quoted_ids = ",".join(f"'{run_id}'" for run_id in run_ids)
+    query = {
+        "searchFilter": f"attributes.run_id IN ({quoted_ids})",
+        "orderByKey": "tags.`mlflow.runName`",
+        "orderByAsc": "true",
+        "compareRunsMode": "CHART",
+    }
+    return f"experiments/{experiments[0]}/runs?{urlencode(query)}"
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:
     """Returns all runs, the newest first."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = client.search_runs(experiments, order_by=[_NEWEST_FIRST])
-    runs = list(found)
-    while found.token:
-        found = client.search_runs(experiments, order_by=[_NEWEST_FIRST], page_token=found.token)
-        runs += found
+    page = client.search_runs(experiments, order_by=[_NEWEST_FIRST])
+    runs = list(page)
+    while page.token:
+        page = client.search_runs(experiments, order_by=[_NEWEST_FIRST], page_token=page.token)
+        runs += page
     return runs
 
 
@@ -119,13 +131,15 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
     """Returns the origin of the run: its tags, and its lock if it has one."""
     from mlflow.exceptions import MlflowException
 
-    of_user = _user_tags(run)
+    user_tags = _user_tags(run)
     tags = {
-        name: value for name, value in run.data.tags.items() if not name.startswith(_OWN_TAGS) and name not in of_user
+        name: value for name, value in run.data.tags.items() if not name.startswith(_OWN_TAGS) and name not in user_tags
     }
     locked: dict[str, str] = {}
+    # A run that ended early has no lock in MLflow.
     with TemporaryDirectory() as folder, suppress(MlflowException, OSError):
-        values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
+        lock = client.download_artifacts(run.info.run_id, LOCK_NAME, folder)
+        values = read(Path(lock), []).plain()
         for section in _LOCKED:
             locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, section)}
         choices = (values.get("tuning") or {}).get("choices") or {}

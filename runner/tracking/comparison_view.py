@@ -52,7 +52,13 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
         for section, rows in sections.items():
             if rows:
                 console.print(CleanText(_TITLES.get(section, section), style="bold"), soft_wrap=True)
-                _print_rows(rows, letters, numbers, best, console)
+                _print_rows(
+                    rows,
+                    letters,
+                    numbers,
+                    best,
+                    console,
+                )
             elif section not in ("headline", "tags"):
                 console.print(f"{section}: no difference", style="dim")
     if best is not None:
@@ -88,8 +94,11 @@ def _sections(comparison: Mapping[str, Any], everything: bool) -> tuple[dict[str
 def _blocks(count: int, width: int) -> list[list[int]]:
     """Returns the numbers of the runs in every table."""
     columns = max(2, (width - _NAME_WIDTH) // (_RUN_WIDTH + _GAP))
-    others = list(range(1, count))
-    return [[0, *others[start : start + columns - 1]] for start in range(0, max(1, len(others)), columns - 1)]
+    # The first run is in every table, because all values are compared to it.
+    size = columns - 1
+    following = list(range(1, count))
+    starts = range(0, max(1, len(following)), size)
+    return [[0, *following[start : start + size]] for start in starts]
 
 
 def _best(comparison: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -117,17 +126,18 @@ def _print_rows(
     for name, row in rows.items():
         marks = ["*" if best == (name, number) else "" for number in numbers]
         cells[name] = [_cell(row, number) + mark for number, mark in zip(numbers, marks, strict=True)]
-    widest = console.width - len(numbers) * (_RUN_WIDTH + _GAP)
-    names = max((len(name) for name in cells if len(name) <= max(_NAME_WIDTH, widest)), default=0)
-    column = (console.width - names) // len(numbers) - _GAP
+    widest = max(_NAME_WIDTH, console.width - len(numbers) * (_RUN_WIDTH + _GAP))
+    name_width = max((len(name) for name in cells if len(name) <= widest), default=0)
+    cell_width = (console.width - name_width) // len(numbers) - _GAP
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", width=names, no_wrap=True)
+    table.add_column("", width=name_width, no_wrap=True)
     for number in numbers:
-        table.add_column(letters[number], max_width=column, overflow="fold")
+        table.add_column(letters[number], max_width=cell_width, overflow="fold")
 
     long_rows = []
     for name, row_cells in cells.items():
-        if len(name) <= names and all(len(word) <= column for cell in row_cells for word in cell.split()):
+        words = (word for cell in row_cells for word in cell.split())
+        if len(name) <= name_width and all(len(word) <= cell_width for word in words):
             table.add_row(name, *map(CleanText, row_cells))
         else:
             long_rows.append(name)
@@ -143,8 +153,12 @@ def _cell(row: Sequence[Any], number: int) -> str:
     """Returns a value with its ratio to the first one if all are positive, else with its difference."""
     value = row[number]
     reference = row[0]
+    if value is None:
+        return "-"
     if not isinstance(value, float):
-        return "-" if value is None else _DIGEST.sub(r"\1", _LIST.sub(", ", str(value)))
+        # Spaces after commas, so that a list can be wrapped; digests are shortened.
+        text = _LIST.sub(", ", str(value))
+        return _DIGEST.sub(r"\1", text)
     if number == 0 or value == reference or not isinstance(reference, float):
         return figure(value)
     if all(item > 0 for item in row if isinstance(item, float)) and isfinite(value / reference):

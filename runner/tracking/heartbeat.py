@@ -19,27 +19,29 @@ _BEAT_SECONDS = 5.0
 
 
 @contextmanager
-def heartbeat(folder: RunFolder, record: Record, known: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Keeps a record up to date with what is ``known``, from here to its end.
+def heartbeat(folder: RunFolder, record: Record, progress: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Keeps a record up to date with the values that ``progress`` returns, from the start of the ``with`` to its end.
 
     Yields a dictionary with further values for the final record, at least ``status``; after an
     error it may be empty.
     """
 
     def write(**changes: Any) -> None:
-        folder.write(record.model_copy(update={"heartbeat": time.time(), **known(), **changes}))
+        values = {"heartbeat": time.time(), **progress(), **changes}
+        folder.write(record.model_copy(update=values))
 
-    ended: dict[str, Any] = {"status": "FAILED"}
+    final_values: dict[str, Any] = {"status": "FAILED"}
     write()
     beat = Periodic("record", _BEAT_SECONDS, write)
     try:
-        yield ended
+        yield final_values
     except BaseException as error:
         signals = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        # KeyboardInterrupt and SystemExit are not of type Exception.
         is_stopped = not isinstance(error, Exception) or getattr(error, "exit_code", None) in signals
-        said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-        ended.update(status="KILLED" if is_stopped else "FAILED", reason=redact(said))
+        reason = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+        final_values.update(status="KILLED" if is_stopped else "FAILED", reason=redact(reason))
         raise
     finally:
         beat.stop()
-        write(**ended)
+        write(**final_values)

@@ -13,10 +13,11 @@ from runner.system.lines import amount, figure, print_wrapped
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
+from runner.tracking.lookup import folders
 from runner.tracking.record import Record
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
-from runner.tracking.workspace import RunFolder, Workspace, folders
+from runner.tracking.workspace import RunFolder, Workspace
 
 STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
@@ -40,36 +41,66 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
     cannot be read, ``status`` is UNKNOWN and its fields are None. The runs of a group of seeds
     follow it, in the order of their start.
     """
-    found = [described(folder) for folder in folders(workspace.runs)]
-    for place in (workspace.ablations, workspace.studies, workspace.seeds):
-        found += [described(folder) for folder in folders(place) if folder.record()]  # not what was laid aside
-    found.sort(key=lambda each: (each["started"] or 0.0, each["name"]))
-    groups = {each["name"]: list[dict[str, Any]]() for each in found if each["kind"] == "seeds"}
-    for each in found:
-        groups.get(each["group"], []).append(each)
-    above = [each for each in found if each["group"] not in groups]
-    return [each for one in reversed(above) for each in (one, *groups.get(one["name"], ()))]
+    descriptions = [described(folder) for folder in folders(workspace.runs)]
+    for path in (workspace.ablations, workspace.studies, workspace.seeds):
+        # Folders that were laid aside have no valid record.
+        descriptions += [described(folder) for folder in folders(path) if folder.record()]
+    descriptions.sort(key=lambda run: (run["started"] or 0.0, run["name"]))
+
+    members: dict[str, list[dict[str, Any]]] = {run["name"]: [] for run in descriptions if run["kind"] == "seeds"}
+    top_level = []
+    for run in descriptions:
+        if run["group"] in members:
+            members[run["group"]].append(run)
+        else:
+            top_level.append(run)
+
+    ordered = []
+    for run in reversed(top_level):
+        ordered += [run, *members.get(run["name"], ())]
+    return ordered
 
 
 def described(folder: RunFolder) -> dict[str, Any]:
     """Returns the description of one folder."""
-    record, last, reason = folder.record(), folder.last_checkpoint, folder.resumable
-    known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
+    record = folder.record()
+    last_checkpoint = folder.last_checkpoint
+    obstacle = folder.resumable
+    values: dict[str, Any] = dict.fromkeys(Record.model_fields)
+    values["status"] = "UNKNOWN"
     if record is not None:
-        metrics = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
         workspace = Workspace(folder.path.parents[1])
-        known = record.model_dump(mode="json") | {"tracking_uri": workspace.resolved_uri(record.tracking_uri)}
-        known |= {"step": max(record.step, last or 0), "metrics": metrics}
+        values = record.model_dump(mode="json")
+        values["tracking_uri"] = workspace.resolved_uri(record.tracking_uri)
+        values["step"] = max(record.step, last_checkpoint or 0)
+        values["metrics"] = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
         if record.kind != "run":
-            known["status"] = "KILLED" if record.status == "RUNNING" and not record.at_work else record.status
-            again = _SEEDS_AGAIN if record.kind == "seeds" else _AGAIN
-            reason = "it is finished" if record.status == "FINISHED" else again
-            if record.at_work:
-                reason = f"process {record.owner.pid} on {record.owner.host} is at it"
-    return known | {
-        "name": folder.name, "run_dir": str(folder.path), "last_checkpoint": last, "resumable": not reason,
-        "not_resumable": reason, "unsent_bytes": unsent(folder.spool),
-    }  # fmt: skip
+            values["status"] = _status_of_group(record)
+            obstacle = _obstacle_of_group(record)
+    return values | {
+        "name": folder.name,
+        "run_dir": str(folder.path),
+        "last_checkpoint": last_checkpoint,
+        "resumable": not obstacle,
+        "not_resumable": obstacle,
+        "unsent_bytes": unsent(folder.spool),
+    }
+
+
+def _status_of_group(record: Record) -> str:
+    """Returns the status of an ablation, a study or a group of seeds, which no ``reap`` completes."""
+    if record.status == "RUNNING" and not record.at_work:
+        return "KILLED"
+    return record.status
+
+
+def _obstacle_of_group(record: Record) -> str:
+    """Returns why ``runner resume`` does not resume an ablation, a study or a group of seeds."""
+    if record.at_work:
+        return f"process {record.owner.pid} on {record.owner.host} is at it"
+    if record.status == "FINISHED":
+        return "it is finished"
+    return _SEEDS_AGAIN if record.kind == "seeds" else _AGAIN
 
 
 def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None:
@@ -83,21 +114,33 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
         return
     groups = {run["name"]: run for run in runs if run["kind"] == "seeds"}
     rows = [_cells(run, _GAP if run["group"] in groups else "") for run in runs]
-    rows.insert(0, {title: title for title in rows[0]})
-    widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
-    titles = [title for title in widths if title != "kind" or {run["kind"] for run in runs} - {"run", None}]
-    # Where nothing can be resumed, the column has no information.
-    first = () if any(run["resumable"] for run in runs) else ("resume",)
-    columns = _fitting(titles, widths, console.width, first)
+    header = {title: title for title in rows[0]}
+    rows.insert(0, header)
+    widths = {title: max(cell_len(row[title]) for row in rows) for title in header}
+    # Where all are runs, or nothing can be resumed, a column has no information.
+    has_kinds = bool({run["kind"] for run in runs} - {"run", None})
+    titles = [title for title in header if title != "kind" or has_kinds]
+    useless = () if any(run["resumable"] for run in runs) else ("resume",)
+    columns = _fitting(titles, widths, console.width, useless)
+
     for run, row in zip([None, *runs], rows, strict=True):
-        line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
-        for title in columns:
-            style = STATUS_STYLES.get(row[title], "") if title == "status" else ""
-            line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
-        line.rstrip()
+        line = _line(row, columns, widths, style="" if run else "bold")
         console.print(line, soft_wrap=True)
-        for text in filter(None, _remarks(run, groups.get(run["group"])) if run else ()):
+        remarks = _remarks(run, groups.get(run["group"])) if run else ()
+        for text in filter(None, remarks):
             print_wrapped(2 * _GAP + text, console, style="dim")
+
+
+def _line(row: Mapping[str, str], columns: Sequence[str], widths: Mapping[str, int], style: str) -> CleanText:
+    """Returns the columns of a row; a name without a column is in a separate line above."""
+    line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style=style)
+    for title in columns:
+        cell = row[title]
+        padding = " " * (widths[title] - cell_len(cell))
+        cell_style = STATUS_STYLES.get(cell, "") if title == "status" else ""
+        line.append(cell + padding + _GAP, cell_style)
+    line.rstrip()
+    return line
 
 
 def headed(name: str, status: str) -> CleanText:
@@ -115,24 +158,31 @@ def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int, first
         first: Columns to drop before all others.
     """
     columns = list(titles)
-    for own_line in (False, True):
-        columns = [title for title in titles if title != "run" or not own_line]
-        for title in ("", *first, *_DISPENSABLE, *(_LAST_DISPENSABLE if own_line else ())):
-            columns = [each for each in columns if each != title]
-            if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - (not own_line)) <= width:
+    for has_separate_names in (False, True):
+        columns = [title for title in titles if title != "run" or not has_separate_names]
+        dispensable = [*first, *_DISPENSABLE]
+        if has_separate_names:
+            dispensable += _LAST_DISPENSABLE
+        # The empty title drops no column: the first attempt is with all of them.
+        for dropped in ("", *dispensable):
+            columns = [title for title in columns if title != dropped]
+            # A line with a separate name is indented by one gap.
+            gaps = len(columns) if has_separate_names else len(columns) - 1
+            if sum(widths[title] for title in columns) + len(_GAP) * gaps <= width:
                 return columns
     return columns
 
 
 def span(seconds: float) -> str:
     """Formats a duration in the largest unit of at least one: ``3 h``."""
-    length, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    length, unit = next(((length, unit) for length, unit in _UNITS if seconds >= length), _UNITS[-1])
     return f"{seconds / length:.0f} {unit}"
 
 
 def metric(name: str, value: float | str) -> str:
     """A metric as a person reads it: ``return 874.4``."""
-    return f"{name.removeprefix('eval/')} {value if isinstance(value, str) else figure(value)}"
+    number = value if isinstance(value, str) else figure(value)
+    return f"{name.removeprefix('eval/')} {number}"
 
 
 def progress(run: Mapping[str, Any]) -> str:
@@ -146,6 +196,14 @@ def progress(run: Mapping[str, Any]) -> str:
 
 def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
     """Returns the text of each column."""
+    started = _MISSING
+    if run["started"] is not None:
+        # Another machine's clock may be ahead.
+        age = max(0.0, time.time() - run["started"])
+        started = f"{span(age)} ago"
+    resume = "yes" if run["resumable"] else "no"
+    if run["status"] == "FINISHED" and not run["resumable"]:
+        resume = _MISSING
     cells = {
         "run": indent + run["name"],
         "kind": run["kind"] or _MISSING,
@@ -154,8 +212,8 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
         "objective": objective(run),
         "took": span(run["seconds"]) if run["seconds"] else _MISSING,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
-        "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
-        "resume": "yes" if run["resumable"] else _MISSING if run["status"] == "FINISHED" else "no",
+        "started": started,
+        "resume": resume,
     }
     return {title: escape_line(redact(cell)) for title, cell in cells.items()}
 
@@ -163,18 +221,21 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
 def objective(run: Mapping[str, Any]) -> str:
     """Returns the first primary metric; of several seeds the mean with its interval."""
     metrics = run["metrics"] or {}
-    first = next((name for name in run["headline"] or () if name in metrics), None)
-    if first is None:
+    name = next((name for name in run["headline"] or () if name in metrics), None)
+    if name is None:
         return _MISSING
-    value = metric(first, metrics[first])
-    bounds = [figure(metrics[key], 3) for key in interval_keys(first) if key in metrics]
-    return f"{value} [{', '.join(bounds)}]" if run["kind"] == "seeds" and bounds else value
+    value = metric(name, metrics[name])
+    if run["kind"] != "seeds":
+        return value
+    bounds = [figure(metrics[key], 3) for key in interval_keys(name) if key in metrics]
+    return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
-def said(run: Mapping[str, Any]) -> Iterator[str]:
+def tags_and_note(run: Mapping[str, Any]) -> Iterator[str]:
     """Yields the user's tags and note."""
     if run["tags"]:
-        yield escape_line("tags " + ", ".join(f"{name}={value}" for name, value in run["tags"].items()))
+        tags = ", ".join(f"{name}={value}" for name, value in run["tags"].items())
+        yield escape_line(f"tags {tags}")
     if run["note"]:
         yield run["note"]
 
@@ -184,16 +245,20 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
 
     Remarks on the group are not repeated.
     """
-    overrides, known = run["overrides"] or {}, group["overrides"] if group else {}
     if run["synthetic"]:
         yield f"data {SYNTHETIC_REMARK}"
-    yield escape_line(" ".join(f"{path}={value}" for path, value in overrides.items() if known.get(path) != value))
-    yield "; ".join(text for text in said(run) if group is None or text not in said(group))
-    parts = []
+    overrides = run["overrides"] or {}
+    group_overrides = group["overrides"] if group else {}
+    settings = [f"{path}={value}" for path, value in overrides.items() if group_overrides.get(path) != value]
+    yield escape_line(" ".join(settings))
+    group_texts = list(tags_and_note(group)) if group else []
+    yield "; ".join(text for text in tags_and_note(run) if text not in group_texts)
+
+    problems = []
     if run["status"] == "FAILED":
-        parts.append(run["reason"].partition("\n")[0])
+        problems.append(run["reason"].partition("\n")[0])
     if run["status"] != "FINISHED":
-        parts.append(run["not_resumable"])
+        problems.append(run["not_resumable"])
     if run["unsent_bytes"] and run["status"] in ("FINISHED", "FAILED", "KILLED"):
-        parts.append("not completely in MLflow yet: runner sync")
-    yield "; ".join(filter(None, parts))
+        problems.append("not completely in MLflow yet: runner sync")
+    yield "; ".join(filter(None, problems))

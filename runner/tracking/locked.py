@@ -15,7 +15,11 @@ from runner.tracking.workspace import Workspace
 
 
 def load_locked(
-    lock: Path, name: str, sets: Sequence[str], registry: Registry, remedy: Callable[[Mapping[Path, str]], str]
+    lock: Path,
+    name: str,
+    sets: Sequence[str],
+    registry: Registry,
+    remedy: Callable[[Mapping[Path, str]], str],
 ) -> tuple[Recipe, Registry]:
     """Loads the recipe of a lock with these settings, and the plugins, including those of the lock.
 
@@ -35,20 +39,22 @@ def load_locked(
         RecipeError: The lock, or a setting, is wrong.
     """
     locked = read_lock(lock)
-    again = plugins_again(locked, registry.files)
-    foreign = _foreign(lock) if again else ""
-    changed = changed_sources(locked, again) if again and not foreign else {}
-    if foreign or changed:
-        problem = foreign or " and ".join(f"{path.name} {reason}" for path, reason in changed.items())
-        names = ", ".join(path.name for path in again)
-        refusal = f"which does not run unless you name it with --plugin, because {problem}"
-        shown = remedy(dict.fromkeys(again, "" if foreign else problem))
-        raise UsageError(f"{name} was trained with the plugin file {names}, {refusal}; {shown}")
-    registry = Registry([*registry.files, *registry.classes, *again])
+    plugin_files = plugins_again(locked, registry.files)
+    if plugin_files:
+        # Code from a lock runs without a question, so that the lock must be trustworthy.
+        distrust = _distrust(lock)
+        changes = {} if distrust else changed_sources(locked, plugin_files)
+        problem = distrust or " and ".join(f"{path.name} {reason}" for path, reason in changes.items())
+        if problem:
+            names = ", ".join(path.name for path in plugin_files)
+            refusal = f"which does not run unless you name it with --plugin, because {problem}"
+            hint = remedy(dict.fromkeys(plugin_files, "" if distrust else problem))
+            raise UsageError(f"{name} was trained with the plugin file {names}, {refusal}; {hint}")
+    registry = Registry([*registry.files, *registry.classes, *plugin_files])
     return load(lock, sets, registry), registry
 
 
-def _foreign(lock: Path) -> str:
+def _distrust(lock: Path) -> str:
     """Returns why a lock is not taken for one that this user's runner wrote here; empty if it is."""
     folder = lock.absolute().parent
     workspace = Workspace()

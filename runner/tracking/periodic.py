@@ -15,7 +15,8 @@ class Periodic(threading.Thread):
 
     def __init__(self, name: str, seconds: float, action: Callable[[], object]) -> None:
         super().__init__(name=f"runner-{name}", daemon=True)
-        self._seconds, self._action = seconds, action
+        self._seconds = seconds
+        self._action = action
         self._stopping = threading.Event()
         self.start()
 
@@ -27,7 +28,12 @@ class Periodic(threading.Thread):
                 self._action()
             except Exception as error:  # whatever a driver raises
                 if not failed:
-                    _log.warning("%s failed and is tried again: %s: %s", self.name, type(error).__name__, error)
+                    _log.warning(
+                        "%s failed and is tried again: %s: %s",
+                        self.name,
+                        type(error).__name__,
+                        error,
+                    )
                 failed = True
             if self._stopping.wait(self._seconds):
                 return

@@ -22,7 +22,8 @@ def copy_if_read_only(database: Path) -> Path | None:
     if is_writable(database) and is_writable(database.parent):
         return None
     folder = Path(mkdtemp(prefix="runner-read-"))
-    for path in (database, *(database.with_name(database.name + suffix) for suffix in _BESIDE)):
+    companions = [database.with_name(database.name + suffix) for suffix in _BESIDE]
+    for path in (database, *companions):
         if path.exists():
             copy(path, folder / path.name)
     return folder / database.name

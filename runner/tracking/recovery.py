@@ -13,9 +13,10 @@ from functools import cache, partial
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.places import RECORD
-from runner.tracking.spool import Shipper, Spool, lines, place_of, reached
+from runner.tracking.lookup import folders
+from runner.tracking.spool import Shipper, Spool, lines, offset_file, reached
 from runner.tracking.store import Store, shown
-from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, folders
+from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +39,11 @@ def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[obje
 
     MLflow learns of it now if it answers, else with the next ``sync``; ``telling`` is entered around that.
     """
-    found = folders(workspace.runs)
-    for folder in found:
+    run_folders = folders(workspace.runs)
+    for folder in run_folders:
         if folder.record() is None:
             _log.warning("%s is not a record of a run: %s", folder.path / RECORD, folder.record_problem())
-    dead = [folder for folder in found if _set_end(folder)]
+    dead = [folder for folder in run_folders if _set_end(folder)]
     if dead:
         try:
             with telling():
@@ -56,7 +57,8 @@ def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
     """Sends missing records of runs whose process is dead to MLflow; a repetition
     changes nothing. Raises ``StorageError``.
     """
-    store = cache(partial(Store, workspace))  # opened if a run needs it
+    # Opened only if a run needs it.
+    store = cache(partial(Store, workspace))
     return [_deliver(folder, workspace, store) for folder in runs]
 
 
@@ -73,18 +75,21 @@ def _set_end(folder: RunFolder) -> bool:
         if record is None or record.status != "RUNNING":
             return False
         folder.use_reserve()
-        status, said, metrics = None, "", dict(record.metrics)
-        for line, _ in lines(folder.spool):  # the last records of its process
-            status, said = line.status or status, line.tags.get("error", said)
+        # The spool may have newer values than the record: the last ones of its process.
+        status = None
+        error_text = ""
+        metrics = dict(record.metrics)
+        for line, _ in lines(folder.spool):
+            status = line.status or status
+            error_text = line.tags.get("error", error_text)
             metrics |= line.metrics
-        reason = said if status == "FAILED" else ""
+        reason = error_text if status == "FAILED" else ""
         if status is None or status == "RUNNING":
-            status, reason = "KILLED", "its process died"
-            spool = Spool(folder.spool)
-            spool.append(t=int(record.heartbeat * 1e3), status=status)
-            if not spool.close():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        folder.write(record.model_copy(update={"status": status, "reason": reason, "metrics": metrics}))
+            status = "KILLED"
+            reason = "its process died"
+            _append_status(folder, status, record.heartbeat)
+        changes = {"status": status, "reason": reason, "metrics": metrics}
+        folder.write(record.model_copy(update=changes))
     except UsageError:
         return False
     except StorageError as error:
@@ -97,6 +102,14 @@ def _set_end(folder: RunFolder) -> bool:
     finally:
         folder.release()
     return True
+
+
+def _append_status(folder: RunFolder, status: str, seconds: float) -> None:
+    """Adds a status to the spool of a run, at a time in seconds since 1970; an ``OSError`` if the disk refuses it."""
+    spool = Spool(folder.spool)
+    spool.append(t=int(seconds * 1e3), status=status)
+    if not spool.close():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]) -> Delivery:
@@ -112,17 +125,19 @@ def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]
     try:
         folder.claim(GLANCE_SECONDS)
         run_id = record.run_id or mlflow.run_named(mlflow.experiment(record.experiment), record.name)
-        if run_id is None:  # it died before it had a run in MLflow, so nothing is missing
-            write_durably(place_of(folder.spool), str(folder.spool.stat().st_size))
+        if run_id is None:
+            # It died before it had a run in MLflow, so nothing is missing.
+            write_durably(offset_file(folder.spool), str(folder.spool.stat().st_size))
             return Delivery(folder.name)
         if record.run_id is None:
             folder.take_name(record, run_id)
-        if not reached(folder.spool):  # its process may have died before it could
+        if not reached(folder.spool):
+            # Its process may have died before it could.
             mlflow.rename_run(run_id, folder.name)
         shipper = Shipper(mlflow, run_id, folder.spool)
-        before = shipper.pending
+        pending = shipper.pending
         shipper.ship()
-        return Delivery(folder.name, before - shipper.pending)
+        return Delivery(folder.name, pending - shipper.pending)
     except UsageError:  # it was resumed
         return Delivery(folder.name, alive=True)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise

@@ -24,12 +24,18 @@ def relocate(workspace: Workspace, database: Path) -> None:
     if former == workspace.root:
         return
     if former is not None and database.exists():
+        # Places of artifacts are URIs, and some tags are paths.
         prefixes = {str(former): str(workspace.root), former.as_uri(): workspace.root.as_uri()}
         with closing(sqlite3.connect(database, timeout=20)) as connection, connection:
-            for before, now in prefixes.items():
-                _replace_prefix(connection, before, now)
-        _log.warning("the workspace was moved from %s to %s; its records in MLflow follow", former, workspace.root)
-    with suppress(OSError):  # a workspace that can only be read is not moved by this process
+            for old_prefix, new_prefix in prefixes.items():
+                _replace_prefix(connection, old_prefix, new_prefix)
+        _log.warning(
+            "the workspace was moved from %s to %s; its records in MLflow follow",
+            former,
+            workspace.root,
+        )
+    # A workspace that can only be read is not moved by this process.
+    with suppress(OSError):
         write_durably(workspace.root / _ROOT, f"{workspace.root}\n")
 
 
@@ -41,8 +47,9 @@ def _former_root(workspace: Workspace) -> Path | None:
     return None
 
 
-def _replace_prefix(database: sqlite3.Connection, before: str, now: str) -> None:
+def _replace_prefix(database: sqlite3.Connection, old_prefix: str, new_prefix: str) -> None:
     """Replaces a folder at the beginning of every text in a database."""
+    length = len(old_prefix) + 1
     tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in tables:
         columns = database.execute(f'PRAGMA table_info("{table}")').fetchall()
@@ -52,5 +59,5 @@ def _replace_prefix(database: sqlite3.Connection, before: str, now: str) -> None
                 database.execute(
                     f'UPDATE "{table}" SET "{column}" = ? || substr("{column}", ?) '  # noqa: S608
                     f'WHERE "{column}" = ? OR substr("{column}", 1, ?) = ?',
-                    (now, len(before) + 1, before, len(before) + 1, f"{before}/"),
+                    (new_prefix, length, old_prefix, length, f"{old_prefix}/"),
                 )

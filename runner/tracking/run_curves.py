@@ -30,7 +30,14 @@ def draw_run(folder: RunFolder, recipe: Recipe) -> list[Path]:
         return []
     unit, _ = recipe.length
     try:
-        return draw(curves, recipe.headline, unit, folder.path, bounds_of(recipe), label="evaluation")
+        return draw(
+            curves,
+            recipe.headline,
+            unit,
+            folder.path,
+            bounds_of(recipe),
+            label="evaluation",
+        )
     except OSError as error:
         # A plot is not worth a training.
         _log.warning("%s: the evaluations could not be drawn: %s", folder.path, error.strerror or error)

@@ -38,13 +38,18 @@ class RunLog:
 
     def __enter__(self) -> Self:
         self._stderr = sys.stderr
-        sys.stderr = self  # which has all that the one before had
+        # ``__getattr__`` provides everything that the previous stream has.
+        sys.stderr = self
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _at: TracebackType | None,
     ) -> None:
-        if sys.stderr is self:  # and no other thread trains
+        # Another thread that trains may have replaced it meanwhile.
+        if sys.stderr is self:
             sys.stderr = self._stderr
         if self._unfinished:
             self.keep(self._unfinished)
@@ -65,21 +70,23 @@ class RunLog:
             # Colours of a console are for the terminal alone.
             text = _COLOUR.sub("", text)
         with self._lock:
-            *whole, self._unfinished = (self._unfinished + text).split("\n")
-        if whole:
-            self.keep("\n".join(whole))
+            *complete_lines, self._unfinished = (self._unfinished + text).split("\n")
+        if complete_lines:
+            self.keep("\n".join(complete_lines))
         return len(text)
 
     def open(self, folder: Path) -> None:
         """Writes the stored output to a run's folder, and later output directly."""
         with self._lock:
-            self._path, waiting = folder / NAME, self._waiting
-        self._append("".join(waiting))
+            self._path = folder / NAME
+            stored = "".join(self._waiting)
+        self._append(stored)
 
     def keep(self, text: str) -> None:
         """Records text without displaying it."""
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        lines = "".join(f"{now} {line}\n" for line in clean(text).rstrip("\n").split("\n"))
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        text_lines = clean(text).rstrip("\n").split("\n")
+        lines = "".join(f"{timestamp} {line}\n" for line in text_lines)
         if self._path is None:
             self._waiting.append(lines)
         else:
@@ -89,7 +96,8 @@ class RunLog:
         assert self._path is not None
         try:
             descriptor = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            with self._lock, os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file = os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+            with self._lock, file:
                 if not self._full and file.tell() + len(lines) > _MOST_BYTES:
                     file.write(f"{_ENOUGH}\n")
                     self._full = True

@@ -14,9 +14,10 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.interval import CONFIDENCE, Interval, student
 from runner.system.plots import BLUE, GREY, draw_all, legend
+from runner.tracking.lookup import below, find, folders
 from runner.tracking.record import Record
 from runner.tracking.spool import lines
-from runner.tracking.workspace import RunFolder, Workspace, below, find, folders
+from runner.tracking.workspace import RunFolder, Workspace
 
 PICTURE = "curves"
 _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
@@ -31,7 +32,8 @@ Curves = dict[str, dict[int, dict[int, float]]]
 
 def groups(workspace: Workspace) -> list[Record]:
     """Returns all readable groups of a workspace, the newest first."""
-    return [record for folder in folders(workspace.seeds) if (record := folder.record())]
+    records = (folder.record() for folder in folders(workspace.seeds))
+    return [record for record in records if record is not None]
 
 
 def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
@@ -39,30 +41,36 @@ def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
     with the same seed.
     """
     seeds = {digest: seed for seed, digest in group.digests.items()}
-    found: dict[int, RunFolder] = {}
+    runs: dict[int, RunFolder] = {}
+    # The newest comes first, so that it stays.
     for folder in below(workspace, group.name):
         record = folder.record()
         if record is not None and record.digest in seeds:
-            found.setdefault(seeds[record.digest], folder)
-    return dict(sorted(found.items()))
+            runs.setdefault(seeds[record.digest], folder)
+    return dict(sorted(runs.items()))
 
 
 def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
     """Returns the metrics of evaluations without ``eval/``; values that are not
     finite are excluded.
     """
-    found: Curves = {}
+    curves: Curves = {}
     for seed, folder in runs.items():
         for line, _ in lines(folder.spool):
             for name, value in line.metrics.items():
-                if name.startswith("eval/") and math.isfinite(value):
-                    found.setdefault(name.removeprefix("eval/"), {}).setdefault(seed, {})[line.step] = value
-    return found
+                if not name.startswith("eval/") or not math.isfinite(value):
+                    continue
+                by_seed = curves.setdefault(name.removeprefix("eval/"), {})
+                by_seed.setdefault(seed, {})[line.step] = value
+    return curves
 
 
 def last(curves: Curves) -> dict[str, dict[int, float]]:
     """The last value of every metric, by seed."""
-    return {name: {seed: of[max(of)] for seed, of in by_seed.items()} for name, by_seed in curves.items()}
+    last_values = {}
+    for name, by_seed in curves.items():
+        last_values[name] = {seed: values[max(values)] for seed, values in by_seed.items()}
+    return last_values
 
 
 def bounds_of(recipe: Recipe) -> Bounds:
@@ -88,22 +96,29 @@ def means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int
         bounds: Smallest and largest possible value of metrics, by pattern. No interval exceeds them.
     """
     for name, by_seed in curves.items():
-        steps = set.intersection(*(set(of) for of in by_seed.values())) if len(by_seed) == count else set[int]()
-        for step in sorted(steps):
+        if len(by_seed) != count:
+            continue
+        common_steps = set.intersection(*map(set, by_seed.values()))
+        for step in sorted(common_steps):
             interval = student([values[step] for values in by_seed.values()])
             yield name, step, interval.clipped(*bounds_for(name, bounds))
 
 
-def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
-    """Returns by how much the other group's mean is larger: of pairs if both have the same seeds,
+def difference(baseline: Mapping[int, float], candidate: Mapping[int, float]) -> Interval:
+    """Returns by how much the candidate's mean is larger: of pairs if both have the same seeds,
     else by Welch (1947).
     """
     from scipy.stats import ttest_ind, ttest_rel
 
-    paired = one.keys() == other.keys()
-    sides = [[side[seed] for seed in sorted(side)] for side in (other, one)]
-    bounds = (ttest_rel(*sides) if paired else ttest_ind(*sides, equal_var=False)).confidence_interval(CONFIDENCE)
-    return Interval(fmean(sides[0]) - fmean(sides[1]), float(bounds.low), float(bounds.high))
+    baseline_values = [baseline[seed] for seed in sorted(baseline)]
+    candidate_values = [candidate[seed] for seed in sorted(candidate)]
+    if baseline.keys() == candidate.keys():
+        test = ttest_rel(candidate_values, baseline_values)
+    else:
+        test = ttest_ind(candidate_values, baseline_values, equal_var=False)
+    bounds = test.confidence_interval(CONFIDENCE)
+    center = fmean(candidate_values) - fmean(baseline_values)
+    return Interval(center, float(bounds.low), float(bounds.high))
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None:
@@ -116,25 +131,31 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
     Raises:
         UsageError: a group has fewer than two seeds that were evaluated.
     """
-    sides = [group for name in names if (group := _group(workspace, name))]
-    if len(names) != 2 or len(sides) != 2:
+    records = [_group(workspace, name) for name in names]
+    pair = [record for record in records if record is not None]
+    if len(names) != 2 or len(pair) != 2:
         return None
-    found = [last(evaluations(runs_of(workspace, group))) for group in sides]
-    for group, values in zip(sides, found, strict=True):
+    results = [last(evaluations(runs_of(workspace, group))) for group in pair]
+    for group, values in zip(pair, results, strict=True):
         if max(map(len, values.values()), default=0) < 2:
             raise UsageError(f"{group.name} has no two seeds that were evaluated: continue it first")
-    shared = [name for name in found[0] if name in found[1] and min(len(each[name]) for each in found) > 1]
-    metrics = {
-        name: {
-            "values": [each[name] for each in found],
-            "difference": _possible(difference(found[0][name], found[1][name]), name, sides[0].bounds)._asdict(),
+
+    baseline, candidate = results
+    # An interval needs two seeds on each side.
+    shared = [name for name in baseline if name in candidate and len(baseline[name]) > 1 and len(candidate[name]) > 1]
+    metrics = {}
+    for name in shared:
+        interval = difference(baseline[name], candidate[name])
+        metrics[name] = {
+            "values": [baseline[name], candidate[name]],
+            "difference": _possible(interval, name, pair[0].bounds)._asdict(),
         }
-        for name in shared
+    return {
+        "groups": [group.name for group in pair],
+        "paired": all(baseline[name].keys() == candidate[name].keys() for name in shared),
+        "synthetic": [group.name for group in pair if group.synthetic],
+        "metrics": metrics,
     }
-    paired = all(found[0][name].keys() == found[1][name].keys() for name in shared)
-    synthetic = [group.name for group in sides if group.synthetic]
-    names = [group.name for group in sides]
-    return {"groups": names, "paired": paired, "synthetic": synthetic, "metrics": metrics}
 
 
 def _possible(interval: Interval, name: str, bounds: Bounds) -> Interval:
@@ -152,7 +173,12 @@ def _group(workspace: Workspace, name: str) -> Record | None:
 
 
 def draw(
-    curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: Bounds, label: str = "one seed"
+    curves: Curves,
+    first: Sequence[str],
+    unit: str,
+    folder: Path,
+    bounds: Bounds,
+    label: str = "one seed",
 ) -> list[Path]:
     """Draws a few metrics over the training: every seed, and the mean with its 95 % interval.
 
@@ -164,41 +190,91 @@ def draw(
         bounds: Smallest and largest possible value of metrics, by pattern.
         label: Of the curve of one seed.
     """
-    shown = [name for name in dict.fromkeys([*first, *sorted(curves)]) if name in curves][:_PANELS]
-
-    steps = {step for name in shown for values in curves[name].values() for step in values}
+    ordered_names = dict.fromkeys([*first, *sorted(curves)])
+    drawn_metrics = [name for name in ordered_names if name in curves][:_PANELS]
+    if not drawn_metrics:
+        return []
+    steps: set[int] = set()
+    for name in drawn_metrics:
+        steps.update(*curves[name].values())
 
     def picture(canvas: Any) -> None:
-        for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False, sharex=True)[0], shown, strict=True):
-            seeds = len(curves[name])
-            for of in curves[name].values():
-                axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label=label)
-            # Seeds may share no step yet.
-            shared = [*means({name: curves[name]}, seeds, bounds)] if seeds > 1 else []
-            _draw_means(axes, [(step, *interval) for _, step, interval in shared])
-            title = f"{name}, {seeds} seeds" if seeds > 1 else name
-            axes.set(title=title, xlabel=unit.replace("_", " "))
+        panels = canvas.subplots(1, len(drawn_metrics), squeeze=False, sharex=True)[0]
+        for axes, name in zip(panels, drawn_metrics, strict=True):
+            _draw_metric(
+                axes,
+                name,
+                curves[name],
+                bounds,
+                label,
+            )
+            axes.set_xlabel(unit.replace("_", " "))
             axes.xaxis.set_major_locator(_locator(steps))
             axes.xaxis.set_major_formatter("{x:,.0f}")
         legend(canvas)
 
-    return draw_all({PICTURE: (picture, (_PANEL[0] * len(shown), _PANEL[1]))}, folder) if shown else []
+    size = (_PANEL[0] * len(drawn_metrics), _PANEL[1])
+    return draw_all({PICTURE: (picture, size)}, folder)
+
+
+def _draw_metric(
+    axes: Any,
+    name: str,
+    by_seed: Mapping[int, Mapping[int, float]],
+    bounds: Bounds,
+    label: str,
+) -> None:
+    """Draws a curve for every seed, and the means of several."""
+    for values in by_seed.values():
+        axes.plot(*zip(*sorted(values.items()), strict=True), ".-", **_SEED, label=label)
+    if len(by_seed) == 1:
+        axes.set_title(name)
+        return
+    # Seeds may share no step yet.
+    curves = {name: {seed: dict(values) for seed, values in by_seed.items()}}
+    intervals = [(step, *interval) for _, step, interval in means(curves, len(by_seed), bounds)]
+    _draw_means(axes, intervals)
+    axes.set_title(f"{name}, {len(by_seed)} seeds")
 
 
 def _locator(steps: Collection[int]) -> Any:
     """Returns the positions of numbers at the axis of steps: a scale would repeat the number of a single step."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    return FixedLocator([*steps]) if len(steps) == 1 else MaxNLocator(nbins=6, integer=True)
+    if len(steps) == 1:
+        return FixedLocator([*steps])
+    return MaxNLocator(nbins=6, integer=True)
 
 
-def _draw_means(axes: Any, shared: Sequence[tuple[int, float, float, float]]) -> None:
+def _draw_means(axes: Any, intervals: Sequence[tuple[int, float, float, float]]) -> None:
     """Draws the means at shared steps with their intervals: as a band, or as a bar at a single step."""
-    if not shared:
+    if not intervals:
         return
-    steps, middle, low, high = zip(*shared, strict=True)
-    if len(shared) == 1:
-        axes.plot(steps * 2, [*low, *high], color=BLUE, alpha=0.4, linewidth=4, label="its 95 % interval")
+    steps, middle, low, high = zip(*intervals, strict=True)
+    if len(intervals) == 1:
+        axes.plot(
+            steps * 2,
+            [*low, *high],
+            color=BLUE,
+            alpha=0.4,
+            linewidth=4,
+            label="its 95 % interval",
+        )
     else:
-        axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
-    axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")
+        axes.fill_between(
+            steps,
+            low,
+            high,
+            color=BLUE,
+            alpha=0.2,
+            linewidth=0,
+            label="its 95 % interval",
+        )
+    axes.plot(
+        steps,
+        middle,
+        "o-",
+        color=BLUE,
+        markersize=3,
+        label="mean of the seeds",
+    )

@@ -4,6 +4,7 @@ import operator
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,15 +17,23 @@ SECONDS = {"w": 604800, "d": 86400, "h": 3600, "min": 60, "s": 1}
 _AGE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(SECONDS)})")
 _CONDITION = re.compile(r"\s*([\w.\- :/]+?)\s*(<=|>=|!=|==?|<|>)\s*(\S+)\s*")
 _OPERATORS = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "!=": operator.ne, "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "=": operator.eq,
     "==": operator.eq,
-}  # fmt: skip
+}
 
 
 def select(
-    runs: Sequence[Mapping[str, Any]], where: Sequence[str] = (), recipe: str | None = None, since: str | None = None,
+    runs: Sequence[Mapping[str, Any]],
+    where: Sequence[str] = (),
+    recipe: str | None = None,
+    since: str | None = None,
     kind: Kind | None = None,
-) -> list[Mapping[str, Any]]:  # fmt: skip
+) -> list[Mapping[str, Any]]:
     """Returns the runs, in the form of ``listing``, that meet all conditions.
 
     Args:
@@ -38,42 +47,61 @@ def select(
     Raises:
         UsageError: one of them cannot be read, or no run has that metric.
     """
-    known = {name for run in runs for name in run["metrics"] or ()}
-    conditions = [_condition(text, known) for text in where]
-    begun = None if since is None else _moment(since)
+    metric_names = {name for run in runs for name in run["metrics"] or ()}
+    conditions = [_condition(text, metric_names) for text in where]
+    earliest = None if since is None else _moment(since)
 
-    def meant(run: Mapping[str, Any]) -> bool:
+    def is_selected(run: Mapping[str, Any]) -> bool:
+        if recipe is not None and not fnmatchcase(run["recipe"] or "", recipe):
+            return False
+        if kind is not None and run["kind"] != kind:
+            return False
+        if earliest is not None and (run["started"] or 0.0) < earliest:
+            return False
         metrics = run["metrics"] or {}
-        return (
-            (recipe is None or fnmatchcase(run["recipe"] or "", recipe))
-            and kind in (None, run["kind"])
-            and (begun is None or (run["started"] or 0.0) >= begun)
-            and all(
-                name in metrics and _OPERATORS[sign](float(metrics[name]), bound) for name, sign, bound in conditions
-            )
-        )
+        return all(condition.is_met_by(metrics) for condition in conditions)
 
-    return [run for run in runs if meant(run)]
+    return [run for run in runs if is_selected(run)]
 
 
-def _condition(text: str, known: set[str]) -> tuple[str, str, float]:
-    """A metric, how it is compared, and with which number."""
-    found = _CONDITION.fullmatch(text)
+@dataclass(frozen=True)
+class _Condition:
+    """A comparison of the newest value of a metric with a number."""
+
+    metric: str
+    sign: str
+    bound: float
+
+    def is_met_by(self, metrics: Mapping[str, Any]) -> bool:
+        if self.metric not in metrics:
+            return False
+        # A number that is not finite is text.
+        value = float(metrics[self.metric])
+        return bool(_OPERATORS[self.sign](value, self.bound))
+
+
+def _condition(text: str, metric_names: set[str]) -> _Condition:
+    match = _CONDITION.fullmatch(text)
     try:
-        name, sign, bound = found[1], found[2], float(found[3])  # type: ignore[index]  # caught below
-    except (TypeError, ValueError):
+        if match is None:
+            raise ValueError(text)
+        condition = _Condition(match[1], match[2], float(match[3]))
+    except ValueError:
         raise UsageError(f"--where '{text}': should be METRIC>NUMBER, for example eval/return>0") from None
-    if known and name not in known:
-        raise UsageError(f"--where '{text}': no run has a metric '{name}'{suggestion(name, known)}")
-    return name, sign, bound
+    name = condition.metric
+    if metric_names and name not in metric_names:
+        raise UsageError(f"--where '{text}': no run has a metric '{name}'{suggestion(name, metric_names)}")
+    return condition
 
 
 def _moment(text: str) -> float:
     """Returns a time in seconds since 1970."""
-    if age := _AGE.fullmatch(text):
+    age = _AGE.fullmatch(text)
+    if age:
         return time.time() - float(age[1]) * SECONDS[age[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()  # in local time, unless it has another zone
+        # In local time, unless it has another zone.
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise UsageError(
             f"--since '{text}': should be an age like 2d, 3h or 30min, or a date like 2026-01-31"

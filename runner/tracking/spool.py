@@ -24,9 +24,10 @@ from pydantic import BaseModel, Field, ValidationError
 from runner.system.faults import reach
 from runner.system.files import open_file, read_regular, write_durably
 from runner.system.secrets import redact_values
-from runner.tracking.store import Store
+from runner.tracking.store import Metric, Store
 
-_HELD_LINES, _BATCH_LINES = 10_000, 500
+_HELD_LINES = 10_000
+_BATCH_LINES = 500
 _MAX_LINE_BYTES = 16 * 2**20
 _MAX_OFFSET_BYTES = 32
 _log = logging.getLogger(__name__)
@@ -58,11 +59,15 @@ class Spool:
         disk has refused so far, and are durable immediately.
         """
         timed = {"t": time.time_ns() // 1_000_000, **record}
-        line = json.dumps(redact_values(timed), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        text = json.dumps(redact_values(timed), separators=(",", ":"), allow_nan=False)
+        line = text.encode() + b"\n"
         with self._lock:
-            put = self.held.appendleft if urgent else self.held.append
-            put(line)
-            self._write_held(1 if urgent else len(self.held))
+            if urgent:
+                self.held.appendleft(line)
+                self._write_held(1)
+            else:
+                self.held.append(line)
+                self._write_held(len(self.held))
         if urgent:
             self._keep()
 
@@ -73,8 +78,8 @@ class Spool:
         with self._lock:
             self._write_held(len(self.held))
             # Inside the lock, because a line that another thread is writing is held, too.
-            refused = bool(self.held)
-        return self._keep() and not refused
+            is_refused = bool(self.held)
+        return self._keep() and not is_refused
 
     def close(self) -> bool:
         """Syncs and closes the file; whether the disk has all that has been appended."""
@@ -93,11 +98,13 @@ class Spool:
                 self.held.popleft()
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._file, self.size)  # leave no half line in the middle of the file
+                # Leaves no half line in the middle of the file.
+                os.ftruncate(self._file, self.size)
             self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
 
     def _keep(self) -> bool:
-        size = self.size  # read before the sync, because other threads continue to write
+        # Read before the sync, because other threads continue to write.
+        size = self.size
         if size > self._synced:
             try:
                 reach("spool.sync")
@@ -166,7 +173,7 @@ def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
             yield line, offset
 
 
-def place_of(spool: Path) -> Path:
+def offset_file(spool: Path) -> Path:
     """Returns the file next to a spool with the number of bytes that MLflow has."""
     return spool.with_suffix(".offset")
 
@@ -176,9 +183,10 @@ def reached(spool: Path) -> int:
     sending twice is harmless.
     """
     try:
-        offset = int(read_regular(place_of(spool), _MAX_OFFSET_BYTES))
+        offset = int(read_regular(offset_file(spool), _MAX_OFFSET_BYTES))
         with open(open_file(spool, os.O_RDONLY), "rb") as file:
-            file.seek(offset - 1)  # a negative number is refused
+            # The system refuses a negative number, and the result is then 0.
+            file.seek(offset - 1)
             return offset if file.read(1) == b"\n" else 0
     except (OSError, ValueError):
         return 0
@@ -198,9 +206,9 @@ def _whole_size(path: Path) -> int:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = file.seek(max(0, end - 65536))
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            position = file.read(end - start).rfind(b"\n")
+            if position >= 0:
+                return start + position + 1
             end = start
     return 0
 
@@ -213,7 +221,9 @@ class Shipper:
     """
 
     def __init__(self, store: Store, run_id: str, spool: Path) -> None:
-        self._store, self._run_id, self._spool = store, run_id, spool
+        self._store = store
+        self._run_id = run_id
+        self._spool = spool
         self._offset = reached(spool)
         self._failing = False
         self.abandoned = threading.Event()
@@ -226,13 +236,17 @@ class Shipper:
 
     def ship(self) -> None:
         """Sends everything that is in the spool now; raises whatever MLflow's database and network drivers raise."""
-        rest = lines(self._spool, self._offset)
-        while not self.abandoned.is_set() and (batch := list(islice(rest, _BATCH_LINES))):
+        pending_lines = lines(self._spool, self._offset)
+        while not self.abandoned.is_set():
+            batch = list(islice(pending_lines, _BATCH_LINES))
+            if not batch:
+                return
             self._deliver([line for line, _ in batch])
-            self._offset = batch[-1][1]
-            with suppress(OSError):  # a full disk: then the next process sends again what MLflow has
+            _, self._offset = batch[-1]
+            # If the disk is full, the next process sends this batch again, which changes nothing.
+            with suppress(OSError):
                 reach("ship.sent")
-                write_durably(place_of(self._spool), str(self._offset))
+                write_durably(offset_file(self._spool), str(self._offset))
                 reach("ship.placed")
 
     def try_to_ship(self) -> bool:
@@ -253,34 +267,52 @@ class Shipper:
         return not self._failing
 
     def _deliver(self, batch: list[Line]) -> None:
-        points = [(line, key, value) for line in batch for key, value in line.metrics.items()]
-        # Infinities become NaN: MLflow would store the largest float, flattening the curve it belongs to.
-        metrics = [(key, math.nan if math.isinf(x) else x, line.t, line.step) for line, key, x in points]
-        params = {key: value for line in batch for key, value in line.params.items()}
-        tags = {key: value for line in batch for key, value in line.tags.items()}
+        metrics: list[Metric] = []
+        params: dict[str, str] = {}
+        tags: dict[str, str] = {}
+        for line in batch:
+            params |= line.params
+            tags |= line.tags
+            for key, value in line.metrics.items():
+                # Infinities become NaN: MLflow would store the largest float, flattening the curve it belongs to.
+                number = math.nan if math.isinf(value) else value
+                metrics.append((key, number, line.t, line.step))
         self._store.send(self._run_id, metrics, params, tags)
+
         ends = [(line.status, line.t) for line in batch if line.status]
         if ends:
             self._store.set_status(self._run_id, *ends[-1])
-        for line in batch:  # artifacts last, because their disk may have separate problems
-            if line.dataset is not None:
-                self._store.log_dataset(self._run_id, line.dataset.name, line.dataset.digest, line.dataset.profile)
-            if line.artifact is not None and self._is_own(path := self._spool.parent / line.artifact):
-                self._store.log_artifact(self._run_id, path)
-            if line.model is not None and self._is_own(path := self._spool.parent / line.model):
-                self._store.log_model(self._run_id, path, line.step)
+        # Artifacts come last, because their disk may have separate problems.
+        for line in batch:
+            self._deliver_files(line)
 
-    def _is_own(self, path: Path) -> bool:
+    def _deliver_files(self, line: Line) -> None:
+        folder = self._spool.parent
+        dataset = line.dataset
+        if dataset is not None:
+            self._store.log_dataset(self._run_id, dataset.name, dataset.digest, dataset.profile)
+        if line.artifact is not None and self._belongs_to_run(folder / line.artifact):
+            self._store.log_artifact(self._run_id, folder / line.artifact)
+        if line.model is not None and self._belongs_to_run(folder / line.model):
+            self._store.log_model(self._run_id, folder / line.model, line.step)
+
+    def _belongs_to_run(self, path: Path) -> bool:
         """Returns whether a file belongs to the run; a manipulated spool may name others, or
         links.
         """
-        inside = "\0" not in str(path) and path.resolve().is_relative_to(self._spool.parent.resolve())
-        if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
+        folder = self._spool.parent.resolve()
+        is_inside = "\0" not in str(path) and path.resolve().is_relative_to(folder)
+        if not is_inside or any(entry.is_symlink() for entry in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
-        elif not all(each.is_file() or each.is_dir() for each in [path, *path.rglob("*")] if each.exists()):
+        elif not all(map(_is_regular, [path, *path.rglob("*")])):
             _log.warning("artifact %s is neither a file nor a folder of files and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
         else:
             return True
         return False
+
+
+def _is_regular(path: Path) -> bool:
+    """Returns whether a path is a file or a folder, or does not exist."""
+    return path.is_file() or path.is_dir() or not path.exists()

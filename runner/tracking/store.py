@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import os
 import re
-import socket
-import sqlite3
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-import psutil
 from filelock import FileLock
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.escapes import escape_undecodable
-from runner.system.files import is_link, make_folder, remove_quietly
+from runner.system.files import make_folder, remove_quietly
 from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import REFUSED_NAME, has_secret, redact
+from runner.tracking.access import is_http, origin_tags, probe, refuse_links, refuse_undecodable
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import setting_keys
 from runner.tracking.read_only import copy_if_read_only
@@ -34,9 +30,11 @@ from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
+    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities import Metric as MlflowMetric
 
-HOST, PORT = "127.0.0.1", 5000
+HOST = "127.0.0.1"
+PORT = 5000
 """Where MLflow's page is shown, unless the port is taken or a server has the page already."""
 HEADLINE = "recipe.headline"
 """The tag with the metrics that a person looks at first, the objective before all others, with commas between."""
@@ -59,7 +57,6 @@ QUIET = {
 """Variables that silence MLflow's talk, its calls home and its waits of minutes."""
 
 _TEXT_LENGTH = 6000
-_NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
 _log = logging.getLogger(__name__)
 
 
@@ -81,84 +78,25 @@ def user_tags(tags: Mapping[str, object]) -> dict[str, str]:
 
 def text(value: object) -> str:
     """A param's or tag's value, shortened with a mark where MLflow would cut it without a word."""
-    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    spelled = escape_undecodable(redact(spelled))
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    spelled = escape_undecodable(redact(value))
     if len(spelled) <= _TEXT_LENGTH:
         return spelled
     mark = f" ... [shortened from {len(spelled)} characters]"
     return spelled[: _TEXT_LENGTH - len(mark)] + mark
 
 
-def is_http(uri: str) -> bool:
-    """Returns whether the store is an HTTP server."""
-    return urlsplit(uri).scheme in {"http", "https"}
-
-
 def shown(uri: str) -> str:
     """The URI without user name and password."""
-    with suppress(ValueError):  # a host that is none
+    # The host may not be valid.
+    with suppress(ValueError):
         parts = urlsplit(uri)
-        if "@" in parts.netloc:  # any other URI stays as it is spelled
-            uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        # A URI without a user stays as it is spelled.
+        if "@" in parts.netloc:
+            host = parts.netloc.rpartition("@")[2]
+            uri = urlunsplit(parts._replace(netloc=host))
     return redact(uri)
-
-
-def on_network_disk(path: Path) -> bool:
-    """Returns whether the file system is shared between machines, where SQLite's write-ahead log
-    must not be used.
-    """
-    disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
-    return next((disks[str(each)] for each in [path, *path.parents] if str(each) in disks), "") in _NETWORK_DISKS
-
-
-def _refuse_undecodable(database: Path) -> None:
-    """Raises an OSError if SQLite cannot name the file: it takes UTF-8 only."""
-    try:
-        str(database).encode()
-    except UnicodeEncodeError:
-        shown_path = os.fsencode(database).decode(errors="backslashreplace")
-        raise OSError(f"SQLite cannot open a path that is not UTF-8: {shown_path}") from None
-
-
-def _refuse_links(database: Path, artifacts: Path) -> None:
-    """Raises an OSError if the database, a file next to it or the folder of
-    artifacts is a link in a workspace.
-    """
-    if database.parent != artifacts.parent:
-        return
-    beside = [database.with_name(f"{database.name}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
-    for path in (database, *beside, artifacts):
-        if is_link(path):
-            raise OSError(f"{path} is a symbolic link, which is not followed")
-
-
-def _probe(uri: str, database: Path | None) -> None:
-    """Raises an error immediately where MLflow would retry for minutes."""
-    if database is not None:
-        with closing(sqlite3.connect(database, timeout=20)) as connection:
-            if not on_network_disk(database):
-                connection.execute("PRAGMA journal_mode=WAL")  # readers and the writer no longer wait for each other
-            connection.execute("BEGIN IMMEDIATE")  # fails if the file cannot be written
-            connection.rollback()
-    elif is_http(uri):
-        parts = urlsplit(uri)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        socket.create_connection((parts.hostname or "", port), timeout=5).close()
-    elif uri.partition("+")[0].partition(":")[0] in {"postgresql", "mysql", "mssql"}:
-        from sqlalchemy import create_engine
-
-        engine = create_engine(uri)
-        engine.connect().close()
-        engine.dispose()
-
-
-def _origin() -> dict[str, str]:
-    """Returns tags from which MLflow's page fills its columns User and Source."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = str(psutil.Process().uids().real)
-    return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}
 
 
 class EmptyError(UsageError):
@@ -181,24 +119,17 @@ class Store:
         With ``reading``, a database that cannot be written is opened as a copy, and none is created: an ``EmptyError``
         if the workspace has none.
         """
-        self.uri = uri = workspace.tracking_uri
+        self.uri = workspace.tracking_uri
         self._artifacts = workspace.artifacts
-        database = sqlite_path(uri)
-        is_own = uri == sqlite_uri(workspace.database)
+        database = sqlite_path(self.uri)
+        is_own = self.uri == sqlite_uri(workspace.database)
         if reading and is_own and not workspace.database.exists():
             raise EmptyError(f"no runs in {workspace.root}; start one: runner run marl_phase2")
         try:
             if database:
-                _refuse_undecodable(database)
-                _refuse_links(database, self._artifacts)
-                copied = copy_if_read_only(database) if reading else None
-                if copied is not None:
-                    weakref.finalize(self, remove_quietly, copied.parent)
-                    database = copied
-                    self.uri = uri = sqlite_uri(database)
-                make_folder(database.parent)
+                database = self._prepare_database(database, reading)
             with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
-                _probe(uri, database)
+                probe(self.uri, database)
                 for name, value in QUIET.items():
                     # Values that the user has set have precedence.
                     os.environ.setdefault(name, value)
@@ -208,58 +139,79 @@ class Store:
                 if is_own:
                     assert database is not None
                     relocate(workspace, database)
-                self.client = MlflowClient(uri)
+                self.client = MlflowClient(self.uri)
                 self.client.search_experiments(max_results=1)
         except Exception as error:  # drivers and MLflow raise whatever they like
-            reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
-            remedy = "name a writable folder in RUNNER_WORKSPACE"
+            printable_uri = shown(self.uri)
+            reason = redact(str(error).replace(self.uri, printable_uri)).partition("\n")[0]
+            hint = "name a writable folder in RUNNER_WORKSPACE"
             if "MLFLOW_TRACKING_URI" in os.environ:
-                remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
-            raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
+                hint = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
+            raise StorageError(f"tracking store {printable_uri} cannot be used: {reason}; {hint}") from error
+
+    def _prepare_database(self, database: Path, reading: bool) -> Path:
+        """Returns the database to open: for reading one that cannot be written, a copy that this store removes."""
+        refuse_undecodable(database)
+        refuse_links(database, self._artifacts)
+        copied = copy_if_read_only(database) if reading else None
+        if copied is not None:
+            weakref.finalize(self, remove_quietly, copied.parent)
+            database = copied
+            self.uri = sqlite_uri(database)
+        make_folder(database.parent)
+        return database
 
     def experiment(self, name: str, view: str = "") -> str:
         """The id of the experiment of that name, which is created if need be; one that was deleted is refused.
 
         Given a ``view``, the experiment keeps it for MLflow's page.
         """
-        for what, text in (
-            ("tracking.experiment", name),
-            ("the path of the workspace (RUNNER_WORKSPACE)", str(self._artifacts)),
-        ):
-            if has_secret(text):
-                raise UsageError(f"{what} {REFUSED_NAME}")
-        location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
+        names = {
+            "tracking.experiment": name,
+            "the path of the workspace (RUNNER_WORKSPACE)": str(self._artifacts),
+        }
+        for label, used_name in names.items():
+            if has_secret(used_name):
+                raise UsageError(f"{label} {REFUSED_NAME}")
+        location = None
+        if not is_http(self.uri):
+            location = (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page
         # requests the type of the experiment.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         with self.telling(f"create experiment '{name}'"):
-            found = self.client.get_experiment_by_name(name)
+            experiment = self.client.get_experiment_by_name(name)
             try:
-                found = found or self.client.get_experiment(self.client.create_experiment(name, location, tags))
-            except Exception:  # another runner may have created it
-                found = self.client.get_experiment_by_name(name)
-                if found is None:
+                if experiment is None:
+                    experiment_id = self.client.create_experiment(name, location, tags)
+                    experiment = self.client.get_experiment(experiment_id)
+            except Exception:
+                # Another runner may have created it.
+                experiment = self.client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise StorageError(
                 f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment, or restore "
-                f"it: mlflow experiments restore --experiment-id {found.experiment_id}"
+                f"it: mlflow experiments restore --experiment-id {experiment.experiment_id}"
             )
-        if view and found.tags.get(TAG) != view:
+        if view and experiment.tags.get(TAG) != view:
             with self.telling(f"write to experiment '{name}'"):
-                self.client.set_experiment_tag(found.experiment_id, TAG, view)
-        return str(found.experiment_id)
+                self.client.set_experiment_tag(experiment.experiment_id, TAG, view)
+        return str(experiment.experiment_id)
 
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
         """Starts a run of that name, at a time in milliseconds or now, and returns its id."""
         with self.telling("start a run"):
-            return str(self.client.create_run(experiment_id, started, _origin(), name).info.run_id)
+            run = self.client.create_run(experiment_id, started, origin_tags(), name)
+            return str(run.info.run_id)
 
     def run_named(self, experiment_id: str, name: str) -> str | None:
         """The id of the run of that name; None if there is none."""
         with self.telling("look for a run"):
-            found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
-        return str(found[0].info.run_id) if found else None
+            condition = f"attributes.run_name = '{name}'"
+            runs = self.client.search_runs([experiment_id], condition, max_results=1)
+        return str(runs[0].info.run_id) if runs else None
 
     def rename_run(self, run_id: str, name: str) -> None:
         """Gives a run another name."""
@@ -269,17 +221,24 @@ class Store:
     def delete_run(self, experiment: str, run_id: str | None, name: str) -> list[str]:
         """Deletes a run, by its id or else its name, with all that are below it; returns their ids, none without it."""
         with self.telling(f"delete run {name}"):
-            found = self.client.get_experiment_by_name(experiment)
-            if found is None:
+            found_experiment = self.client.get_experiment_by_name(experiment)
+            if found_experiment is None:
                 return []
-            wanted = f"attributes.run_id = '{run_id}'" if run_id else f"attributes.run_name = '{name}'"
-            own = [str(run.info.run_id) for run in self.client.search_runs([found.experiment_id], wanted)]
-            for parent in own:  # which grows by what is below
-                below = self.client.search_runs([found.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
-                own += [str(run.info.run_id) for run in below]
-            for each in own:
-                self.client.delete_run(each)
-        return own
+            experiment_id = found_experiment.experiment_id
+            condition = f"attributes.run_name = '{name}'"
+            if run_id:
+                condition = f"attributes.run_id = '{run_id}'"
+            run_ids = self._run_ids(experiment_id, condition)
+            # The list grows by the runs below each run.
+            for parent in run_ids:
+                run_ids += self._run_ids(experiment_id, f"tags.`mlflow.parentRunId` = '{parent}'")
+            for deleted_id in run_ids:
+                self.client.delete_run(deleted_id)
+        return run_ids
+
+    def _run_ids(self, experiment_id: str, condition: str) -> list[str]:
+        runs = self.client.search_runs([experiment_id], condition)
+        return [str(run.info.run_id) for run in runs]
 
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
         """Sets how a run ended, or that it is running again."""
@@ -288,7 +247,13 @@ class Store:
         else:
             self.client.set_terminated(run_id, status, time_ms)
 
-    def send(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def send(
+        self,
+        run_id: str,
+        metrics: Sequence[Metric],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> None:
         """Writes values to a run; writing the same ones again changes nothing.
 
         A value that the store refuses for good (a param that had another value) is reported and passed over.
@@ -309,8 +274,9 @@ class Store:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         source = json.dumps({"tags": {"mlflow.source.type": "LOCAL", "mlflow.source.name": name}})
-        given = Dataset(name, digest, "code", source, profile=profile)
-        self.client.log_inputs(run_id, [DatasetInput(given, [InputTag("mlflow.data.context", "train")])])
+        dataset = Dataset(name, digest, "code", source, profile=profile)
+        context = InputTag("mlflow.data.context", "train")
+        self.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
     def log_model(self, run_id: str, folder: Path, step: int) -> None:
         """Logs a folder as the model of a run, with the run's settings and results at a step.
@@ -320,42 +286,57 @@ class Store:
         from mlflow.entities import LoggedModelOutput, Metric
 
         run = self.client.get_run(run_id)
-        experiment_id = run.info.experiment_id
-        begun = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
-        name = re.sub(r"[/:.%\"']", "_", run.info.run_name)  # as MLflow has them
-        params = run.data.params
-        model = begun[0] if begun else self.client.create_logged_model(experiment_id, name, run_id, params=params)
+        model = self._started_model(run)
         facts = {
             "what it is": f"the model of {code(run.info.run_name)} at step {step:,}",
             "load it": code(f'runner.load_model("{model.model_uri}")'),
         }
         self.client.set_logged_model_tags(model.model_id, {DESCRIPTION: describe(facts)})
-        judged = [self.client.get_metric_history(run_id, name) for name in run.data.metrics if name[:5] == "eval/"]
-        points = [point for history in judged for point in history if point.step == step and isfinite(point.value)]
-        own = [Metric(each.key, each.value, each.timestamp, step, model_id=model.model_id) for each in points]
-        self.client.log_batch(run_id, own)
+
+        # The other values of the step, which are not finite, are in the run alone.
+        points = [point for point in self._evaluations(run) if point.step == step and isfinite(point.value)]
+        results = [Metric(point.key, point.value, point.timestamp, step, model_id=model.model_id) for point in points]
+        self.client.log_batch(run_id, results)
         self.client.log_model_artifacts(model.model_id, str(folder))
         self.client.finalize_logged_model(model.model_id, "READY")
         if run.outputs is None or not run.outputs.model_outputs:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
 
+    def _started_model(self, run: Run) -> LoggedModel:
+        """Returns the model of a run that a process has started to log, or a new one."""
+        run_id = run.info.run_id
+        experiment_id = run.info.experiment_id
+        models = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+        if models:
+            return models[0]
+        # MLflow refuses these characters in the name of a model.
+        name = re.sub(r"[/:.%\"']", "_", run.info.run_name)
+        return self.client.create_logged_model(experiment_id, name, run_id, params=run.data.params)
+
+    def _evaluations(self, run: Run) -> Iterator[MlflowMetric]:
+        """The values of all evaluation metrics of a run, as MLflow has them."""
+        for name in run.data.metrics:
+            if name.startswith("eval/"):
+                yield from self.client.get_metric_history(run.info.run_id, name)
+
     def logged_model(self, run_id: str, folder: Path, step: int) -> LoggedModel:
         """Returns the logged model of a run; logs the folder if there is none yet."""
         with self.telling("log a model"):
-            wanted = [self.client.get_run(run_id).info.experiment_id], f"source_run_id = '{run_id}'"
-            found = self.client.search_logged_models(*wanted, max_results=1)
-            if not found or found[0].status != "READY":
+            experiment_ids = [self.client.get_run(run_id).info.experiment_id]
+            condition = f"source_run_id = '{run_id}'"
+            models = self.client.search_logged_models(experiment_ids, condition, max_results=1)
+            if not models or models[0].status != "READY":
                 self.log_model(run_id, folder, step)
-                found = self.client.search_logged_models(*wanted, max_results=1)
-            return found[0]
+                models = self.client.search_logged_models(experiment_ids, condition, max_results=1)
+            return models[0]
 
     def model(self, uri: str) -> Path:
         """The folder of a logged model (``models:/m-...``), fetched if need be; a ``StorageError`` if it is not had."""
         from mlflow.artifacts import download_artifacts
 
         with self.telling(f"open {uri}"):
-            place = self.client.get_logged_model(uri.removeprefix("models:/")).artifact_location
-            return Path(download_artifacts(place, tracking_uri=self.uri))
+            model = self.client.get_logged_model(uri.removeprefix("models:/"))
+            return Path(download_artifacts(model.artifact_location, tracking_uri=self.uri))
 
     def _send(self, run_id: str, kind: str, items: list[Any], size: int) -> None:
         """Sends items in batches of a size that MLflow accepts; items of a refused batch are sent

@@ -6,7 +6,8 @@ from typing import Any
 
 import psutil
 
-_MEGABYTE = 1e6  # as MLflow counts them
+# MLflow counts megabytes of a million bytes.
+_MEGABYTE = 1e6
 
 
 class SystemMonitor:
@@ -16,14 +17,16 @@ class SystemMonitor:
         self._disk = str(disk)
         self._process = psutil.Process()
         self._gpus: list[Any] = []
-        self._used_before = False
+        self._has_sampled = False
         with suppress(ImportError):
             import pynvml
 
             self._nvml = pynvml
-            with suppress(pynvml.NVMLError):  # the driver is missing
+            # The driver may be missing.
+            with suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
-                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+                count = pynvml.nvmlDeviceGetCount()
+                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
 
     def sample(self) -> dict[str, float]:
         """Metrics by name; the units are in the names, a megabyte has a million bytes.
@@ -32,7 +35,8 @@ class SystemMonitor:
         is the mean since the last sample, so the first one has none; a process
         that keeps two cores busy has 200 percent.
         """
-        memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._disk)
+        memory = psutil.virtual_memory()
+        disk = psutil.disk_usage(self._disk)
         metrics = {
             "system/system_memory_usage_megabytes": memory.used / _MEGABYTE,
             "system/system_memory_usage_percentage": 100 * memory.used / memory.total,
@@ -44,15 +48,16 @@ class SystemMonitor:
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
             "system/process_cpu_utilization_percentage": self._process.cpu_percent(),
         }
-        if self._used_before:
+        if self._has_sampled:
             metrics |= load
-        self._used_before = True
+        self._has_sampled = True
         for index, gpu in enumerate(self._gpus):
             # A slice of a partitioned GPU has no separate load.
             with suppress(self._nvml.NVMLError):
-                own = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
-                metrics[f"system/gpu_{index}_memory_usage_megabytes"] = own.used / _MEGABYTE
-                metrics[f"system/gpu_{index}_memory_usage_percentage"] = 100 * own.used / own.total
-                used = self._nvml.nvmlDeviceGetUtilizationRates(gpu)
-                metrics[f"system/gpu_{index}_utilization_percentage"] = float(used.gpu)
+                prefix = f"system/gpu_{index}"
+                gpu_memory = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
+                metrics[f"{prefix}_memory_usage_megabytes"] = gpu_memory.used / _MEGABYTE
+                metrics[f"{prefix}_memory_usage_percentage"] = 100 * gpu_memory.used / gpu_memory.total
+                utilization = self._nvml.nvmlDeviceGetUtilizationRates(gpu)
+                metrics[f"{prefix}_utilization_percentage"] = float(utilization.gpu)
         return metrics

@@ -1,10 +1,8 @@
 """A run in MLflow. The training writes to a file, and a thread sends the file to MLflow."""
 
-import errno
 import hashlib
 import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -21,81 +19,23 @@ from runner.system.synthetic import DATA_TAG, SYNTHETIC
 from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
-from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import HEADLINE, OBJECTIVE, USER_TAGS, Store, params_of, shown, text, user_tags
+from runner.tracking.recorder import Recorder
+from runner.tracking.spool import Shipper
+from runner.tracking.store import (
+    HEADLINE,
+    OBJECTIVE,
+    USER_TAGS,
+    Store,
+    params_of,
+    shown,
+    text,
+    user_tags,
+)
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import RunFolder, Workspace
 
-_MEASURED = ("perf/", "system/")
-"""Metrics that are not the same when something is done twice."""
 _log = logging.getLogger(__name__)
-
-
-class Recorder:
-    """Writes what a training logs to a spool, so that an MLflow that is away costs neither metrics nor time.
-
-    A metric that a dead process logged after the checkpoint from which the training resumes is not
-    logged again: the first value stays. If the second one differs, the run did not continue bit for
-    bit, which is reported once.
-    """
-
-    def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
-        """Opens the spool of a new training, or of a resumed one with the result
-        of ``mark`` at the checkpoint.
-        """
-        self.spool = Spool(path)
-        self.step = step  # newest step with logged metrics
-        self._cursor, self._prefix = cursor or 0, prefix
-        self._logged = {
-            (name, line.step): value
-            for line, _ in (lines(path, cursor) if cursor is not None else ())
-            for name, value in line.metrics.items()
-            if line.step >= step and not name.startswith("system/")
-        }
-        self._warned_of_other_bits = False
-        self._not_finite: set[str] = set()
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step, with the time of this call; ``/`` in a name makes a section of MLflow's page.
-
-        NaN and infinities are kept as they are in the spool and reach MLflow as NaN, which leaves a gap in the curve;
-        a tag ``not_finite.<metric>`` names the first of each metric.
-        """
-        self.step = max(self.step, step)
-        values: dict[str, float | str] = {}
-        for given, number in metrics.items():
-            name, value = mlflow_key(self._prefix + given), float(number)
-            before = self._logged.pop((name, step), None)
-            if before is not None:
-                self._compare(name, step, before, value)
-                continue
-            is_finite = math.isfinite(value)
-            values[name] = value if is_finite else str(value)
-            if not is_finite and name not in self._not_finite:
-                self._not_finite.add(name)
-                self.spool.append(tags={mlflow_key(f"not_finite.{name}"): f"{value} at step {step}"})
-        if values:
-            self.spool.append(step=step, metrics=values)
-
-    def _compare(self, name: str, step: int, before: float, now: float) -> None:
-        differs = not name.startswith(_MEASURED) and repr(before) != repr(now)
-        if differs and not self._warned_of_other_bits:
-            self._warned_of_other_bits = True
-            _log.warning(
-                "not resumed bit for bit: %s at step %d was %s and is now %s (a GPU, another machine or another number "
-                "of threads rounds differently)", name, step, before, now,
-            )  # fmt: skip
-
-    def mark(self) -> int:
-        """The place in the spool from which a training that resumes here has to read."""
-        self._logged = {key: value for key, value in self._logged.items() if key[1] >= self.step}
-        return self._cursor if self._logged else self.spool.size
-
-    def sync(self) -> None:
-        """Makes durable what was logged so far; ``OSError`` if the disk refuses it."""
-        if not self.spool.sync():
-            raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
 
 
 class Tracker(Recorder):
@@ -105,36 +45,45 @@ class Tracker(Recorder):
     """
 
     def __init__(
-        self, store: Store, folder: RunFolder, record: Record, recipe: Recipe, tags: Mapping[str, str],
-        cursor: int | None = None, step: int = 0, began: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        folder: RunFolder,
+        record: Record,
+        recipe: Recipe,
+        tags: Mapping[str, str],
+        cursor: int | None = None,
+        step: int = 0,
+        began: float | None = None,
+    ) -> None:
         """Starts to log to the MLflow run of the record."""
         assert record.run_id is not None
-        self.run_id, self.note, self._record = record.run_id, record.note, record
-        self._newest, self._seconds_before = dict(record.metrics), record.seconds
+        self.run_id = record.run_id
+        self.note = record.note
+        self.headline = record.headline
+        self._record = record
+        self._newest = dict(record.metrics)
+        self._seconds_before = record.seconds
         self.began = time.perf_counter() if began is None else began
         """Start of this process's work on the run, on the clock of ``perf_counter``."""
         self.closed = self.began
         """When the final status was set, on the same clock."""
         super().__init__(folder.spool, cursor, step)
-        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, shown(store.uri)
-        self._store, self._folder, self._warned = store, folder, False
+
+        self.run_name = folder.name
+        self.run_dir = folder.path
+        self.tracking_uri = shown(store.uri)
+        self._store = store
+        self._folder = folder
+        self._warned = False
         self._shipper = Shipper(store, self.run_id, folder.spool)
-        if cursor is not None:  # a run that MLflow has just made is running
+        # A run that MLflow has just created is running.
+        if cursor is not None:
             self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
             tags = {**tags, **record.tags}
-        owner = {"process.pid": str(record.owner.pid), "process.host": record.owner.host}
-        self.headline = record.headline
-        place = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
-        if record.synthetic:
-            place[DATA_TAG] = SYNTHETIC
-        if recipe.objective is not None:
-            place[OBJECTIVE] = f"{recipe.objective.direction} {mlflow_key(f'eval/{recipe.objective.name}')}"
-        if record.tags:
-            place[USER_TAGS] = ",".join(record.tags)
-        self.spool.append(tags=params_of({**tags, **place, **owner}))  # as MLflow's page will have them
+        # As MLflow's page will have them.
+        self.spool.append(tags=params_of({**tags, **self._tags(recipe)}))
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
         self._threads = [
             Periodic("sync", seconds=2.0, action=self.spool.sync),
@@ -143,11 +92,32 @@ class Tracker(Recorder):
             Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
         ]
 
+    def _tags(self, recipe: Recipe) -> dict[str, str]:
+        """Returns the tags by which the runner finds and describes the run."""
+        record = self._record
+        tags = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
+        if record.synthetic:
+            tags[DATA_TAG] = SYNTHETIC
+        objective = recipe.objective
+        if objective is not None:
+            tags[OBJECTIVE] = f"{objective.direction} {mlflow_key(f'eval/{objective.name}')}"
+        if record.tags:
+            tags[USER_TAGS] = ",".join(record.tags)
+        tags["process.pid"] = str(record.owner.pid)
+        tags["process.host"] = record.owner.host
+        return tags
+
     @classmethod
     def open(
-        cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str], own_tags: Mapping[str, str] | None = None,
-        note: str = "", group: str = "", began: float | None = None,
-    ) -> Self:  # fmt: skip
+        cls,
+        workspace: Workspace,
+        recipe: Recipe,
+        tags: Mapping[str, str],
+        own_tags: Mapping[str, str] | None = None,
+        note: str = "",
+        group: str = "",
+        began: float | None = None,
+    ) -> Self:
         """Starts an MLflow run, its folder, which is named after its id, and the
         threads for its log.
 
@@ -156,19 +126,22 @@ class Tracker(Recorder):
         start of the command, on the clock of ``perf_counter``. Raises ``StorageError`` if MLflow's
         store or the workspace cannot be reached or written.
         """
-        named = user_tags(own_tags or {})
+        valid_tags = user_tags(own_tags or {})
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
-        (unit, goal), now = recipe.length, time.time()
+        now = time.time()
         started = now if began is None else now - (time.perf_counter() - began)
-        record = Record(
-            name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
-            experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
-            owner=Owner.this_process(), started=started, heartbeat=now, overrides=params_of(recipe.overrides),
-            group=group, tags=named, note=text(note), headline=headline_of(recipe),
-            synthetic=recipe.data.is_synthetic(),
-        )  # fmt: skip
+        record = _first_record(
+            folder.name,
+            recipe,
+            started=started,
+            heartbeat=now,
+            tracking_uri=workspace.recorded_uri(shown(store.uri)),
+            group=group,
+            tags=valid_tags,
+            note=text(note),
+        )
         run_id = None
         try:
             folder.write(record)
@@ -183,7 +156,8 @@ class Tracker(Recorder):
             # A run that could not start leaves only its status in MLflow.
             # Whatever MLflow's drivers raise: the first error is the relevant one.
             with suppress(Exception):
-                if run_id := run_id or store.run_named(experiment_id, folder.name):
+                run_id = run_id or store.run_named(experiment_id, folder.name)
+                if run_id:
                     store.set_status(run_id, "FAILED", int(time.time() * 1e3))
             remove_quietly(folder.path)
             folder.release()
@@ -193,9 +167,15 @@ class Tracker(Recorder):
 
     @classmethod
     def reopen(
-        cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int,
+        cls,
+        workspace: Workspace,
+        folder: RunFolder,
+        recipe: Recipe,
+        tags: Mapping[str, str],
+        cursor: int,
+        step: int,
         began: float | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Continues a run whose process is dead and whose folder this process has claimed.
 
         ``cursor`` is the result of ``mark`` when the checkpoint was written, or 0 without a
@@ -212,7 +192,7 @@ class Tracker(Recorder):
                 "name its store in MLFLOW_TRACKING_URI"
             )
         unit, goal = recipe.length
-        changed = {
+        changes = {
             "digest": recipe.digest,
             "goal": goal,
             "unit": unit,
@@ -222,11 +202,11 @@ class Tracker(Recorder):
             "reason": "",
             "overrides": {**record.overrides, **params_of(recipe.overrides)},
         }
-        begun = record.model_copy(update=changed)
+        resumed_record = record.model_copy(update=changes)
         try:
-            folder.write(begun)
+            folder.write(resumed_record)
             folder.reserve()
-            return cls(store, folder, begun, recipe, tags, cursor, step, began)
+            return cls(store, folder, resumed_record, recipe, tags, cursor, step, began)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
@@ -249,9 +229,14 @@ class Tracker(Recorder):
         """Logs the dataset of the run: the ``data`` of its recipe, and the fingerprint of the
         data.
         """
-        profile = json.dumps({**settings, "fingerprint": fingerprint} if fingerprint else settings)
+        description = dict(settings)
+        if fingerprint:
+            description["fingerprint"] = fingerprint
+        profile = json.dumps(description)
         digest = hashlib.sha256(profile.encode()).hexdigest()[:8]
-        name = f"synthetic {settings['kind']}" if self._record.synthetic else settings["kind"]
+        name = settings["kind"]
+        if self._record.synthetic:
+            name = f"synthetic {name}"
         self.spool.append(dataset={"name": text(name), "digest": digest, "profile": profile})
 
     def model(self, folder: Path, step: int) -> None:
@@ -263,8 +248,9 @@ class Tracker(Recorder):
 
         MLflow is waited for ``patience`` seconds, whether it refuses or is slow; what it has not stays in the spool.
         """
-        *beside, mlflow = self._threads
-        for thread in beside:
+        # The last thread sends the log to MLflow, and is stopped when everything is written.
+        *threads, mlflow = self._threads
+        for thread in threads:
             thread.stop()
         self._sample()
         self._folder.use_reserve()
@@ -276,7 +262,11 @@ class Tracker(Recorder):
         self.spool.close()
         self._folder.release()
         if self.spool.held:
-            _log.warning("%d lines could not be written to %s and are lost", len(self.spool.held), self.spool.path)
+            _log.warning(
+                "%d lines could not be written to %s and are lost",
+                len(self.spool.held),
+                self.spool.path,
+            )
         return delivered and not self.spool.held
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:
@@ -289,7 +279,8 @@ class Tracker(Recorder):
             mlflow.stop()
             while not self._shipper.try_to_ship() and time.monotonic() < deadline:
                 time.sleep(1.0)
-            if self.spool.held:  # the status is among what the disk refuses
+            if self.spool.held:
+                # The disk has refused the status, which therefore goes to MLflow directly.
                 with suppress(Exception):  # whatever MLflow's drivers raise
                     self._store.set_status(self.run_id, self._record.status, int(self._record.heartbeat * 1e3))
 
@@ -300,24 +291,52 @@ class Tracker(Recorder):
             self._shipper.abandoned.set()
             _log.warning(
                 "the last %d bytes of %s are not in MLflow; send them later: runner sync %s",
-                self._shipper.pending, self.spool.path, self.run_name,
-            )  # fmt: skip
+                self._shipper.pending,
+                self.spool.path,
+                self.run_name,
+            )
             return False
         return True
 
     def _write_record(self, now: float | None = None, **changes: object) -> None:
         if now is None:
             now = time.perf_counter()
-        seconds = self._seconds_before + now - self.began
-        known = {"heartbeat": time.time(), "step": self.step, "seconds": seconds, "metrics": dict(self._newest)}
-        self._record = self._record.model_copy(update={**known, **changes})
+        values = {
+            "heartbeat": time.time(),
+            "step": self.step,
+            "seconds": self._seconds_before + now - self.began,
+            "metrics": dict(self._newest),
+        }
+        self._record = self._record.model_copy(update={**values, **changes})
         try:
             self._folder.write(self._record)
         except OSError as error:
             if not self._warned:
-                _log.warning("%s: %s; 'runner ls' will not show the progress of this run", self.run_dir, error.strerror)
+                _log.warning(
+                    "%s: %s; 'runner ls' will not show the progress of this run",
+                    self.run_dir,
+                    error.strerror,
+                )
             self._warned = True
 
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self.step)
+
+
+def _first_record(name: str, recipe: Recipe, **values: Any) -> Record:
+    """Returns the record of a new run: what follows from its recipe, and further values."""
+    unit, goal = recipe.length
+    return Record(
+        name=name,
+        recipe=recipe.name,
+        digest=recipe.digest,
+        goal=goal,
+        unit=unit,
+        experiment=recipe.tracking.experiment,
+        owner=Owner.this_process(),
+        overrides=params_of(recipe.overrides),
+        headline=headline_of(recipe),
+        synthetic=recipe.data.is_synthetic(),
+        **values,
+    )

@@ -10,9 +10,10 @@ from pathlib import Path
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import is_link, make_folder, rename
 from runner.system.files import remove as delete
+from runner.tracking.lookup import below
 from runner.tracking.record import Record
 from runner.tracking.store import Store, shown
-from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, below
+from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace
 
 _DOING = {"ablation": "measuring", "seeds": "training them"}
 
@@ -41,35 +42,47 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeove
         UsageError: a process is at one of them, or one is a study; then all stay.
         StorageError: MLflow does not answer, or a folder cannot be moved; then that one and those after it stay.
     """
-    named = [each for folder in runs for each in (*_runs_of(workspace, folder), folder)]
-    chosen = list({folder.path: folder for folder in named}.values())
+    folders = {}
+    for run in runs:
+        for folder in (*_runs_of(workspace, run), run):
+            folders[folder.path] = folder
     with ExitStack() as claims:
         # A group before its runs, because its message is more general.
-        for folder in reversed(chosen):
-            record = folder.record()
-            if record is not None and record.kind == "study":
-                raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
-            if record is not None and record.kind in _DOING and record.at_work:
-                if record.owner.alive:
-                    owner = f"process {record.owner.pid} on {record.owner.host}"
-                    raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
-                folder.confirm_abandoned(takeover)
-                takeover = True  # for the runs below it, whose processes it had started
+        for folder in reversed(folders.values()):
+            takeover = _refuse_active(folder, takeover)
             folder.claim(GLANCE_SECONDS, takeover)
             claims.callback(folder.release)
-        removals = []
-        for folder in chosen:
-            mlflow, run_ids = _deleted(workspace, folder.record())
-            target = trash(workspace) / folder.name
-            try:
-                make_folder(target.parent)
-                rename(folder.path, target)
-                if purge:
-                    delete(target)
-            except OSError as error:
-                raise StorageError(f"{folder.path} cannot be removed: {error.strerror or error}") from error
-            removals.append(Removal(folder.name, None if purge else str(target), mlflow, run_ids))
-    return removals
+        return [_remove(workspace, folder, purge) for folder in folders.values()]
+
+
+def _refuse_active(folder: RunFolder, takeover: bool) -> bool:
+    """Raises a UsageError if a folder is in use; returns whether the folders below it count as abandoned."""
+    record = folder.record()
+    if record is None:
+        return takeover
+    if record.kind == "study":
+        raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
+    if record.kind not in _DOING or not record.at_work:
+        return takeover
+    if record.owner.alive:
+        owner = f"process {record.owner.pid} on {record.owner.host}"
+        raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
+    folder.confirm_abandoned(takeover)
+    # It had started the processes of the runs below it.
+    return True
+
+
+def _remove(workspace: Workspace, folder: RunFolder, purge: bool) -> Removal:
+    mlflow, run_ids = _deleted(workspace, folder.record())
+    target = trash(workspace) / folder.name
+    try:
+        make_folder(target.parent)
+        rename(folder.path, target)
+        if purge:
+            delete(target)
+    except OSError as error:
+        raise StorageError(f"{folder.path} cannot be removed: {error.strerror or error}") from error
+    return Removal(folder.name, None if purge else str(target), mlflow, run_ids)
 
 
 def empty(workspace: Workspace) -> list[str]:
@@ -77,13 +90,13 @@ def empty(workspace: Workspace) -> list[str]:
     folder = trash(workspace)
     if is_link(folder):
         raise StorageError(f"{folder} is a symbolic link, which is not followed: remove the link")
-    found = sorted(folder.iterdir()) if folder.exists() else []
-    for path in found:
+    paths = sorted(folder.iterdir()) if folder.exists() else []
+    for path in paths:
         try:
             delete(path)
         except OSError as error:
             raise StorageError(f"{path} cannot be deleted: {error.strerror or error}") from error
-    return [path.name for path in found]
+    return [path.name for path in paths]
 
 
 def trash(workspace: Workspace) -> Path:
@@ -94,7 +107,9 @@ def trash(workspace: Workspace) -> Path:
 def _runs_of(workspace: Workspace, folder: RunFolder) -> list[RunFolder]:
     """Returns the runs of a group of seeds."""
     record = folder.record()
-    return below(workspace, folder.name) if record is not None and record.kind == "seeds" else []
+    if record is None or record.kind != "seeds":
+        return []
+    return below(workspace, folder.name)
 
 
 def _deleted(workspace: Workspace, record: Record | None) -> tuple[str, list[str]]:

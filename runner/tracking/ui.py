@@ -16,7 +16,8 @@ from pathlib import Path
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.files import is_writable, open_file
 from runner.system.processes import PYTHON, safe_environment
-from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, is_http, shown
+from runner.tracking.access import is_http
+from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, shown
 from runner.tracking.view import SHARED, TAG
 from runner.tracking.workspace import Workspace
 
@@ -51,7 +52,8 @@ def serve(
         # Refused here with our messages, and not by the server.
         store = Store(workspace, reading=workspace.database.exists())
     port = _free_port(port)
-    address, log = f"http://{HOST}:{port}", workspace.root / "ui.log"
+    address = f"http://{HOST}:{port}"
+    log = workspace.root / "ui.log"
     if not is_writable(log):
         log = Path(tempfile.gettempdir(), f"runner-ui-{os.getpid()}.log")
     with _running_server(workspace, store.uri, port, log) as server:
@@ -70,19 +72,23 @@ def page_of(store: Store, address: str) -> str:
     that; else that of all experiments.
     """
     experiments = store.client.search_experiments()
-    newest = store.client.search_runs(
-        [each.experiment_id for each in experiments], max_results=1, order_by=["attributes.start_time DESC"]
+    newest_runs = store.client.search_runs(
+        [experiment.experiment_id for experiment in experiments],
+        max_results=1,
+        order_by=["attributes.start_time DESC"],
     )
-    viewed = {each.experiment_id for each in experiments if TAG in each.tags}
-    for run in newest:
-        if run.info.experiment_id in viewed:
-            return f"{address}/#/experiments/{run.info.experiment_id}/runs?{SHARED}&{VIEW}"
+    ids_with_view = {experiment.experiment_id for experiment in experiments if TAG in experiment.tags}
+    for run in newest_runs:
+        experiment_id = run.info.experiment_id
+        if experiment_id in ids_with_view:
+            return f"{address}/#/experiments/{experiment_id}/runs?{SHARED}&{VIEW}"
     return f"{address}/#/experiments?{VIEW}"
 
 
 def _free_port(port: int) -> int:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left is free, one in use is not
+        # A port that was in use until a moment ago is free, one in use is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -101,13 +107,19 @@ def _running_server(workspace: Workspace, uri: str, port: int, log: Path) -> Ite
     command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
     command += ["--host", HOST, "--port", str(port)]
     variables = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
-    variables["MLFLOW_BACKEND_STORE_URI"] = uri  # may hold a password, which a command line shows
+    # Not in the command line, which other users can read: it may contain a password.
+    variables["MLFLOW_BACKEND_STORE_URI"] = uri
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     # A separate session: the terminal's Ctrl-C reaches only this process, which
     # stops the server with its children.
     with open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
         server = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield server

@@ -78,52 +78,67 @@ class Versions:
     """The registry of a store that has answered; a ``StorageError`` where MLflow refuses."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._client = store, store.client
+        self._store = store
+        self._client = store.client
 
     def all(self, name: str | None = None) -> list[Version]:
         """Versions of one model or of all, by name and number."""
-        wanted = "" if name is None else f"name = '{_checked(name)}'"
+        condition = "" if name is None else f"name = '{_checked(name)}'"
+        versions: list[Version] = []
+        token: str | None = None
         with self._store.telling("list versions of models"):
-            found, token = list[Version](), None
             while token != "":
-                page = self._client.search_model_versions(wanted, page_token=token)
-                # With their aliases, which the search leaves out.
-                full = [self._client.get_model_version(each.name, str(each.version)) for each in page]
-                found += [_version(each) for each in full if f"{_TAG}weights" in each.tags]
+                page = self._client.search_model_versions(condition, page_token=token)
+                for summary in page:
+                    # The search leaves the aliases out.
+                    model_version = self._client.get_model_version(summary.name, str(summary.version))
+                    if f"{_TAG}weights" in model_version.tags:
+                        versions.append(_version(model_version))
                 token = page.token or ""
-        return sorted(found, key=lambda each: (each.name, each.number))
+        return sorted(versions, key=lambda version: (version.name, version.number))
 
     def one(self, reference: str) -> Version:
         """The version of that name; a ``UsageError`` if there is none."""
         from mlflow.exceptions import MlflowException
 
-        parts = _REFERENCE.fullmatch(reference)
-        if parts is None:
+        match = _REFERENCE.fullmatch(reference)
+        if match is None:
             raise UsageError(f"'{reference}' is not a version of a model; should be NAME/NUMBER or NAME@ALIAS")
-        name, number, alias = parts.groups()
+        name, number, alias = match.groups()
         with self._store.telling(f"look for {reference}"):
             try:
                 if alias is not None:
                     number = str(self._client.get_model_version_by_alias(name, alias).version)
-                found = self._client.get_model_version(name, number)
+                model_version = self._client.get_model_version(name, number)
             except MlflowException as error:
                 if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     raise
-                found = None
-        if found is not None and f"{_TAG}weights" in found.tags:
-            return _version(found)
-        there = [f"{each.reference}{''.join(f' @{own}' for own in each.aliases)}" for each in self.all()]
-        said = f"there are: {', '.join(there)}" if there else "register one with: runner models register RUN"
-        raise UsageError(f"unknown version '{reference}'; {said}")
+                model_version = None
+        # Versions without the tag were registered by another program.
+        if model_version is not None and f"{_TAG}weights" in model_version.tags:
+            return _version(model_version)
 
-    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str, description: str = "") -> Version:
+        labels = [" @".join((version.reference, *version.aliases)) for version in self.all()]
+        hint = "register one with: runner models register RUN"
+        if labels:
+            hint = f"there are: {', '.join(labels)}"
+        raise UsageError(f"unknown version '{reference}'; {hint}")
+
+    def create(
+        self,
+        name: str,
+        run_id: str,
+        facts: Mapping[str, str],
+        location: str,
+        description: str = "",
+    ) -> Version:
         """Adds a version, and its model if that is new.
 
         Args:
             name: of the model.
             run_id: MLflow's id of the run that has trained it.
             facts: ``run``, ``weights`` and ``model``, as a ``Version`` has them.
-            place: where its files are, as MLflow has logged them.
+            location: where its files are, as MLflow has logged them.
             description: in Markdown, for MLflow's page of the version.
         """
         from mlflow.exceptions import MlflowException
@@ -137,15 +152,20 @@ class Versions:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
             created = self._client.create_model_version(
-                name, place, run_id, tags, description=description, model_id=facts["model"]
+                name,
+                location,
+                run_id,
+                tags,
+                description=description,
+                model_id=facts["model"],
             )
             return _version(created)
 
     def judge(self, version: Version, judgement: Judgement) -> Version:
         """Records a verdict on a version, in place of an earlier one."""
-        told = json.dumps(asdict(judgement))
+        text = json.dumps(asdict(judgement))
         with self._store.telling(f"write to {version.reference}"):
-            self._client.set_model_version_tag(version.name, str(version.number), f"{_TAG}judgement", told)
+            self._client.set_model_version_tag(version.name, str(version.number), f"{_TAG}judgement", text)
         return replace(version, judgement=judgement)
 
     def call(self, version: Version, alias: str) -> Version:
@@ -163,10 +183,18 @@ def _checked(name: str) -> str:
     return name
 
 
-def _version(found: ModelVersion) -> Version:
-    tags = {key.removeprefix(_TAG): value for key, value in found.tags.items()}
-    told = tags.get("judgement")
+def _version(model_version: ModelVersion) -> Version:
+    tags = {key.removeprefix(_TAG): value for key, value in model_version.tags.items()}
+    judgement = None
+    if "judgement" in tags:
+        judgement = Judgement(**json.loads(tags["judgement"]))
     return Version(
-        found.name, int(found.version), tags["run"], tags["weights"], tuple(sorted(found.aliases)),
-        found.creation_timestamp / 1e3, tags["model"], None if told is None else Judgement(**json.loads(told)),
-    )  # fmt: skip
+        name=model_version.name,
+        number=int(model_version.version),
+        run=tags["run"],
+        weights=tags["weights"],
+        aliases=tuple(sorted(model_version.aliases)),
+        created=model_version.creation_timestamp / 1e3,
+        model=tags["model"],
+        judgement=judgement,
+    )

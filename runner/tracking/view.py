@@ -11,12 +11,20 @@ from runner.recipe.recipe import Recipe
 from runner.tracking.keys import mlflow_key
 
 NAME = "Best runs first"
-TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
-"""The tag of the experiment, and the part of an address that opens it."""
+TAG = "mlflow.sharedViewState.runner"
+"""The tag of the experiment."""
+SHARED = "viewStateShareKey=runner"
+"""The part of an address that opens the view."""
 _TOP_LEVEL = "tags.kind != 'trial' AND tags.kind != 'variant'"
 """The trials of a study and the variants of an ablation would fill the table of runs."""
-_RUN_WIDTH, _METRIC_WIDTH = 240, 120
-_BESIDE = {"tags.`overrides`": 270, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
+_RUN_WIDTH = 240
+_METRIC_WIDTH = 120
+_COMMON_COLUMNS = {
+    "tags.`overrides`": 270,
+    "metrics.`perf/update_ms`": 120,
+    "duration": 80,
+    "tags.`kind`": 75,
+}
 """Columns right of the objective, before those that may not fit on a screen."""
 
 
@@ -31,20 +39,23 @@ def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
 
     ``also`` are further metrics next to the objective.
     """
-    objective, names = recipe.objective, headline_of(recipe)
+    objective = recipe.objective
+    names = headline_of(recipe)
     first = names[:1] if objective else ()
-    columns = _metrics([*first, *also]) | _BESIDE | _metrics(names)
+    columns = _metrics([*first, *also]) | _COMMON_COLUMNS | _metrics(names)
     widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {
         "searchFilter": _TOP_LEVEL,
         "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",
-        "selectedColumns": [column for column in columns if column != "duration"],  # which is always there
+        # The page always has the duration.
+        "selectedColumns": [column for column in columns if column != "duration"],
         "columnOrder": list(widths),
         "columnWidths": widths,
     }
     envelope = {"name": NAME, "createdAt": 0, "state": json.dumps(state)}
-    return json.dumps(state | envelope)  # older pages read the fields outside of the envelope
+    # Older pages read the fields outside of the envelope.
+    return json.dumps(state | envelope)
 
 
 def _metrics(names: Iterable[str]) -> dict[str, int]:

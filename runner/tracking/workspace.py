@@ -7,9 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +17,7 @@ from pydantic import ValidationError
 from runner.system import files
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
-from runner.system.files import is_link, open_file, read_regular, sync, write_durably
+from runner.system.files import open_file, read_regular, sync, write_durably
 from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.system.processes import boot_id
 from runner.system.secrets import REFUSED_NAME, has_secret, redact_values
@@ -37,7 +35,6 @@ _CLAIM_SECONDS = 15.0
 _RESERVE_BYTES = 64 * 2**10
 _MAX_RECORD_BYTES = 4 * 2**20
 _LONGEST_NAME = 100
-_SHOWN_RUNS = 8
 DIGITS = 8
 """Of MLflow's id, at the end of a name."""
 
@@ -53,9 +50,11 @@ class Workspace:
         # Absolute, because MLflow records absolute places of artifacts.
         self.root = workspace_root(root)
         files.guard(self.root)
-        self.runs, self.ablations, self.studies, self.seeds = self.places = (
-            self.root / "runs", self.root / "ablations", self.root / "studies", self.root / "seeds"
-        )  # fmt: skip
+        self.runs = self.root / "runs"
+        self.ablations = self.root / "ablations"
+        self.studies = self.root / "studies"
+        self.seeds = self.root / "seeds"
+        self.places = (self.runs, self.ablations, self.studies, self.seeds)
         self.artifacts = self.root / "artifacts"
         """Of all runs that a local store records."""
         self.database = self.root / "mlflow.db"
@@ -94,9 +93,10 @@ class RunFolder:
 
         A ``StorageError`` if it cannot be made, a ``UsageError`` if its path would contain a secret.
         """
-        for what, text in ((f"the path of the workspace ({VARIABLE})", str(runs)), ("the name of the recipe", name)):
-            if has_secret(text):
-                raise UsageError(f"{what} {REFUSED_NAME}")
+        if has_secret(str(runs)):
+            raise UsageError(f"the path of the workspace ({VARIABLE}) {REFUSED_NAME}")
+        if has_secret(name):
+            raise UsageError(f"the name of the recipe {REFUSED_NAME}")
         folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:DIGITS]}")
         try:
             files.make_folder(folder.path)
@@ -174,8 +174,8 @@ class RunFolder:
         """Replaces the record, durably."""
         values = record.model_dump(mode="json")
         # Values that the runner has generated are not secrets, even if their digits look like one.
-        named = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
-        text = json.dumps(redact_values(values) | named, indent=1, ensure_ascii=False)
+        generated = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
+        text = json.dumps(redact_values(values) | generated, indent=1, ensure_ascii=False)
         write_durably(self.path / RECORD, text + "\n")
 
     def take_name(self, record: Record, run_id: str) -> Record:
@@ -184,16 +184,17 @@ class RunFolder:
         Returns the new record; the next ``claim`` completes an interrupted renaming.
         """
         name = f"{folder_name(record.recipe)}-{run_id[:DIGITS]}"
-        named = record.model_copy(update={"name": name, "run_id": run_id})
-        self.write(named)
+        new_record = record.model_copy(update={"name": name, "run_id": run_id})
+        self.write(new_record)
         reach("start.named")
         self._move_to(name)
-        return named
+        return new_record
 
     def reserve(self) -> None:
         """Takes the space in which the end of the run can be written when the disk is full."""
         with open(open_file(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(os.urandom(_RESERVE_BYTES))  # zeros would take no space on some disks
+            # Zeros would take no space on some disks.
+            file.write(os.urandom(_RESERVE_BYTES))
 
     def use_reserve(self) -> None:
         """Gives that space to what is written next."""
@@ -250,8 +251,8 @@ class RunFolder:
             _log.warning("%s is taken over from %s, which must not be running any more", self.name, owner)
             return
         age = time.time() - record.heartbeat
-        heard = f"{age:,.0f} s ago" if age >= 0 else f"{-age:,.0f} s in the future"
-        refusal = f"{self.name} may be in use by {owner}, whose last sign of life is {heard}"
+        last_sign = f"{age:,.0f} s ago" if age >= 0 else f"{-age:,.0f} s in the future"
+        refusal = f"{self.name} may be in use by {owner}, whose last sign of life is {last_sign}"
         if age < STALE_SECONDS:
             raise UsageError(f"{refusal}; if that machine is gone, add {TAKEOVER}")
         _log.warning("%s was last in use by %s; watching it for %.0f s", self.name, owner, OBSERVED_SECONDS)
@@ -265,7 +266,8 @@ class RunFolder:
     def release(self) -> None:
         """Gives the folder up."""
         self._lock.release()
-        self._lock = FileLock(self._lock_file, thread_local=False)  # where the folder is now
+        # The folder may have been renamed since it was claimed.
+        self._lock = FileLock(self._lock_file, thread_local=False)
 
     def alive(self) -> bool:
         """Returns whether a process is training this run now, for any number of callers."""
@@ -273,10 +275,12 @@ class RunFolder:
             return True
         record = self.record()
         if record is not None and record.owner.alive is False:
-            return False  # the holder of the lock finishes the run of a dead process
+            # The holder of the lock finishes the run of a dead process.
+            return False
         try:
             with open(open_file(self._lock_file, os.O_RDONLY), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a check is not an owner
+                # Shared: a check is not an owner.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             pass
         except OSError:  # it is locked; and a disk without locks must not make a run seem dead
@@ -285,9 +289,12 @@ class RunFolder:
 
     def _lie_at(self, path: Path) -> None:
         self._cached = None
-        self.path, self.name = path, path.name
-        self.spool, self.checkpoints = path / SPOOL, path / "checkpoints"
-        self._reserve, self._lock_file = path / ".reserve", path / ".lock"
+        self.path = path
+        self.name = path.name
+        self.spool = path / SPOOL
+        self.checkpoints = path / "checkpoints"
+        self._reserve = path / ".reserve"
+        self._lock_file = path / ".lock"
 
     def _move_to(self, name: str) -> None:
         """Renames the folder; the lock, which is held, goes with it."""
@@ -302,96 +309,3 @@ class RunFolder:
         """Returns whether its process may be alive on a machine that the lock may not reach."""
         record = self.record()
         return record is not None and record.at_work and record.owner.boot_id != boot_id()
-
-
-def folders(*places: Path) -> list[RunFolder]:
-    """Returns all runs in these folders of a workspace, the newest first."""
-    found = [RunFolder(path) for place in places for path in _with_records(place)]
-    started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
-    return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
-
-
-def _with_records(place: Path) -> Iterator[Path]:
-    """Yields the folders in a place of a workspace that have a record; links are not followed."""
-    if is_link(place):
-        _warn_of_link(place)
-        return
-    try:
-        entries = list(os.scandir(place))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        path = place / entry.name
-        if entry.is_symlink():
-            _warn_of_link(path)
-        elif os.path.lexists(path / RECORD):
-            yield path
-
-
-@cache
-def _warn_of_link(path: Path) -> None:
-    """Warns once of a link in a workspace."""
-    hint = f"to keep runs on another disk, name a workspace there in {VARIABLE}"
-    _log.warning("%s is a symbolic link, which is not followed: move its target there; %s", path, hint)
-
-
-def computing(workspace: Workspace) -> int:
-    """Number of other processes on this machine that compute a run, an ablation or a study."""
-    count = 0
-    for place in (workspace.runs, workspace.ablations, workspace.studies):
-        for path in _recent(place):
-            record = RunFolder(path.parent).record()
-            if record is not None and record.owner.here and record.owner.pid != os.getpid():
-                count += record.at_work
-    return count
-
-
-def _recent(place: Path) -> Iterator[Path]:
-    """Yields records in folders of a place that may belong to a living process."""
-    for folder in _with_records(place):
-        path = folder / RECORD
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime < STALE_SECONDS:
-                yield path
-
-
-def below(workspace: Workspace, group: str) -> list[RunFolder]:
-    """The runs of a group of seeds, the newest first."""
-    return [each for each in folders(workspace.runs) if (record := each.record()) and record.group == group]
-
-
-def find(runs: Path, reference: str, *places: Path) -> RunFolder:
-    """The run of a workspace that a person means, as ``pick`` understands it; or what lies in other places of it."""
-    found = folders(runs, *places)
-    names = [(folder.name, record.run_id if (record := folder.record()) else None) for folder in found]
-    return found[pick(reference, names, str(runs))]
-
-
-def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> int:
-    """Returns the index of the run that a reference selects; the runs are pairs of name and
-    MLflow's id, the newest first.
-
-    The reference is a name, the digits at its end, an id, the beginning of any of them, or ``latest``. A ``UsageError``
-    if no run fits, or several do.
-    """
-    if not runs:
-        raise UsageError(f"no runs yet in {where}; start one: runner run marl_phase2")
-    if reference == "latest":
-        return 0
-    fitting = [number for number, run in enumerate(runs) if reference in run]
-    if reference and not fitting:
-        beginnings = [(name, name.rpartition("-")[2], run_id or name) for name, run_id in runs]
-        fitting = [n for n, each in enumerate(beginnings) if any(part.startswith(reference) for part in each)]
-    if len(fitting) == 1:
-        return fitting[0]
-    names = [runs[number][0] for number in fitting or range(len(runs))]
-    shown = ", ".join(names[:_SHOWN_RUNS]) + (", ..." if len(names) > _SHOWN_RUNS else "")
-    if fitting:
-        raise UsageError(f"'{reference}' matches {len(fitting)} runs: {shown}")
-    raise UsageError(f"no run '{reference}' in {where}; there are: {shown}")
-
-
-def folder_of(run: Path | str) -> RunFolder:
-    """The folder of a run: the path of one, or what ``find`` understands in this workspace."""
-    path = Path(run).resolve()
-    return RunFolder(path) if (path / LOCK_NAME).exists() else find(Workspace().runs, str(run))

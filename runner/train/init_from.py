@@ -13,7 +13,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.source import State
 from runner.system.errors import UsageError
 from runner.system.files import sha256
-from runner.tracking.workspace import folder_of
+from runner.tracking.lookup import folder_of
 from runner.train.checkpoint_files import MANIFEST
 from runner.train.chosen import load_chosen
 

@@ -22,6 +22,7 @@ from runner.memory.module_stack import ModuleStack
 from runner.memory.outlined import outline_of_batch, outlined
 from runner.memory.plan import MemoryPlan
 from runner.memory.tracker import UpdateTracker
+from runner.plugin.faces import Setting, StageConfig
 from runner.plugin.outline import SourceOutline
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -72,7 +73,10 @@ def plan_memory(
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
         tracked = _tracked_update(reduced, plugin_files, tracked_device, outline, compiled=compiled)
-    unplanned = {kind: stage for kind, stage in recipe.stages.items() if kind not in planned}
+    setting = setting_of(recipe, device)
+    unplanned = {
+        kind: stage for kind, stage in recipe.stages.items() if kind not in planned and not _is_inactive(stage, setting)
+    }
     return MemoryPlan(
         recipe=recipe.name,
         device=device.type,
@@ -90,15 +94,23 @@ def plan_memory(
 
 def _check_compilers(recipe: Recipe, device: torch.device) -> None:
     """Raises if the code that the recipe's compiler generates cannot be planned."""
-    compilers = [stage for stage in recipe.stages.values() if stage.traces]
-    if not compilers:
-        raise UsageError(f"{recipe.name}: no stage compiles anything; plan it without --compiled")
     if device.type != "cpu":
         raise UsageError(f"--compiled plans for a CPU only, not for {device.type}")
     setting = setting_of(recipe, device)
+    compilers = [stage for stage in recipe.stages.values() if stage.traces and not _is_inactive(stage, setting)]
+    if not compilers:
+        raise UsageError(f"{recipe.name}: no stage compiles anything on a CPU; plan it without --compiled")
     for stage in compilers:
         if stage.tunes(setting):
             raise UsageError(f"{stage.kind} measures which code it generates; plan it without --compiled")
+
+
+def _is_inactive(stage: StageConfig, setting: Setting) -> bool:
+    """Returns whether a stage has nothing to do on the planned device."""
+    try:
+        return stage.inactive(setting) is not None
+    except UsageError:
+        return False
 
 
 class _TrackedUpdate(NamedTuple):

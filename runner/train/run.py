@@ -42,9 +42,9 @@ from runner.system.secrets import redact
 from runner.system.terminal import print_error
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION
+from runner.tracking.lookup import computing
 from runner.tracking.run_curves import CURVES, draw_run
 from runner.tracking.tracker import Tracker
-from runner.tracking.workspace import computing
 from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.budget import fitted
 from runner.train.chosen import load_resumed

@@ -14,9 +14,10 @@ from runner.system import generators
 from runner.system.errors import UsageError
 from runner.system.places import LOCK_NAME
 from runner.tracking.locked import load_locked
+from runner.tracking.lookup import folder_of
 from runner.tracking.store import Store
 from runner.tracking.versions import is_version
-from runner.tracking.workspace import RunFolder, Workspace, folder_of
+from runner.tracking.workspace import RunFolder, Workspace
 from runner.train.assemble import Assembly, assemble
 from runner.train.chosen import Which, load_chosen
 from runner.train.versions import fetched

@@ -21,10 +21,11 @@ from runner.system.secrets import redact_values
 from runner.system.stored_json import parse_json
 from runner.system.tree import leaves
 from runner.tracking.description import code, describe
+from runner.tracking.lookup import find, folder_of
 from runner.tracking.record import Record
 from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
-from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
+from runner.tracking.workspace import RunFolder, Workspace
 from runner.train.checkpoint import CHECKPOINTS, checkpoints, load
 from runner.train.model import REQUEST_SCHEMA, request_fields, write_model
 from runner.train.state_schema import check_state

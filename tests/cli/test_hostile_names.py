@@ -17,7 +17,7 @@ from running import tiny
 
 from runner.cli import app, main
 from runner.plugin.registry import Registry
-from runner.recipe.document import dump
+from runner.recipe.dumping import dump
 from runner.recipe.lock import write_lock
 from runner.system.escapes import escape, escape_line
 from runner.tracking import Workspace

@@ -96,7 +96,7 @@ def seen(workspace, monkeypatch):
     monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
     monkeypatch.setenv("TERM", "xterm")
     # Otherwise doctor tells of another load at every width.
-    monkeypatch.setattr(SINCE_START, "read", lambda: Contention(waited=0.5, others=2.0))
+    monkeypatch.setattr(SINCE_START, "read", lambda: Contention(waited=0.5, other_cores=2.0))
 
     def shown(words, columns):
         screen = Terminal()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runner.plugin.registry import Registry
-from runner.plugins.graphs.citation import Graph, borders, partition, smoothing
+from runner.plugins.graphs.citation import Graph, borders, normalized_adjacency, partition
 from runner.plugins.graphs.gcn import propagate
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
@@ -63,7 +63,7 @@ def test_smoothing_is_its_equation():
         adjacency[a, b] = adjacency[b, a] = 1
     degree = adjacency.sum(1)
     wanted = adjacency / (degree[:, None] * degree).sqrt()
-    edge, weight = smoothing(graph)
+    edge, weight = normalized_adjacency(graph)
     torch.testing.assert_close(propagate(torch.eye(5)[None], edge[None], weight[None])[0], wanted)
 
 

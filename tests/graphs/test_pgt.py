@@ -9,7 +9,7 @@ from runner.api import Progress, UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.graphs.attention import Attention, linear_attention, softmax_attention
 from runner.plugins.graphs.contexts import best, chosen_strength, neighbours, personalised_pagerank, probed, reduced
-from runner.plugins.graphs.pgt import info_nce, shown
+from runner.plugins.graphs.pgt import info_nce, visible_nodes
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
@@ -184,7 +184,7 @@ def test_samples_that_are_kept_are_those_that_are_made(graph):
 
 def test_a_share_of_the_real_nodes_is_shown():
     chance, mask = torch.rand(4, 8), torch.arange(8) < torch.tensor([[8], [5], [2], [1]])
-    kept, real = shown(chance, mask, 0.5)
+    kept, real = visible_nodes(chance, mask, 0.5)
     assert kept.shape == (4, 4)
     assert real.sum(1).tolist() == [4, 3, 1, 1]
     assert mask.gather(1, kept)[real].all()

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.plugins.grasps.diffusion import ddim, ddpm, kept_signal, straight, trailing
+from runner.plugins.grasps.diffusion import alphas_cumprod, ddim, ddpm, straight, trailing
 
 STEPS = 100
 
@@ -24,7 +24,7 @@ def betas(kept):
 
 @pytest.mark.parametrize("steps", [5, 10, 20, 25, 50, 100])
 def test_ddim_is_that_of_diffusers(diffusers, steps):
-    kept = kept_signal("cosine", STEPS)
+    kept = alphas_cumprod("cosine", STEPS)
     theirs = diffusers.DDIMScheduler(
         STEPS, trained_betas=betas(kept), prediction_type="sample", clip_sample=False, timestep_spacing="trailing"
     )
@@ -41,7 +41,7 @@ def test_ddim_is_that_of_diffusers(diffusers, steps):
 @pytest.mark.parametrize("eta", [0.3, 1.0])
 @pytest.mark.parametrize("steps", [5, 20, 100])
 def test_ddim_with_fresh_noise_is_that_of_diffusers(diffusers, steps, eta):
-    kept = kept_signal("cosine", STEPS)
+    kept = alphas_cumprod("cosine", STEPS)
     theirs = diffusers.DDIMScheduler(
         STEPS, trained_betas=betas(kept), prediction_type="sample", clip_sample=False, timestep_spacing="trailing"
     )
@@ -55,7 +55,7 @@ def test_ddim_with_fresh_noise_is_that_of_diffusers(diffusers, steps, eta):
 
 
 def test_with_all_steps_and_all_noise_fresh_ddim_is_ddpm():
-    kept = kept_signal("cosine", STEPS)
+    kept = alphas_cumprod("cosine", STEPS)
     noise = torch.randn(STEPS, 3, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours = ddim(network, noise, kept.sqrt(), (1 - kept).sqrt(), STEPS, eta=1.0)
     torch.testing.assert_close(ours, ddpm(network, noise, kept), rtol=0, atol=1e-9)
@@ -63,7 +63,7 @@ def test_with_all_steps_and_all_noise_fresh_ddim_is_ddpm():
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear_seed"])
 def test_ddpm_is_that_of_diffusers_with_the_same_noise(diffusers, monkeypatch, schedule):
-    kept = kept_signal(schedule, STEPS)
+    kept = alphas_cumprod(schedule, STEPS)
     theirs = diffusers.DDPMScheduler(STEPS, trained_betas=betas(kept), prediction_type="sample", clip_sample=False)
     noise = torch.randn(STEPS, 3, 25, generator=torch.Generator().manual_seed(0))
     left = iter(noise.flip(0)[1:])
@@ -76,8 +76,8 @@ def test_ddpm_is_that_of_diffusers_with_the_same_noise(diffusers, monkeypatch, s
 
 
 def test_the_cosine_ends_in_noise_and_the_other_schedule_does_not():
-    assert float(kept_signal("cosine", STEPS)[-1].sqrt()) == pytest.approx(4.9e-4, rel=0.02)
-    assert float(kept_signal("linear_seed", STEPS)[-1].sqrt()) == pytest.approx(0.776, abs=1e-3)
+    assert float(alphas_cumprod("cosine", STEPS)[-1].sqrt()) == pytest.approx(4.9e-4, rel=0.02)
+    assert float(alphas_cumprod("linear_seed", STEPS)[-1].sqrt()) == pytest.approx(0.776, abs=1e-3)
 
 
 def test_signal_and_noise_are_on_a_straight_line():
@@ -89,7 +89,7 @@ def test_signal_and_noise_are_on_a_straight_line():
 @given(st.integers(1, 100), st.integers(0, 2**16))
 def test_a_network_that_knows_the_answer_gets_it_in_any_number_of_steps(steps, seed):
     answer = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed))
-    for signal, sigma in (straight(100), ((kept := kept_signal("cosine", 100)).sqrt(), (1 - kept).sqrt())):
+    for signal, sigma in (straight(100), ((kept := alphas_cumprod("cosine", 100)).sqrt(), (1 - kept).sqrt())):
         noise = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed + 1))
         torch.testing.assert_close(ddim(lambda *_: answer, noise[None], signal.float(), sigma.float(), steps), answer)
 

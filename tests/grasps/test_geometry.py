@@ -8,7 +8,7 @@ from scipy.spatial.transform import Rotation
 
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
-from runner.plugins.grasps.geometry import HAND, Hand, matrix, six_numbers, turned, yaw
+from runner.plugins.grasps.geometry import HAND, Hand, matrix, rotated, rotation_6d, yaw
 
 SEEDS = st.integers(0, 2**16)
 
@@ -25,7 +25,7 @@ def made_up():
 @given(SEEDS)
 def test_six_numbers_are_a_rotation(seed):
     turn = rotations(5, seed)
-    torch.testing.assert_close(matrix(six_numbers(turn)), turn, atol=1e-5, rtol=0)
+    torch.testing.assert_close(matrix(rotation_6d(turn)), turn, atol=1e-5, rtol=0)
     anything = matrix(torch.randn(5, 6, generator=torch.Generator().manual_seed(seed)))
     torch.testing.assert_close(anything @ anything.transpose(1, 2), torch.eye(3).expand(5, 3, 3), atol=1e-4, rtol=0)
     torch.testing.assert_close(torch.linalg.det(anything), torch.ones(5), atol=1e-4, rtol=0)
@@ -39,7 +39,7 @@ def test_yaw_is_about_z():
 def test_a_grasp_that_is_turned_has_its_links_turned(made_up, seed):
     hand, grasp, turn = Hand(made_up.tables), made_up.grasp[:4], rotations(4, seed)
     rotation, position = hand.links(grasp)
-    after = hand.links(turned(grasp, turn))
+    after = hand.links(rotated(grasp, turn))
     torch.testing.assert_close(after[0], turn[:, None] @ rotation, atol=1e-5, rtol=0)
     torch.testing.assert_close(after[1], (turn[:, None] @ position[..., None]).squeeze(-1), atol=1e-6, rtol=0)
 

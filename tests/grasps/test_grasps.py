@@ -7,10 +7,10 @@ from runner.api import DatasetSource
 from runner.plugin.progress import Progress
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
-from runner.plugins.grasps.diffusion import kept_signal
+from runner.plugins.grasps.diffusion import alphas_cumprod
 from runner.plugins.grasps.encoder import farthest_points, grouped
-from runner.plugins.grasps.geometry import straightening, turned, yaw
-from runner.plugins.grasps.learner import weighed
+from runner.plugins.grasps.geometry import rotated, straightening, yaw
+from runner.plugins.grasps.learner import weighted_loss
 from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
@@ -105,13 +105,13 @@ def test_levels_with_little_signal_count_as_much_as_there_is_of_it():
     weight = made("grasp_diffusion", "model.steps=100", "model.min_snr=2.0").learner.weight
     assert float(weight[0]) == 1.0
     assert bool((weight[1:] <= weight[:-1]).all())
-    kept = kept_signal("cosine", 100)
+    kept = alphas_cumprod("cosine", 100)
     assert float(weight[50]) == pytest.approx(float(kept[50] / (1 - kept[50]) / 2), rel=1e-5)
     learner = made("grasp_diffusion", "model.min_snr=null").learner
     assert learner.weight.tolist() == [1.0] * 4
     parts = {"joints": torch.tensor([1.0, 3.0])}
-    assert float(weighed(parts, torch.tensor([1.0, 0.5])).sum) == 2.5
-    assert float(weighed(parts).also["joints"].sum) == 4.0
+    assert float(weighted_loss(parts, torch.tensor([1.0, 0.5])).sum) == 2.5
+    assert float(weighted_loss(parts).also["joints"].sum) == 4.0
 
 
 def test_the_weight_of_the_divergence_grows():
@@ -202,7 +202,7 @@ def test_cloud_and_grasps_are_turned_together(settings):
     torch.testing.assert_close(cloud.abs().amax(2), (batch["edge"] / 2)[:, None].expand(4, 32), atol=1e-6, rtol=0)
     lower, upper = source.tables["lower"], source.tables["upper"]
     assert float(batch["grasp"].abs().max()) <= 1 + 1e-5
-    grasp = turned(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back[:, None])
+    grasp = rotated(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back[:, None])
     known = read(source.config).grasp
     nearest = (grasp.flatten(0, 1)[:, None] - known).abs().amax(2).amin(1)
     assert float(nearest.max()) < 1e-5
@@ -225,9 +225,9 @@ def test_clouds_that_are_kept_come_again_by_their_number():
             assert torch.equal(seen.setdefault(number, cloud), cloud)
             assert float((cloud[:, 2].abs().max() - edge / 2).abs()) < 5e-3
     assert seen.keys() == set(range(12))
-    again = made("grasp_diffusion", "data.clouds=3").source.train.kept["cloud"]
+    again = made("grasp_diffusion", "data.clouds=3").source.train.stored["cloud"]
     assert all(torch.equal(again[number], cloud) for number, cloud in seen.items())
-    other = made("grasp_diffusion", "data.clouds=3", "seed=1").source.train.kept["cloud"]
+    other = made("grasp_diffusion", "data.clouds=3", "seed=1").source.train.stored["cloud"]
     assert not torch.equal(again, other)
 
 
@@ -265,7 +265,7 @@ def test_answers_turn_with_their_clouds(name):
         learner, inputs = stirred(pipeline), inputs_of(pipeline)
         answer, turn = learner.predict(inputs), yaw(torch.tensor(0.3))
         after = learner.predict({**inputs, "cloud": inputs["cloud"] @ turn.T})
-        quarters = [turned(answer, yaw(torch.tensor(0.3 + place * torch.pi / 2))) for place in range(4)]
+        quarters = [rotated(answer, yaw(torch.tensor(0.3 + place * torch.pi / 2))) for place in range(4)]
         apart = torch.stack([(after - each).abs().amax((1, 2)) for each in quarters]).amin(0)
         assert (float(apart.max()) < 1e-4) == straighten
 
@@ -318,7 +318,7 @@ def test_what_grasps_are_worth_on_the_published_ones(published):
     assert real["swapped_valid"] < 0.3
     same = source.sampled(Known(source, lambda grasp: grasp[:, :1].expand_as(grasp)), 16, None)
     assert same["diversity_mm"] < real["diversity_mm"]
-    quarter = source.sampled(Known(source, lambda grasp: turned(grasp, yaw(torch.tensor(torch.pi / 2)))), 16, None)
+    quarter = source.sampled(Known(source, lambda grasp: rotated(grasp, yaw(torch.tensor(torch.pi / 2)))), 16, None)
     assert quarter["diversity_mm"] == pytest.approx(real["diversity_mm"], abs=0.1)  # a cube looks the same
     assert quarter["strict"] == pytest.approx(real["strict"], abs=0.01)
 

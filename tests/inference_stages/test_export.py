@@ -16,7 +16,7 @@ from runner.inference.model import InferenceModel
 from runner.plugin.registry import Registry
 from runner.plugins.inference import network, quantise
 from runner.plugins.inference.export import ExportConfig
-from runner.plugins.inference.network import Question
+from runner.plugins.inference.network import ForwardCall
 from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
 from runner.plugins.inference.quantise import QuantiseConfig
 from runner.recipe.document import RecipeError
@@ -97,7 +97,7 @@ class Modulated(nn.Module):
 
 def test_matrices_are_rounded_but_what_is_kept(tmp_path):
     network, given = Modulated().eval(), (torch.randn(4, 3, 64), torch.randn(4, 8))
-    asked = Question(given, network(*given).detach())
+    asked = ForwardCall(given, network(*given).detach())
     write_onnx(exported(network, asked, "quantise"), tmp_path / "whole.onnx", "quantise")
     quantise._round(tmp_path / "whole.onnx", tmp_path / "rounded.onnx", ["time"], [asked])
     weights = kinds(tmp_path / "rounded.onnx")
@@ -175,7 +175,7 @@ def digest_of(pipeline):
 def test_large_weights_lie_beside_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.plugins.inference.program.INLINE_BYTES", 0)
     network, given = nn.Linear(64, 64), (torch.randn(4, 64),)
-    asked = Question(given, network(*given).detach())
+    asked = ForwardCall(given, network(*given).detach())
     path = tmp_path / "large.onnx"
     write_onnx(exported(network, asked, "export"), path, "export")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
@@ -190,7 +190,7 @@ class Counted(nn.Module):
 
 def test_a_size_that_became_a_number_is_part_of_the_form():
     given = (torch.ones(4, 2),)
-    program = of_torch(exported(Counted(), Question(given, 4 * given[0]), "export"))
+    program = of_torch(exported(Counted(), ForwardCall(given, 4 * given[0]), "export"))
     assert program.fits(given)
     assert not program.fits((torch.ones(3, 2),))
 
@@ -217,7 +217,7 @@ class Branching(nn.Module):
 @pytest.mark.parametrize("inputs", [(torch.ones(2, 2),), ("text",)])
 def test_what_cannot_be_traced_is_refused(inputs):
     with pytest.raises(UsageError, match=r"export: (torch.export cannot trace|every input of the network)"):
-        exported(Branching(), Question(inputs, None), "export")
+        exported(Branching(), ForwardCall(inputs, None), "export")
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path):

@@ -85,6 +85,7 @@ def test_a_compiled_plan_counts_the_generated_code():
     [
         ([], "cpu", "no stage compiles anything"),
         ([COMPILED], "cuda", "plans for a CPU only, not for cuda"),
+        (["optimization.compile={device: cuda}"], "cpu", "no stage compiles anything on a CPU"),
         (["optimization.compile={mode: max-autotune-no-cudagraphs}"], "cpu", "compile measures"),
     ],
 )
@@ -92,6 +93,12 @@ def test_what_cannot_be_planned_is_refused(sets, device, message):
     recipe = replace(tiny("digits_classifier", *sets), device=device)
     with pytest.raises(UsageError, match=message):
         plan_memory(recipe, compiled=True)
+
+
+def test_a_compiler_that_is_inactive_on_the_device_makes_no_estimate():
+    plan = plan_memory(tiny("shakespeare_gpt"))
+    assert "within 5%" in plan.lines()[0]
+    assert "compile" not in plan.left_out
 
 
 def test_a_compiled_update_that_needs_numbers_is_refused(monkeypatch):

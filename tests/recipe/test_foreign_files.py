@@ -5,7 +5,8 @@ from faces import RECIPE, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.recipe.document import RecipeError, dump, read
+from runner.recipe.document import RecipeError, read
+from runner.recipe.dumping import dump
 from runner.recipe.loader import layers
 from runner.recipe.lock import read_lock
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import OVERRIDE, RecipeError, dump
+from runner.recipe.document import OVERRIDE, RecipeError
+from runner.recipe.dumping import dump
 from runner.recipe.loader import load
 from runner.recipe.recipe import flatten
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import Field, SecretBytes, SecretStr
 
 from runner.api import Config
-from runner.recipe.document import RecipeError, dump, parse, read
+from runner.recipe.document import RecipeError, parse, read
+from runner.recipe.dumping import dump
 from runner.recipe.loader import load, secret_assignments
 from runner.recipe.lock import copy_recipe, write_lock
 from runner.recipe.recipe import flatten

@@ -7,7 +7,7 @@ import torch
 
 from runner.api import UsageError
 from runner.plugin.registry import Registry
-from runner.plugins.sequences.text import Windows
+from runner.plugins.sequences.windows import Windows
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 

@@ -70,12 +70,30 @@ ALLOWED = [
     "models.example",
     "Models.Example",
     "192.0.2.7",
+    "x",
+    "runner",
+    "GPU-Server-2",
 ]
 TRICKS = [
-    "{}.evil.example", "evil-{}", "evil.example#{}", "evil.example?{}", "user@{}", "{}@evil.example", "{}/", "{}..",
-    "{} evil.example", "[{}]x", "evil.example:80:{}",
+    "{}.evil.example", "evil-{}.example", "evil.example#{}", "evil.example?{}", "user@{}", "{}@evil.example", "{}/",
+    "{}..", "{} evil.example", "[{}]x", "evil.example:80:{}",
 ]  # fmt: skip
-FOREIGN = ["evil.example", "192.0.2.8", "[2001:db8::1]", "0.0.0.0", "2130706433", "0x7f000001", "", "xn--lcalhost-m3a"]
+FOREIGN = [
+    "evil.example",
+    "192.0.2.8",
+    "[2001:db8::1]",
+    "0.0.0.0",
+    "2130706433",
+    "0x7f000001",
+    "",
+    "xn--lcalhost-m3a",
+    "-x",
+    "x-",
+    "_x",
+    "x_y",
+    "a" * 64,
+    "x.evil.example",
+]
 
 
 def foreign_hosts():

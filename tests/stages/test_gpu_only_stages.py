@@ -5,14 +5,17 @@ import types
 import pytest
 import torch
 from builders import Holder, build_masac, random_batch, works
+from running import tiny
 
 from runner.api import Close, Exact, Progress, Setting, SourceConfig, Statistical
 from runner.plugins.graphs.config import GcnConfig, PartitionedGcnConfig
 from runner.plugins.stages.amp import AmpConfig
 from runner.plugins.stages.async_transfer import AsyncTransferConfig
+from runner.plugins.stages.compile import CompileConfig
 from runner.plugins.stages.cuda_graph import CudaGraph, CudaGraphConfig
 from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.system.errors import UsageError
+from runner.train.assemble import setting_of
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -43,6 +46,23 @@ class Data(SourceConfig):
 
 def setting(device, *, model=None, stages=None, **data):
     return Setting(model or GcnConfig(), Data(**data), torch.device(device), stages or {}, "updates")
+
+
+def test_compile_for_a_gpu_is_inactive_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    only = CompileConfig(device="cuda")
+    assert only.inactive(setting("cpu")) == "it compiles on cuda alone (device), and this is a cpu"
+    assert only.inactive(setting("cuda")) is None
+    assert CompileConfig().inactive(setting("cpu")) is None
+    assert CompileConfig().inactive(setting("cuda")) is None
+
+
+@pytest.mark.parametrize("name", ["shakespeare_gpt", "gpt2_small"])
+def test_language_models_compile_on_a_gpu_alone(name):
+    recipe = tiny(name)
+    for device, is_active in (("cpu", False), ("cuda", True)):
+        context = setting_of(recipe, torch.device(device))
+        assert (recipe.stages["compile"].inactive(context) is None) == is_active
 
 
 def test_async_transfer_says_when_there_is_nothing_to_transfer():

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.study.store import VARIABLE, Leases, StudyStore
+from runner.study.leases import Leases
+from runner.study.store import VARIABLE, StudyStore
 from runner.tracking import Workspace
 
 

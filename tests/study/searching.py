@@ -8,8 +8,9 @@ import optuna
 from children import start
 from running import TINY_UAV
 
+from runner.study.attempts import ATTEMPTS
 from runner.study.store import StudyStore
-from runner.study.summary import ATTEMPTS, CAUSE, REASON
+from runner.study.summary import CAUSE, REASON
 from runner.tracking import Workspace
 
 SETS = [*TINY_UAV, "train.env_steps=96", "train.evaluate_every=32", "data.evaluation.episodes=2"]

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from runner.study.summary import Row, Summary, Used, Worth
+from runner.study.attempts import Used
+from runner.study.summary import Row, Summary, Worth
 
 RETURN, SPEED = "eval/return", "perf/env_steps_per_second"
 SETTINGS = {

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import create_engine
 
-from runner.study import store as module
-from runner.study.store import Leases
+from runner.study import leases as module
+from runner.study.leases import Leases
 from runner.system import processes
 from runner.system.processes import Owner
 
 HOLD = """
 import sys
 from sqlalchemy import create_engine
-from runner.study.store import Leases
+from runner.study.leases import Leases
 leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print(all([leases.claim(int(trial)) for trial in sys.argv[2:]]), flush=True)
 sys.stdin.read()
@@ -26,7 +26,7 @@ sys.stdin.read()
 RACE = """
 import sys
 from sqlalchemy import create_engine
-from runner.study.store import Leases
+from runner.study.leases import Leases
 leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print("ready", flush=True)
 sys.stdin.readline()

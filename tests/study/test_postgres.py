@@ -9,7 +9,8 @@ import pytest
 from children import running, start
 from searching import ATTEMPTS, trials_of, write_study
 
-from runner.study.store import Leases, StudyStore
+from runner.study.leases import Leases
+from runner.study.store import StudyStore
 from runner.tracking import Workspace
 
 pytestmark = pytest.mark.long

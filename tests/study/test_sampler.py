@@ -7,8 +7,10 @@ import pytest
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, WilcoxonPruner
 from optuna.trial import TrialState
 
-from runner.study.config import ParameterConfig, Space, StudyConfig
-from runner.study.store import PerTrialSampler, StudyStore, pruner
+from runner.study.config import ParameterConfig, StudyConfig
+from runner.study.sampler import PerTrialSampler, pruner
+from runner.study.space import Space
+from runner.study.store import StudyStore
 from runner.tracking import Workspace
 
 KINDS = ["random", "tpe", "nsga2"]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recipe.loader import assignments, layers, load, merge
-from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label
+from runner.study.config import OFF, ParameterConfig, label
+from runner.study.space import Parameter, Space, is_on
 
 KINDS = "abcdef"
 SWITCH = ParameterConfig(choice=["off", "on"])

@@ -9,11 +9,12 @@ from browser import needs_browser, page
 from summaries import RETURN, ROWS, SPEED, WORTH, row, single, summary
 
 from runner.plugin.registry import Registry
-from runner.study import definition as definition_module
-from runner.study.definition import Forecast, StudyPlan
+from runner.study import plan as plan_module
+from runner.study.attempts import Used
+from runner.study.definition import load_study
 from runner.study.pictures import draw
+from runner.study.plan import Forecast, StudyPlan
 from runner.study.report import html, show, show_plan
-from runner.study.summary import Used
 from runner.system import secrets
 from runner.system.console import Console
 from runner.system.lines import figure
@@ -281,15 +282,15 @@ def test_a_plan_without_a_forecast_gives_the_reason(monkeypatch, tmp_path):
     reason = "no forecast: the recipe reported fewer than 4 steps"
 
     def fail(*_):
-        raise definition_module.NoForecastError(reason)
+        raise plan_module.NoForecastError(reason)
 
-    monkeypatch.setattr(definition_module, "_forecast", fail)
+    monkeypatch.setattr(plan_module, "_forecast", fail)
     path = tmp_path / "mine.yaml"
     path.write_text(
         "kind: study\nname: mine\nrecipe: digits_classifier\n"
         "space: {optimizer.lr: {float: [1e-4, 1e-2]}}\nobjectives: {eval/accuracy: maximize}\nbudget: {trials: 2}\n"
     )
-    planned = definition_module.plan(definition_module.load_study(path, [], Registry()), [], forecast=True)
+    planned = plan_module.plan(load_study(path, [], Registry()), [], forecast=True)
     assert planned.forecast is None
     assert reason in planned.remarks
     assert planned.trials == 2

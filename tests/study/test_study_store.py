@@ -14,7 +14,9 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from studies import SPACE, read, study_text
 
-from runner.study.store import DEFINITION, TOP_UP, VARIABLE, Leases, PerTrialSampler, StudyStore, forget, verdict_key
+from runner.study.leases import Leases
+from runner.study.sampler import PerTrialSampler
+from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, forget, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.processes import Owner
 from runner.tracking import Workspace
@@ -25,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from faces import FakeCatalog
 from runner.study.definition import load_study
-from runner.study.store import Leases
+from runner.study.leases import Leases
 from runner.study.store import StudyStore
 from runner.tracking import Workspace
 definition = load_study(sys.argv[2], (), FakeCatalog())

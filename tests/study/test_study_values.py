@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.study.config import StudyConfig
-from runner.study.summary import Point, bounds, logged_by, objectives, union
+from runner.study.intervals import union
+from runner.study.logged_values import Point, bounds, logged_by, objectives
 from runner.system.errors import UsageError
 
 NAME = "eval/return"

@@ -9,10 +9,10 @@ from optuna.trial import TrialState
 from studies import AIMS, read, study_text
 
 from runner.recipe.loader import load
+from runner.study.attempts import ATTEMPTS
+from runner.study.leases import Lease
 from runner.study.report import NO_VALUES, recipe_text, write_report
-from runner.study.store import Lease
 from runner.study.summary import (
-    ATTEMPTS,
     CAUSE,
     DISTURBED,
     FEWEST,
@@ -25,7 +25,7 @@ from runner.study.summary import (
     VERDICT,
     summarise,
 )
-from runner.study.worker import FEASIBLE
+from runner.study.trial_run import FEASIBLE
 from runner.system.plots import NO_PLOTS
 
 SPACE = """\

@@ -25,8 +25,8 @@ from runner.system.processor import (
     user_variables,
 )
 
-QUIET = Contention(waited=0.02, others=0.05)
-LOADED = Contention(waited=0.6, others=1.7)
+QUIET = Contention(waited=0.02, other_cores=0.05)
+LOADED = Contention(waited=0.6, other_cores=1.7)
 counts = st.integers(1, 128)
 surroundings = st.builds(
     Surroundings,
@@ -82,7 +82,7 @@ def test_a_policy_of_the_recipe_is_used_whatever_the_load(threads, known):
 @given(surroundings)
 def test_threads_sleep_only_where_something_needs_their_cores(known):
     use = choose("auto", "auto", {}, known)
-    is_free = known.contention.waited <= 0.1 or known.contention.others <= 0.2
+    is_free = known.contention.waited <= 0.1 or known.contention.other_cores <= 0.2
     is_enough = use.threads * (1 + known.other_runs) <= known.cores
     if use.threads == 1 or (is_free and is_enough):
         assert use.wait == "active"
@@ -263,4 +263,4 @@ def test_real_clocks_are_numbers():
     waited, others = ContentionMeter().read()
     assert 0 <= waited <= 1
     assert others >= 0
-    assert processor.SINCE_START.read().others >= 0
+    assert processor.SINCE_START.read().other_cores >= 0

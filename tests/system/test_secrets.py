@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe.document import dump
+from runner.recipe.dumping import dump
 from runner.system import secrets
 from runner.system.secrets import MASK, redact, redact_values, register, register_environment
 

@@ -256,4 +256,4 @@ def test_a_workspace_behind_a_link_is_the_same(project, tmp_path, monkeypatch):
 def test_a_signature_is_bound_to_the_folder_of_the_run(project):
     assert is_signed(project.lock.read_text(), project.run)
     assert not is_signed(project.lock.read_text(), project.folder)
-    assert locked._foreign(project.lock) == ""
+    assert locked._distrust(project.lock) == ""

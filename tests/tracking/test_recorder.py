@@ -5,7 +5,7 @@ import pytest
 from outages import records
 
 from runner.tracking.keys import mlflow_key
-from runner.tracking.tracker import Recorder
+from runner.tracking.recorder import Recorder
 
 
 def test_a_metric_is_written_with_its_step_under_its_whole_name(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from runner.system import faults
-from runner.tracking.spool import Shipper, Spool, place_of, reached
+from runner.tracking.spool import Shipper, Spool, offset_file, reached
 from runner.tracking.store import Store
 from runner.tracking.workspace import Workspace
 
@@ -64,7 +64,7 @@ def test_data_and_model_of_a_run_are_logged_once_however_often_they_are_sent(sto
     spool.append(t=3, step=8, metrics={"eval/loss": 0.4})
     spool.append(t=4, step=7, model="model")
     for _ in range(2):
-        place_of(spool.path).unlink(missing_ok=True)
+        offset_file(spool.path).unlink(missing_ok=True)
         Shipper(store, run_id, spool.path).ship()
     run = store.client.get_run(run_id)
     (given,) = run.inputs.dataset_inputs

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.system import faults
-from runner.tracking.spool import Spool, lines, place_of, reached, unsent
-from runner.tracking.tracker import Recorder
+from runner.tracking.recorder import Recorder
+from runner.tracking.spool import Spool, lines, offset_file, reached, unsent
 
 names = st.text(max_size=8)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -95,7 +95,7 @@ def test_what_is_no_line_says_nothing_with_a_warning(damaged, tmp_path, caplog):
 def test_a_place_that_is_none_means_the_beginning(place, expected, tmp_path):
     path = tmp_path / "spool.jsonl"
     path.write_bytes(b'{"t":1}\n{"t":22}\n{"torn')
-    place_of(path).write_text(place)
+    offset_file(path).write_text(place)
     assert reached(path) == expected
     assert unsent(path) == 17 - expected
 

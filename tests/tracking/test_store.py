@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
 from runner.system.errors import ExitCode, StorageError
+from runner.tracking.access import is_http, on_network_disk
 from runner.tracking.keys import mlflow_key
-from runner.tracking.store import QUIET, Store, is_http, on_network_disk, params_of, shown, text
+from runner.tracking.store import QUIET, Store, params_of, shown, text
 from runner.tracking.workspace import Workspace, folder_name
 
 

@@ -14,7 +14,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
 from runner.recipe.lock import read_lock
-from runner.study.worker import _TrialRun
+from runner.study.trial_run import TrialRun
 from runner.train.budget import keep_budget
 from runner.train.planning import plan_memory
 
@@ -126,7 +126,7 @@ def fit_trial(size):
     registry = Registry()
     recipe = tiny("shakespeare_gpt", *settings_with(size))
     notes = []
-    trial = object.__new__(_TrialRun)
+    trial = object.__new__(TrialRun)
     trial._definition = SimpleNamespace(recipe_of=lambda settled, seed: recipe, catalog=registry)
     trial._say = notes.append
     return trial._recipe({}), notes

@@ -10,6 +10,7 @@ from toy_runs import TOYS, toy
 
 import runner
 from runner.plugin.registry import Registry
+from runner.plugins.sequences.token_file import write_tokens
 from runner.recipe.loader import load
 from runner.recipe.lock import read_lock
 from runner.system.errors import UsageError
@@ -77,7 +78,24 @@ def another_text(folder):
     (folder / "text.txt").write_text("the quick brown dog jumps over the lazy fox. " * 8)
 
 
-CHANGES = [(images, another_pixel), (images, fewer_images), (text, another_text)]
+def tokens(folder):
+    text(folder)
+    write_tokens([folder / "text.txt"], "bytes", folder / "tokens.bin")
+    (folder / "text.yaml").write_text(TEXT.replace("kind: text, file: text.txt", "kind: tokens, file: tokens.bin"))
+    return folder / "text.yaml"
+
+
+def other_tokens(folder):
+    another_text(folder)
+    write_tokens([folder / "text.txt"], "bytes", folder / "tokens.bin")
+
+
+CHANGES = [
+    (images, another_pixel),
+    (images, fewer_images),
+    (text, another_text),
+    (tokens, other_tokens),
+]
 
 
 def resume(folder, registry, **options):

@@ -10,7 +10,7 @@ from children import running, start
 from toy_runs import TOYS, written
 
 from runner.tracking import Workspace
-from runner.tracking.workspace import folders
+from runner.tracking.lookup import folders
 from runner.train import stall_report
 from runner.train.outputs import NoOutput
 from runner.train.stall_report import StallReport

@@ -9,7 +9,7 @@ from children import running, start
 from toy_runs import written
 
 from runner.tracking import Workspace
-from runner.tracking.workspace import folders
+from runner.tracking.lookup import folders
 
 PLUGIN = Path(__file__).with_name("endless_data.py")
 PATIENCE_SECONDS = 60

@@ -10,7 +10,7 @@ from toys import WORDS
 import runner
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.tracking.workspace import folder_of
+from runner.tracking.lookup import folder_of
 from runner.train import checkpoint
 from runner.train.assemble import assemble
 from runner.train.evaluate import evaluate

@@ -19,7 +19,8 @@ from runner.system.openmp import WaitControl
 from runner.system.processes import Owner, _born
 from runner.system.processor import THREAD_VARIABLES
 from runner.tracking import Workspace
-from runner.tracking.workspace import RunFolder, computing
+from runner.tracking.lookup import computing
+from runner.tracking.workspace import RunFolder
 from runner.train.loop import Loop
 from runner.train.outputs import NoOutput
 from runner.train.run import run

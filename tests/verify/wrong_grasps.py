@@ -96,7 +96,7 @@ class BlindAnswerOfTheFirstLevel(Wrong):
         if self.blind is None:
             seen, self.blind = both(x, tokens, blank, level)
             return seen, self.blind
-        return self.learner.clean(x, tokens, level), self.blind
+        return self.learner.predict_x0(x, tokens, level), self.blind
 
 
 @stage("noise_of_the_first_cloud", hole=13, recipe=DIFFUSION)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from operator import is_
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from runner.api import Batch, Close, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import (
+    Batch,
+    Close,
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class PropagationCacheConfig(StageConfig):
-    """Averages the features over neighbours before the training instead of after the first layer of every update.
+    """Averages the features over neighbours before the training instead of after the first layer
+    of every update.
 
-    A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input would change X, so
-    the stage refuses it.
+    A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input
+    would change X, so the stage refuses it.
 
     When it helps: entire graphs without dropout of the input, by little; it saves an average over
     as many numbers as the first layer puts out.
@@ -52,26 +61,35 @@ class PropagationCache(Stage):
         from ..gcn import propagate
 
         model = cast("GcnConfig", pipeline.learner.config)
-        if model.dropout if model.input_dropout is None else model.input_dropout:
-            raise UsageError("propagation_cache: dropout changes the features: set model.input_dropout to 0")
+        input_dropout = model.input_dropout
+        if input_dropout is None:
+            input_dropout = model.dropout
+        if input_dropout:
+            raise UsageError(
+                "propagation_cache: dropout changes the features: set model.input_dropout to 0"
+            )
         source = cast("CitationGraph", pipeline.source)
-        known: list[tuple[list[Tensor], list[int], Tensor]] = []
+        cached: list[tuple[list[Tensor], list[int], Tensor]] = []
         for rows in (source.train, source.held_out):
             tensors = [rows.tensors[name] for name in ("x", "edge", "weight")]
             # Holding the tensors keeps their identity unique; their version changes
             # with every write.
-            known.append((tensors, [each._version for each in tensors], propagate(*tensors)))
-        whole: Aggregate = pipeline.slots.aggregate
+            versions = [tensor._version for tensor in tensors]
+            cached.append((tensors, versions, propagate(*tensors)))
+        aggregate_every_layer: Aggregate = pipeline.slots.aggregate
 
         def features(graph: Batch) -> Tensor:
-            asked = [graph[name] for name in ("x", "edge", "weight")]
-            for tensors, versions, average in known:
-                if all(map(is_, asked, tensors)) and [each._version for each in asked] == versions:
+            requested = [graph[name] for name in ("x", "edge", "weight")]
+            requested_versions = [tensor._version for tensor in requested]
+            for tensors, versions, average in cached:
+                is_cached = all(map(is_, requested, tensors))
+                if is_cached and requested_versions == versions:
                     return average
-            return propagate(*asked)
+            # Another stage may have replaced the graph.
+            return propagate(*requested)
 
         def aggregate(layer: int, x: Tensor, graph: Batch) -> Tensor:
-            return x if layer == 0 else whole(layer, x, graph)
+            return x if layer == 0 else aggregate_every_layer(layer, x, graph)
 
         pipeline.slots.replace("features", features)
         pipeline.slots.replace("aggregate", aggregate)

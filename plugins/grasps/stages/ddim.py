@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import Field
 
-from runner.api import Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import (
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from ..learner import GraspDiffusion
@@ -31,7 +38,7 @@ class DdimConfig(StageConfig):
     """How much fresh noise every step adds (equation 16): none, up to as much as DDPM."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """Other grasps."""
+        """Returns ``Statistical``: the grasps differ."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
@@ -43,14 +50,21 @@ class DdimConfig(StageConfig):
         model = setting.model
         if model.kind != "grasp_diffusion":
             raise UsageError(f"learner '{model.kind}' takes no noise out")
-        levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
+        levels = getattr(model, "steps", 0)
+        sampler = getattr(model, "sampler", None)
         if self.steps > levels:
-            raise UsageError(f"steps: {self.steps}, but the model has {levels} levels of noise")
+            raise UsageError(
+                f"steps: {self.steps}, but the model has {levels} levels of noise"
+            )
         if self.eta and getattr(model, "process", None) == "flow":
-            raise UsageError("eta: no noise is added on a straight line (model.process is flow)")
-        settled = getattr(model, "sampling_steps", None), getattr(model, "eta", None)
-        same = sampler == "ddim" and settled == (self.steps, self.eta)
-        return f"model.sampler is ddim, with {self.steps} steps" if same else None
+            raise UsageError(
+                "eta: no noise is added on a straight line (model.process is flow)"
+            )
+        steps = getattr(model, "sampling_steps", None)
+        eta = getattr(model, "eta", None)
+        if sampler != "ddim" or (steps, eta) != (self.steps, self.eta):
+            return None
+        return f"model.sampler is ddim, with {self.steps} steps"
 
     def implementation(self) -> type[Stage]:
         """Returns the implementation."""
@@ -63,4 +77,6 @@ class Ddim(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Sets only the learner's attributes."""
         learner = cast("GraspDiffusion", pipeline.learner)
-        learner.sampler, learner.sampling_steps, learner.eta = "ddim", self.config.steps, self.config.eta
+        learner.sampler = "ddim"
+        learner.sampling_steps = self.config.steps
+        learner.eta = self.config.eta

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from ..learner import GraspLearner
 
 Group = Callable[..., "tuple[Tensor, Tensor]"]
-"""From clouds [B, P, 3], and their numbers [B] if they have any, to centres [B, M] and neighbours [B, M, N]."""
+"""From clouds [B, P, 3], and their numbers [B] if they have any, to centres [B, M] and neighbours
+[B, M, N].
+"""
 
 
 class GroupingCacheConfig(StageConfig):
-    """Looks for the neighbourhoods of every cloud once, before the training, instead of in every update.
+    """Looks for the neighbourhoods of every cloud once, before the training, instead of in every
+    update.
 
     Only clouds that are used again can be cached (``data.clouds``), if their points are not changed
     in between. A cloud is found by its number, and compared; held-out ones have none, and are
@@ -45,11 +48,14 @@ class GroupingCacheConfig(StageConfig):
         """
         data = cast("CubeGraspsConfig", setting.data)
         if getattr(data, "clouds", None) is None:
-            raise UsageError("grouping_cache: every sample has a new cloud: set data.clouds")
+            raise UsageError(
+                "grouping_cache: every sample has a new cloud: set data.clouds"
+            )
         if data.augment.jitter_mm or data.augment.degrees:
             changed = "jitter_mm" if data.augment.jitter_mm else "degrees"
             raise UsageError(
-                f"grouping_cache: data.augment.{changed} changes clouds whenever they are drawn: set it to 0"
+                f"grouping_cache: data.augment.{changed} changes clouds whenever they are "
+                f"drawn: set it to 0"
             )
         return None
 
@@ -69,18 +75,29 @@ class GroupingCache(Stage):
         """
         import torch
 
-        kept = getattr(getattr(pipeline.source, "train", None), "kept", None)
-        if kept is None:
-            raise UsageError(f"grouping_cache: a {type(pipeline.source).__name__} keeps no clouds")
+        stored = getattr(
+            getattr(pipeline.source, "train", None), "stored", None
+        )
+        if stored is None:
+            raise UsageError(
+                f"grouping_cache: a {type(pipeline.source).__name__} keeps no clouds"
+            )
         learner = cast("GraspLearner", pipeline.learner)
-        clouds = kept["cloud"].to(learner.device)
-        parts = [learner.group(part) for part in clouds.split(pipeline.batch_size)]
-        centres, neighbours = (torch.cat(each) for each in zip(*parts, strict=True))
+        clouds = stored["cloud"].to(learner.device)
+        chunks = clouds.split(pipeline.batch_size)
+        groups = zip(*(learner.group(chunk) for chunk in chunks), strict=True)
+        centres, neighbours = (torch.cat(tensors) for tensors in groups)
 
         def remembering(group: Group) -> Group:
-            def remembered(cloud: Tensor, number: Tensor | None = None) -> tuple[Tensor, Tensor]:
-                if number is None or cloud.dtype != clouds.dtype or not torch.equal(cloud, clouds[number]):
-                    return group(cloud, number)  # a cloud that was changed on the way is another one
+            def remembered(
+                cloud: Tensor, number: Tensor | None = None
+            ) -> tuple[Tensor, Tensor]:
+                # A held-out cloud has no number, and mixed precision rounds the points.
+                if number is None or cloud.dtype != clouds.dtype:
+                    return group(cloud, number)
+                # Another stage may have changed the points of a cloud.
+                if not torch.equal(cloud, clouds[number]):
+                    return group(cloud, number)
                 return centres[number], neighbours[number]
 
             return remembered

@@ -24,15 +24,19 @@ class MergedGuidanceConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"both"})
 
     def contract(self, setting: Setting) -> Close:
-        """Products of other sizes."""
+        """Returns ``Close``: matrix products of other sizes round differently."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if there is no guidance, so that one evaluation is sufficient."""
-        return None if getattr(setting.model, "guidance", 0) else "model.guidance is 0: one evaluation is sufficient"
+        return (
+            None
+            if getattr(setting.model, "guidance", 0)
+            else "model.guidance is 0: one evaluation is sufficient"
+        )
 
     def implementation(self) -> type[Stage]:
-        """The batch."""
+        """Returns the implementation."""
         return MergedGuidance
 
 
@@ -40,13 +44,18 @@ class MergedGuidance(Stage):
     """Replaces two evaluations of the network by one."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """The rows without a cloud come after those with one."""
+        """Replaces the slot; the rows without a cloud come after those with one."""
         from torch import cat
 
         learner = cast("GraspDiffusion", pipeline.learner)
 
-        def both(x: Tensor, tokens: Tensor, blank: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-            one, other = learner.clean(x.repeat(2, 1, 1), cat([tokens, blank]), level.repeat(2)).chunk(2)
-            return one, other
+        def both(
+            x: Tensor, tokens: Tensor, blank: Tensor, timestep: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            x0 = learner.predict_x0(
+                x.repeat(2, 1, 1), cat([tokens, blank]), timestep.repeat(2)
+            )
+            conditional, unconditional = x0.chunk(2)
+            return conditional, unconditional
 
         pipeline.slots.replace("both", both)

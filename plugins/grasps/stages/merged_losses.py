@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class MergedLossesConfig(StageConfig):
-    """Squares the errors of translations, rotations, joints and links in one tensor instead of in four.
+    """Squares the errors of translations, rotations, joints and links in one tensor instead of in
+    four.
 
-    A product with a matrix then weighs them and takes the mean of every part; as all parts share the network, their
-    gradients are added up in another order.
+    A product with a matrix then weighs them and takes the mean of every part; as all parts share
+    the network, their gradients are added up in another order.
 
     When it helps: GPUs, where an update of so small a network waits for its kernels to be started.
     When it hurts: never by much; on a CPU it is a small part of an update, and nothing changes.
@@ -48,16 +49,21 @@ class MergedLosses(Stage):
         learner = cast("GraspLearner", pipeline.learner)
         hand = learner.module.hand
         links = 3 * len(hand.keypoints)
-        weights = torch.zeros(NUMBERS + links, len(PARTS) + 1, device=learner.device)
+        weights = torch.zeros(
+            NUMBERS + links, len(PARTS) + 1, device=learner.device
+        )
+        # A column has the mean over a part's numbers, times the part's weight.
         for column, (numbers, weight) in enumerate(PARTS.values()):
             weights[numbers, column] = weight / (numbers.stop - numbers.start)
         weights[NUMBERS:, -1] = KEYPOINT_SCALE**2 / links
 
         def stacked(grasp: Tensor) -> Tensor:
-            return torch.cat([grasp, hand.keypoints_of(learner.module.metric(grasp)).flatten(-2)], -1)
+            keypoints = hand.keypoints_of(learner.module.metric(grasp))
+            return torch.cat([grasp, keypoints.flatten(-2)], -1)
 
         def restoration(answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
             squared = (stacked(answer) - stacked(grasp)).square().mean(1)
-            return dict(zip((*PARTS, "keypoints"), (squared @ weights).unbind(1), strict=True))
+            errors = (squared @ weights).unbind(1)
+            return dict(zip((*PARTS, "keypoints"), errors, strict=True))
 
         pipeline.slots.replace("restoration", restoration)

@@ -1,4 +1,4 @@
-"""Makes PettingZoo environments by name, with one clear message for everything that can be wrong."""
+"""Makes PettingZoo environments by name; every possible mistake has one clear message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'proven-runner[pettingzoo]'"
 
 
-def environment_maker(name: str, options: Mapping[str, Any]) -> Callable[[], ParallelEnv[str, Any, Any]]:
+def environment_maker(
+    name: str, options: Mapping[str, Any]
+) -> Callable[[], ParallelEnv[str, Any, Any]]:
     """Returns a function that makes a copy of the environment.
 
     Args:
@@ -25,12 +27,18 @@ def environment_maker(name: str, options: Mapping[str, Any]) -> Callable[[], Par
         options: arguments for ``parallel_env``.
 
     Raises:
-        UsageError: the package is not installed, has no such parallel environment, or refuses the options.
+        UsageError: the package is not installed, has no such parallel environment, or refuses the
+            options.
     """
     module = _import(name)
     if not hasattr(module, "parallel_env"):
-        raise UsageError(f"data.environment: '{name}' has no parallel environment")
-    arguments = {"continuous_actions": True, **options} if name.startswith("mpe2.") else dict(options)
+        raise UsageError(
+            f"data.environment: '{name}' has no parallel environment"
+        )
+    arguments = dict(options)
+    # These environments have discrete actions by default, which no learner here supports.
+    if name.startswith("mpe2."):
+        arguments = {"continuous_actions": True, **options}
 
     def make() -> ParallelEnv[str, Any, Any]:
         try:
@@ -38,7 +46,9 @@ def environment_maker(name: str, options: Mapping[str, Any]) -> Callable[[], Par
             with contextlib.redirect_stdout(sys.stderr):
                 return module.parallel_env(**arguments)
         except (AssertionError, TypeError, ValueError) as error:
-            raise UsageError(f"data.options: '{name}' refuses {dict(options)}: {error}") from error
+            raise UsageError(
+                f"data.options: '{name}' refuses {dict(options)}: {error}"
+            ) from error
 
     return make
 
@@ -50,9 +60,14 @@ def _import(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            raise UsageError(f"data.environment: the installed '{package}' has no environment '{name}'") from error
+            raise UsageError(
+                f"data.environment: the installed '{package}' has no environment '{name}'"
+            ) from error
         if error.name in {"pettingzoo", "mpe2"}:
-            raise UsageError(f"data.environment: '{name}' needs the package '{error.name}': {INSTALL}") from error
+            raise UsageError(
+                f"data.environment: '{name}' needs the package '{error.name}': {INSTALL}"
+            ) from error
         raise UsageError(
-            f"data.environment: '{name}' needs the package '{error.name}', which its authors leave to you to install"
+            f"data.environment: '{name}' needs the package '{error.name}', which its authors "
+            f"leave to you to install"
         ) from error

@@ -1,4 +1,4 @@
-"""The face of the PettingZoo source: settings only, nothing heavy."""
+"""Settings of the PettingZoo source, without heavy imports."""
 
 import re
 from typing import Annotated, ClassVar
@@ -16,8 +16,10 @@ ALLOWED = r"^(mpe2|pettingzoo\.(butterfly|sisl))\.[a-z0-9_]+_v[0-9]+$"
 def _known_family(name: str) -> str:
     if not re.fullmatch(ALLOWED, name):
         raise ValueError(
-            f"'{name}' is not an environment that a recipe may name; write mpe2.NAME_vN, pettingzoo.sisl.NAME_vN or "
-            "pettingzoo.butterfly.NAME_vN, for example mpe2.simple_spread_v3 (for others, write a plugin)"
+            f"'{name}' is not an environment that a recipe may name; write mpe2.NAME_vN, "
+            f"pettingzoo.sisl.NAME_vN or "
+            "pettingzoo.butterfly.NAME_vN, for example mpe2.simple_spread_v3 (for others, "
+            "write a plugin)"
         )
     return name
 
@@ -37,11 +39,19 @@ class PettingZooConfig(SimulatorConfig):
     headline: ClassVar[tuple[str, ...]] = ("return",)
     objective = Objective("return", "maximize")
 
-    environment: Annotated[str, AfterValidator(_known_family), Field(json_schema_extra={"pattern": ALLOWED})]
+    environment: Annotated[
+        str,
+        AfterValidator(_known_family),
+        Field(json_schema_extra={"pattern": ALLOWED}),
+    ]
     """Module of the environment, for example ``mpe2.simple_spread_v3``."""
-    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    options: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict
+    )
     """Arguments for the environment, for example ``{N: 3, max_cycles: 25}``."""
-    evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig(episodes=50))
+    evaluation: EvaluationConfig = Field(
+        default_factory=lambda: EvaluationConfig(episodes=50)
+    )
     """How the deterministic policy is measured."""
 
     def outline(self, batch_size: int) -> SourceOutline:
@@ -50,7 +60,12 @@ class PettingZooConfig(SimulatorConfig):
         from .layout import Layout
 
         layout = Layout(environment_maker(self.environment, self.options)())
-        return self.transitions(batch_size, len(layout.agents), layout.observation_size, layout.action_size)
+        return self.transitions(
+            batch_size,
+            len(layout.agents),
+            layout.observation_size,
+            layout.action_size,
+        )
 
     def implementation(self) -> type[Source]:
         """Imports and returns the source's class."""

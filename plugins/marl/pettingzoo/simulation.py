@@ -27,13 +27,15 @@ class StepOutcome:
 
 
 class Simulation:
-    """Runs one episode after another and keeps the seed and the actions of the present one.
+    """Runs one episode after another and records the seed and the actions of the current one.
 
     Environments cannot be saved in general, but one that its seed determines, as PettingZoo
     requires, reaches the same state when the same actions are repeated.
     """
 
-    def __init__(self, environment: ParallelEnv[str, Any, Any], layout: Layout) -> None:
+    def __init__(
+        self, environment: ParallelEnv[str, Any, Any], layout: Layout
+    ) -> None:
         self._environment = steppable(environment)
         self._layout = layout
 
@@ -46,7 +48,7 @@ class Simulation:
         self.observation = self._layout.observations(observed)
 
     def restore(self, seed: int, actions: Floats) -> None:
-        """Comes back to where ``actions`` [T, N, a] lead from the start of the episode of that seed."""
+        """Repeats ``actions`` [T, N, a] from the start of the episode of that seed."""
         self.reset(seed)
         for action in actions:
             self.step(action)
@@ -62,17 +64,39 @@ class Simulation:
         agent that ends before them, or terminates together with one that is truncated, has no
         future: it observes zeros from then on and has zero rewards.
         """
-        layout, environment = self._layout, self._environment
+        layout = self._layout
+        environment = self._environment
         live = list(environment.agents)
-        observed, rewards, terminations, truncations, _ = environment.step(layout.actions(action, live))
-        ended = [agent for agent in live if terminations[agent] or truncations[agent]]
-        over = len(ended) == len(live)
-        cut_off = [agent for agent in live if truncations[agent] and not terminations[agent]]
-        truncated = over and bool(cut_off)
-        terminated = over and not truncated
-        gone = set() if terminated else set(ended) - set(cut_off if over else [])
-        self.observation = layout.observations({k: v for k, v in observed.items() if k not in gone})
-        reward = np.array([rewards[agent] if agent in live else 0.0 for agent in layout.agents], np.float32)
+        observations, rewards, terminations, truncations, _ = environment.step(
+            layout.actions(action, live)
+        )
+        # PettingZoo removes agents from its list as soon as they have ended.
+        ended_agents = [
+            agent for agent in live if terminations[agent] or truncations[agent]
+        ]
+        is_over = len(ended_agents) == len(live)
+        cut_off = [
+            agent
+            for agent in live
+            if truncations[agent] and not terminations[agent]
+        ]
+        truncated = is_over and bool(cut_off)
+        terminated = is_over and not truncated
+        unobserved = (
+            set()
+            if terminated
+            else set(ended_agents) - set(cut_off if is_over else [])
+        )
+        self.observation = layout.observations(
+            {k: v for k, v in observations.items() if k not in unobserved}
+        )
+        reward = np.array(
+            [
+                rewards[agent] if agent in live else 0.0
+                for agent in layout.agents
+            ],
+            np.float32,
+        )
         self.actions.append(action)
         self.returned += float(reward.mean())
         return StepOutcome(self.observation, reward, terminated, truncated)

@@ -20,13 +20,24 @@ class PettingZooSource(SimulatorSource):
         super().__init__(config, context)
 
     def make_environment(
-        self, config: PettingZooConfig, envs: int, device: torch.device, generator: torch.Generator
+        self,
+        config: PettingZooConfig,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
     ) -> PettingZooEnvironment:
         """Makes ``envs`` copies."""
         return PettingZooEnvironment(self._make, envs, device, generator)
 
     def events(self) -> Mapping[str, bool]:
-        """Returns whether an episode ended in the last draw, and whether some of its agents have ended."""
+        """Returns whether an episode ended in the last draw, and whether some of its agents have
+        ended.
+        """
         assert isinstance(self._environment, PettingZooEnvironment)
-        is_partial = self._latest is not None and self._environment.has_ended_agents()
-        return {**super().events(), "an agent that ends before the others": is_partial}
+        is_partial = (
+            self._latest is not None and self._environment.has_ended_agents()
+        )
+        return {
+            **super().events(),
+            "an agent that ends before the others": is_partial,
+        }

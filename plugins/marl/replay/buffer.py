@@ -15,8 +15,9 @@ GIB = 2**30
 class Replay(ABC):
     """Transitions of fixed shapes, the oldest overwritten once the buffer is full.
 
-    All fields of a transition lie side by side in one row of float32 numbers, so that drawing a batch fetches every
-    row from memory once, whatever the number of fields. Booleans (``terminated``) come back as 0 and 1.
+    All fields of a transition lie side by side in one row of float32 numbers, so that drawing a
+    batch fetches every row from memory once, whatever the number of fields. Booleans
+    (``terminated``) come back as 0 and 1.
 
     Nothing in ``add``, ``sample`` and ``update_priorities`` waits for a GPU.
     """
@@ -37,7 +38,8 @@ class Replay(ABC):
             capacity: transitions kept.
             shapes: shape of every field of one transition.
             device: where they are kept.
-            generator: what ``sample`` draws from, on the same device; its state belongs to the caller.
+            generator: what ``sample`` draws from, on the same device; its state belongs to the
+                caller.
 
         Raises:
             UsageError: the buffer will not fit in the memory that is free now.
@@ -48,8 +50,12 @@ class Replay(ABC):
         self.generator = generator
         self._widths = [math.prod(shape) for shape in self.shapes.values()]
         width = sum(self._widths)
-        _require_memory(capacity, width * torch.float32.itemsize + self.extra_bytes, device)
-        self._rows = torch.empty(capacity, width, dtype=torch.float32, device=device)
+        _require_memory(
+            capacity, width * torch.float32.itemsize + self.extra_bytes, device
+        )
+        self._rows = torch.empty(
+            capacity, width, dtype=torch.float32, device=device
+        )
         self._written = 0
 
     def __len__(self) -> int:
@@ -71,11 +77,18 @@ class Replay(ABC):
         count = len(next(iter(batch.values())))
         if count > self.capacity:
             raise UsageError(
-                f"data.replay.capacity: {count} transitions of one step exceed a buffer of {self.capacity}; "
+                f"data.replay.capacity: {count} transitions of one step exceed a buffer of "
+                f"{self.capacity}; "
                 f"raise it to at least {count} or lower data.envs"
             )
         fields = zip(self.shapes, self._widths, strict=True)
-        rows = torch.cat([batch[name].reshape(count, width).float() for name, width in fields], dim=1)
+        rows = torch.cat(
+            [
+                batch[name].reshape(count, width).float()
+                for name, width in fields
+            ],
+            dim=1,
+        )
         index = self._places(self._written, self._written + count)
         self._rows.index_copy_(0, index, rows.to(self.device))
         self._written += count
@@ -90,7 +103,8 @@ class Replay(ABC):
             progress: share of the training that is over, 0 to 1.
 
         Returns:
-            Every field, [B, *shape]; ``index``, [B], where they are stored; ``weight``, [B], importance weights.
+            Every field, [B, *shape]; ``index``, [B], where they are stored; ``weight``, [B],
+            importance weights.
 
         Raises:
             UsageError: the buffer is empty.
@@ -105,25 +119,36 @@ class Replay(ABC):
         """Returns the transitions, as a ring that reads the buffer's memory."""
         return {
             "rows": Ring(self.capacity, self._written, self._read),
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "shapes": {
+                name: list(shape) for name, shape in self.shapes.items()
+            },
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restores what ``state_dict`` returned; with the generator's state, the same batches follow.
+        """Restores what ``state_dict`` returned; with the generator's state, the same batches
+        follow.
 
         Raises:
             UsageError: the state is that of a buffer of another capacity or other fields.
         """
         ring: Ring = state["rows"]
-        own = {"capacity": self.capacity, "shapes": self.state_dict()["shapes"]}
-        for name, theirs in (("capacity", ring.capacity), ("shapes", state["shapes"])):
-            if theirs != own[name]:
+        expected = {
+            "capacity": self.capacity,
+            "shapes": self.state_dict()["shapes"],
+        }
+        for name, stored in (
+            ("capacity", ring.capacity),
+            ("shapes", state["shapes"]),
+        ):
+            if stored != expected[name]:
                 raise UsageError(
-                    f"the checkpoint's replay buffer has {name} {theirs}, the recipe's {own[name]}; "
+                    f"the checkpoint's replay buffer has {name} {stored}, the recipe's "
+                    f"{expected[name]}; "
                     "resume with the settings of the run that wrote it"
                 )
         for first, rows in ring.pieces():
-            self._rows.index_copy_(0, self._places(first, first + len(rows)), rows.to(self.device))
+            index = self._places(first, first + len(rows))
+            self._rows.index_copy_(0, index, rows.to(self.device))
         self._written = ring.written
 
     def _read(self, first: int, last: int) -> Tensor:
@@ -133,30 +158,44 @@ class Replay(ABC):
         """Returns the positions of the transitions with these numbers, counted from the first that
         was ever stored.
         """
-        return torch.arange(first, last, device=self.device).remainder_(self.capacity)
+        return torch.arange(first, last, device=self.device).remainder_(
+            self.capacity
+        )
 
     def _require_transitions(self) -> None:
         if not len(self):
-            raise UsageError("the replay buffer is empty; collect at least one step before the first update")
+            raise UsageError(
+                "the replay buffer is empty; collect at least one step before the first update"
+            )
 
     def _take(self, index: Tensor) -> Batch:
         # Called with torch.ops because the stub of torch.split_with_sizes_copy declares
         # no return value.
-        columns = torch.ops.aten.split_with_sizes_copy(self._rows.index_select(0, index), self._widths, 1)
+        rows = self._rows.index_select(0, index)
+        columns = torch.ops.aten.split_with_sizes_copy(rows, self._widths, 1)
         fields = zip(self.shapes.items(), columns, strict=True)
-        return {name: column.view(len(index), *shape) for (name, shape), column in fields}
+        return {
+            name: column.view(len(index), *shape)
+            for (name, shape), column in fields
+        }
 
 
-def _require_memory(capacity: int, transition: int, device: torch.device) -> None:
+def _require_memory(
+    capacity: int, transition: int, device: torch.device
+) -> None:
     if device.type == "cuda":
-        free, remedy = torch.cuda.mem_get_info(device)[0], ", or keep it in host memory with data.replay.device: cpu"
+        free = torch.cuda.mem_get_info(device)[0]
+        hint = ", or keep it in host memory with data.replay.device: cpu"
     elif device.type == "cpu":
-        free, remedy = available_memory(), ""
+        free = available_memory()
+        hint = ""
     else:
         return
-    need = capacity * transition
-    if need > free:
+    required = capacity * transition
+    if required > free:
         raise UsageError(
-            f"data.replay.capacity: {capacity} transitions of {transition} bytes need {need / GIB:.1f} GiB, but "
-            f"{device} has {free / GIB:.1f} GiB free; lower it to at most {free // transition}{remedy}"
+            f"data.replay.capacity: {capacity} transitions of {transition} bytes need "
+            f"{required / GIB:.1f} GiB, but "
+            f"{device} has {free / GIB:.1f} GiB free; lower it to at most "
+            f"{free // transition}{hint}"
         )

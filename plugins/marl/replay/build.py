@@ -16,7 +16,10 @@ def storage_device(config: ReplayConfig, device: torch.device) -> torch.device:
 
 
 def make_replay(
-    config: ReplayConfig, shapes: Mapping[str, tuple[int, ...]], device: torch.device, generator: torch.Generator
+    config: ReplayConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+    generator: torch.Generator,
 ) -> Replay:
     """Creates the replay buffer of a recipe.
 
@@ -33,5 +36,11 @@ def make_replay(
     if config.kind == "uniform":
         return UniformReplay(config.capacity, shapes, storage, generator)
     return PrioritizedReplay(
-        config.capacity, shapes, storage, generator, alpha=config.alpha, beta=config.beta, epsilon=config.epsilon
+        config.capacity,
+        shapes,
+        storage,
+        generator,
+        alpha=config.alpha,
+        beta=config.beta,
+        epsilon=config.epsilon,
     )

@@ -25,7 +25,9 @@ class UniformConfig(_Storage):
 
 
 class PrioritizedConfig(_Storage):
-    """A transition is drawn in proportion to a power of its temporal-difference error (Schaul et al. 2016)."""
+    """A transition is drawn in proportion to a power of its temporal-difference error (Schaul et
+    al. 2016).
+    """
 
     kind: Literal["prioritized"] = "prioritized"
     """Proportional prioritized replay."""
@@ -33,10 +35,14 @@ class PrioritizedConfig(_Storage):
     """Power of the priority: 0 is uniform, 1 is proportional to the error."""
     # A YAML list must do for a pair, although the section is strict otherwise.
     beta: Annotated[tuple[Exponent, Exponent], Field(strict=False)] = (0.4, 1.0)
-    """Strength of the importance weights at the start and at the end of the training, linear in between."""
+    """Strength of the importance weights at the start and at the end of the training, linear in
+    between.
+    """
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Added to every error, so that no transition is lost for ever."""
 
 
-ReplayConfig = Annotated[UniformConfig | PrioritizedConfig, Field(discriminator="kind")]
+ReplayConfig = Annotated[
+    UniformConfig | PrioritizedConfig, Field(discriminator="kind")
+]
 """Either kind of replay buffer, distinguished by ``kind``."""

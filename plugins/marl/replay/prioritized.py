@@ -1,4 +1,6 @@
-"""Proportional prioritized replay: Schaul et al. 2016, "Prioritized Experience Replay" (arXiv:1511.05952)."""
+"""Proportional prioritized replay: Schaul et al. 2016, "Prioritized Experience Replay"
+(arXiv:1511.05952).
+"""
 
 from collections.abc import Mapping
 
@@ -15,14 +17,15 @@ TOTAL_BITS = 62
 
 
 class PrioritizedReplay(Replay):
-    """Draws transition i with probability P(i) = p_i^alpha / sum p^alpha, p_i = |TD error| + epsilon.
+    """Draws transition i with probability P(i) = p_i^alpha / sum p^alpha, p_i = |TD error| +
+    epsilon.
 
-    That is equation 1 and the proportional variant of section 3.3. A new transition gets the largest p^alpha that was
-    ever seen, 1 at first (algorithm 1, line 6).
+    That is equation 1 and the proportional variant of section 3.3. A new transition gets the
+    largest p^alpha that was ever seen, 1 at first (algorithm 1, line 6).
 
-    p^alpha is kept as an integer number of 2^-24, at least one of them, at most what lets a full buffer stay below
-    2^62 (262,144 at a capacity of one million). Sums are therefore exact, and an error that is not a number counts as
-    the smallest.
+    p^alpha is kept as an integer number of 2^-24, at least one of them, at most what lets a full
+    buffer stay below 2^62 (262,144 at a capacity of one million). Sums are therefore exact, and
+    an error that is not a number counts as the smallest.
     """
 
     extra_bytes = torch.int64.itemsize
@@ -43,7 +46,8 @@ class PrioritizedReplay(Replay):
             capacity: transitions kept.
             shapes: shape of every field of one transition.
             device: where they are kept.
-            generator: what ``sample`` draws from, on the same device; its state belongs to the caller.
+            generator: what ``sample`` draws from, on the same device; its state belongs to the
+                caller.
             alpha: power of the priorities, 0 (uniform) to 1.
             beta: strength of the importance weights at the start and at the end of the training.
             epsilon: added to every error.
@@ -55,9 +59,12 @@ class PrioritizedReplay(Replay):
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
+        # The sum of a full buffer must fit an integer of 64 bits.
         self._most = 2 ** (TOTAL_BITS - capacity.bit_length())
         self._priorities = BlockSums(capacity, device)
-        self._max_priority = torch.full((), int(1 / UNIT), dtype=torch.int64, device=device)
+        self._max_priority = torch.full(
+            (), int(1 / UNIT), dtype=torch.int64, device=device
+        )
 
     def add(self, batch: Batch) -> Tensor:
         """Stores transitions with the largest priority seen so far; see ``Replay.add``."""
@@ -68,41 +75,57 @@ class PrioritizedReplay(Replay):
     def sample(self, batch_size: int, progress: float) -> Batch:
         """Draws transitions in proportion to their priorities; see ``Replay.sample``.
 
-        One is drawn from each of B equal shares of the total (appendix B.2.1): the expected number of draws of every
-        transition stays B P(i), and the batch has less variance. It comes ordered by place in the buffer.
+        One is drawn from each of B equal shares of the total (appendix B.2.1): the expected
+        number of draws of every transition stays B P(i), and the batch has less variance. It
+        comes ordered by place in the buffer.
 
-        ``weight`` is (N P(i))^-beta divided by the largest of the batch (section 3.4, with the batch's maximum for the
-        buffer's). N and the total cancel: (p_i^alpha / least p^alpha of the batch)^-beta. beta goes from its first to
-        its second value with ``progress``.
+        ``weight`` is (N P(i))^-beta divided by the largest of the batch (section 3.4, with the
+        batch's maximum for the buffer's). N and the total cancel: (p_i^alpha / least p^alpha of
+        the batch)^-beta. beta goes from its first to its second value with ``progress``.
         """
         self._require_transitions()
-        share = torch.rand(batch_size, dtype=torch.float64, generator=self.generator, device=self.device)
-        index = self._priorities.find((share + torch.arange(batch_size, device=self.device)) / batch_size)
+        share = torch.rand(
+            batch_size,
+            dtype=torch.float64,
+            generator=self.generator,
+            device=self.device,
+        )
+        # One fraction in each of B equal intervals.
+        strata = torch.arange(batch_size, device=self.device)
+        index = self._priorities.find((share + strata) / batch_size)
         priority = self._priorities.masses.index_select(0, index).float()
-        beta = self.beta[0] + (self.beta[1] - self.beta[0]) * min(max(progress, 0.0), 1.0)
+        first, last = self.beta
+        beta = first + (last - first) * min(max(progress, 0.0), 1.0)
         weight = priority.div_(priority.amin()).pow_(-beta)
         return {**self._take(index), "index": index, "weight": weight}
 
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Sets the priorities of the transitions at ``index``.
 
-        A transition that is in the batch more than once gets the largest of its priorities. One that has been
-        overwritten since the batch was drawn passes its priority to its successor, which matters only if updates lag
-        behind the collecting.
+        A transition that is in the batch more than once gets the largest of its priorities. One
+        that has been overwritten since the batch was drawn passes its priority to its successor,
+        which matters only if updates lag behind the collecting.
 
         Args:
             index: as ``sample`` returned it, [B].
             td_error: temporal-difference errors of either sign, the mean over agents, [B].
         """
         error = td_error.to(self.device, torch.float32).abs()
-        units = error.add_(self.epsilon).pow_(self.alpha).div_(UNIT).clamp_(max=self._most)
-        priority = units.long().clamp_(min=1)  # a number that is none converts to zero or less
+        units = error.add_(self.epsilon).pow_(self.alpha).div_(UNIT)
+        units = units.clamp_(max=self._most)
+        # NaN converts to zero or less.
+        priority = units.long().clamp_(min=1)
         self._priorities.set(index.to(self.device), priority)
-        torch.maximum(self._max_priority, priority.amax(), out=self._max_priority)
+        torch.maximum(
+            self._max_priority, priority.amax(), out=self._max_priority
+        )
 
     def state_dict(self) -> State:
         """Transitions and priorities; the tensors share the buffer's memory."""
-        priorities = {"priorities": self._priorities.masses[: len(self)], "max_priority": self._max_priority}
+        priorities = {
+            "priorities": self._priorities.masses[: len(self)],
+            "max_priority": self._max_priority,
+        }
         return super().state_dict() | priorities
 
     def load_state_dict(self, state: State) -> None:

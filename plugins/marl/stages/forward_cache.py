@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from runner.api import Batch, Exact, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import (
+    Batch,
+    Exact,
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    UsageError,
+)
 
 
 class ForwardCacheConfig(StageConfig):
@@ -21,7 +29,9 @@ class ForwardCacheConfig(StageConfig):
 
     kind: ClassVar[str] = "forward_cache"
     phase: ClassVar[int] = 1
-    wraps: ClassVar[frozenset[str]] = frozenset({"update", "next_actions", "current_action"})
+    wraps: ClassVar[frozenset[str]] = frozenset(
+        {"update", "next_actions", "current_action"}
+    )
 
     def contract(self, setting: Setting) -> Exact:
         """Returns ``Exact``: the same bits."""
@@ -31,24 +41,28 @@ class ForwardCacheConfig(StageConfig):
         """Returns None, because it always has an effect.
 
         Raises:
-            UsageError: forwards would be reused between compiled functions that each free what they made.
+            UsageError: forwards would be reused between compiled functions that each free what
+                they made.
         """
-        if "compile" in setting.stages and "stacked_agents" not in setting.stages:
+        if (
+            "compile" in setting.stages
+            and "stacked_agents" not in setting.stages
+        ):
             raise UsageError(
                 "forward_cache cannot work with compile on agents that are not stacked: "
                 "switch stacked_agents on, or one of the two off"
             )
 
     def implementation(self) -> type[Stage]:
-        """The two memories."""
+        """Returns the implementation."""
         return ForwardCache
 
 
 class ForwardCache(Stage):
-    """Remembers forwards until the update is over."""
+    """Stores the results of forwards until the update is over."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the two forwards with a memory, and the update with forgetting."""
+        """Wraps the two forwards with a cache, and the update with functions that clear it."""
         self.next: Any = None
         self.current: dict[int | None, Any] = {}
         pipeline.slots.wrap("next_actions", self._remember_next)
@@ -67,18 +81,24 @@ class ForwardCache(Stage):
         import torch
 
         def current_action(batch: Batch, noise: Batch, agents: slice) -> Any:
-            if agents.start is None:  # one call for all agents: nothing can be reused
+            # One call for all agents: nothing can be reused.
+            if agents.start is None:
                 return step(batch, noise, agents)
             if agents.start not in self.current:
+                # The first caller may need no gradient, and a later one does.
                 with torch.enable_grad():
                     self.current[agents.start] = step(batch, noise, agents)
             action, log_prob = self.current[agents.start]
-            return (action, log_prob) if torch.is_grad_enabled() else (action.detach(), log_prob.detach())
+            if torch.is_grad_enabled():
+                return action, log_prob
+            # The loss of another agent must not reach this agent's parameters.
+            return action.detach(), log_prob.detach()
 
         return current_action
 
     def _forget_around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def update(*arguments: Any) -> Any:
+            # An interrupted update leaves results of other parameters.
             self._forget()
             try:
                 return step(*arguments)

@@ -29,7 +29,7 @@ class MergedCriticLossConfig(StageConfig):
         return Exact()
 
     def implementation(self) -> type[Stage]:
-        """The critic step."""
+        """Returns the implementation."""
         return MergedCriticLoss
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class StackedAgentsConfig(StageConfig):
-    """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
+    """Stacks the parameters of all agents, so that every layer of every network is one batched
+    matmul.
 
     Actors, critics, target critics and temperatures are each in one flat vector: one optimizer
     step, one Polyak average, one gradient to zero. Agents still share no parameter, and gradients
@@ -27,14 +28,17 @@ class StackedAgentsConfig(StageConfig):
         {"actor_forward", "critic_forward", "temperatures"}
         | {"targets", "actor_step", "temperature_step", "target_step", "clip"}
     )
-    requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
+    requires: ClassVar[tuple[str, ...]] = (
+        "forward_cache",
+        "merged_critic_loss",
+    )
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
 
     def implementation(self) -> type[Stage]:
-        """The stacked steps."""
+        """Returns the implementation."""
         return StackedAgents
 
 
@@ -46,11 +50,16 @@ class StackedAgents(Stage):
         from ..stacked import ClipAgents, Stack, StackedMlp, StackedRole
 
         learner: Any = pipeline.learner
-        self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
+        self.slots = pipeline.slots
+        self.learner = learner
+        self.agents = learner.agents
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
-            self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
+            self.roles[name] = StackedRole(
+                networks, self.agents, learner.roles[name].max_grad_norm
+            )
         learner.roles.update(self.roles)
+        # One slice of all agents: the learner's loops have a single iteration.
         learner.slices = [slice(None)]
         self.targets_stack = Stack(learner.target_networks())
         self.actors = StackedMlp(self.roles["actor"].layers)
@@ -63,20 +72,31 @@ class StackedAgents(Stage):
         pipeline.slots.replace("clip", ClipAgents(self.agents))
 
     def actor_forward(self, observation: "Tensor", agents: slice) -> "Tensor":
-        """Mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
+        """Returns mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
         return self.actors(observation.transpose(0, 1), self.slots.precision)
 
-    def critic_forward(self, which: str, observation: "Tensor", action: "Tensor", agents: slice) -> "Tensor":
-        """Q values of all critics, [N, 2, B], of one joint action for all, [B, N a], or one for each, [N, B, N a]."""
+    def critic_forward(
+        self, which: str, observation: "Tensor", action: "Tensor", agents: slice
+    ) -> "Tensor":
+        """Returns Q values of all critics, [N, 2, B].
+
+        They are those of one joint action for all, [B, N a], or of one for each, [N, B, N a].
+        """
         import torch
 
         networks = 2 * self.agents
         if action.dim() == 2:
-            inputs = torch.cat([observation, action], dim=-1).expand(networks, -1, -1)
+            inputs = torch.cat([observation, action], dim=-1).expand(
+                networks, -1, -1
+            )
         else:
+            # Both critics of an agent have the same inputs.
             action = action.repeat_interleave(2, dim=0)
-            inputs = torch.cat([observation.expand(networks, -1, -1), action], dim=-1)
-        return self.critics[which](inputs, self.slots.precision).view(self.agents, 2, -1)
+            inputs = torch.cat(
+                [observation.expand(networks, -1, -1), action], dim=-1
+            )
+        q = self.critics[which](inputs, self.slots.precision)
+        return q.view(self.agents, 2, -1)
 
     def targets(self, batch: Batch, noise: Batch) -> "Tensor":
         """Returns the targets of the critics, [N, B]."""
@@ -86,7 +106,9 @@ class StackedAgents(Stage):
         """Computes one loss, one backward and one optimizer step for all actors."""
         self.roles["actor"].zero_grad()
         with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
-            result: ActorStep = self.slots.actor_gradients(batch, noise, slice(None))
+            result: ActorStep = self.slots.actor_gradients(
+                batch, noise, slice(None)
+            )
         self.roles["actor"].step(self.slots)
         return result
 
@@ -98,9 +120,11 @@ class StackedAgents(Stage):
         self.roles["temperature"].step(self.slots)
 
     def temperatures(self, agents: slice) -> "Tensor":
-        """Logarithms of the temperatures, [N]."""
+        """Returns the logarithms of the temperatures, [N]."""
         return self.roles["temperature"].layers[0]
 
     def target_step(self) -> None:
         """Polyak averaging in one call."""
-        self.targets_stack.flat.lerp_(self.roles["critic"].stack.flat, self.learner.tau)
+        self.targets_stack.flat.lerp_(
+            self.roles["critic"].stack.flat, self.learner.tau
+        )

@@ -1,4 +1,6 @@
-"""The UAV path-planning environment: E simulations of one leader and n followers as one batch of tensors."""
+"""The UAV path-planning environment: E simulations of one leader and n followers as one batch of
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from runner.api import State
 from ..simulator import EnvironmentStep
 from .config import ACTION_SIZE, OBSERVATION_SIZE, UavConfig
 from .failed_starts import FailedStarts
-from .rewards import COLLISION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS, coefficients, measure, rewards
+from .rewards import (
+    COLLISION_RADIUS,
+    GOAL_RADIUS,
+    OBSTACLE_RADIUS,
+    coefficients,
+    measure,
+    rewards,
+)
 
 FIELD_X = (50.0, 750.0)
 FIELD_Y = (50.0, 650.0)
@@ -33,17 +42,24 @@ SCALE = (1 / 1000, 1 / 1000, 1 / 30, 1 / TURN)
 class UavEnvironment:
     """Steps E simulations together, without a loop and without waiting for the device.
 
-    State: bodies [E, N, 4] (x, y, speed, heading), the leader first; scenes [E, 4] (obstacle x, y, goal x, y); sums
-    over the running episodes [E, 4] (steps, leader's return, formation, strict formation). One step is one unit of
-    time: acceleration and turn first, then the move with the new speed and heading; y grows against sin(heading).
-    New episodes are drawn for every simulation at every step and taken where one ended, so that the random numbers
-    which are consumed do not depend on what happens.
+    State: bodies [E, N, 4] (x, y, speed, heading), the leader first; scenes [E, 4] (obstacle x,
+    y, goal x, y); sums over the running episodes [E, 4] (steps, leader's return, formation,
+    strict formation). One step is one unit of time: acceleration and turn first, then the move
+    with the new speed and heading; y grows against sin(heading). New episodes are drawn for every
+    simulation at every step and taken where one ended, so that the random numbers which are
+    consumed do not depend on what happens.
     """
 
     observation_size = OBSERVATION_SIZE
     action_size = ACTION_SIZE
 
-    def __init__(self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        config: UavConfig,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
+    ) -> None:
         """Starts ``envs`` episodes.
 
         Args:
@@ -60,13 +76,28 @@ class UavEnvironment:
         self.episode_limit = config.episode_limit
         self._legacy_timing = config.legacy_timing
 
-        def table(leader: tuple[float, ...], follower: tuple[float, ...], *rest: tuple[float, ...]) -> Tensor:
-            return torch.tensor([leader, *[follower] * config.followers, *rest], dtype=torch.float32, device=device)
+        def table(
+            leader: tuple[float, ...],
+            follower: tuple[float, ...],
+            *rest: tuple[float, ...],
+        ) -> Tensor:
+            return torch.tensor(
+                [leader, *[follower] * config.followers, *rest],
+                dtype=torch.float32,
+                device=device,
+            )
 
-        self._start_low = table(LEADER_START[0], FOLLOWER_START[0], SCENE_START[0])
-        self._start_span = table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1]) - self._start_low
+        self._start_low = table(
+            LEADER_START[0], FOLLOWER_START[0], SCENE_START[0]
+        )
+        self._start_span = (
+            table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1])
+            - self._start_low
+        )
         limits = table(LEADER_LIMITS, FOLLOWER_LIMITS)
-        self._gain, self._slowest, self._fastest = limits[:, :2], limits[:, 2], limits[:, 3]
+        self._gain = limits[:, :2]
+        self._slowest = limits[:, 2]
+        self._fastest = limits[:, 3]
         self._scale = torch.tensor(SCALE, dtype=torch.float32, device=device)
         self._failed_starts: FailedStarts | None = None
         self.reset()
@@ -81,104 +112,160 @@ class UavEnvironment:
     def reset(self) -> Tensor:
         """Starts new episodes everywhere and returns their observations [E, N, 7]."""
         start = self._draw_starts()
-        self._bodies, self._scene = start[:, :-1], start[:, -1]
+        self._bodies = start[:, :-1]
+        self._scene = start[:, -1]
         self._sums = torch.zeros(self._envs, 4, device=self._device)
         return self._observe(self._bodies, self._scene)
 
     def step(self, action: Tensor) -> EnvironmentStep:
         """Applies accelerations and turns [E, N, 2]; values beyond [-1, 1] count as -1 or 1."""
         moved = self._move(action)
-        judged = self._bodies if self._legacy_timing else moved
-        geometry = measure(judged, self._scene)
+        measured_bodies = self._bodies if self._legacy_timing else moved
+        geometry = measure(measured_bodies, self._scene)
         reward = rewards(geometry, self._coefficients)
         success = geometry.goal_distance[:, 0] < GOAL_RADIUS
         collision = geometry.obstacle_distance[:, 0] < COLLISION_RADIUS
         terminated = success | collision
 
-        one = torch.ones_like(reward[:, 0])
-        formed = geometry.in_formation
-        sums = self._sums + torch.stack([one, reward[:, 0], formed.float().mean(1), formed.all(1).float()], 1)
+        ones = torch.ones_like(reward[:, 0])
+        in_formation = geometry.in_formation
+        sums = self._sums + torch.stack(
+            [
+                ones,
+                reward[:, 0],
+                in_formation.float().mean(1),
+                in_formation.all(1).float(),
+            ],
+            1,
+        )
         steps = sums[:, 0]
         truncated = (steps >= self.episode_limit) & ~terminated
         done = terminated | truncated
-        outcome = torch.stack([one, success, collision, truncated, steps * success], 1)
-        episodes = torch.cat([outcome, sums[:, 1:2], sums[:, 2:] / steps.unsqueeze(1)], 1) * done.unsqueeze(1)
+        outcome = torch.stack(
+            [ones, success, collision, truncated, steps * success], 1
+        )
+        rates = sums[:, 2:] / steps.unsqueeze(1)
+        episodes = torch.cat(
+            [outcome, sums[:, 1:2], rates], 1
+        ) * done.unsqueeze(1)
 
-        next_observation = self._observe(judged, self._scene)
+        # New starts are sampled for all simulations: the random numbers that are consumed must
+        # not depend on which episodes end.
+        next_observation = self._observe(measured_bodies, self._scene)
         start = self._draw_starts()
         if self._failed_starts is not None:
             start = self._failed_starts.replace(start)
             self._failed_starts.end(done, done & ~success, start)
-        bodies, scene = start[:, :-1], start[:, -1]
-        ended = done.view(-1, 1, 1)
-        observation = torch.where(ended, self._observe(bodies, scene), next_observation)
-        self._bodies = torch.where(ended, bodies, moved)
-        self._scene = torch.where(ended[:, 0], scene, self._scene)
-        self._sums = sums * ~ended[:, 0]
-        return EnvironmentStep(observation, next_observation, reward, terminated, truncated, episodes)
+        bodies = start[:, :-1]
+        scene = start[:, -1]
+        is_done = done.view(-1, 1, 1)
+        observation = torch.where(
+            is_done, self._observe(bodies, scene), next_observation
+        )
+        self._bodies = torch.where(is_done, bodies, moved)
+        self._scene = torch.where(is_done[:, 0], scene, self._scene)
+        self._sums = sums * ~is_done[:, 0]
+        return EnvironmentStep(
+            observation,
+            next_observation,
+            reward,
+            terminated,
+            truncated,
+            episodes,
+        )
 
     def _draw_starts(self) -> Tensor:
         """Returns uniformly distributed bodies, followed by the scene, [E, N + 1, 4]."""
         shape = (self._envs, *self._start_low.shape)
-        uniform = torch.rand(shape, generator=self._generator, dtype=torch.float32, device=self._device)
+        uniform = torch.rand(
+            shape,
+            generator=self._generator,
+            dtype=torch.float32,
+            device=self._device,
+        )
         return torch.addcmul(self._start_low, uniform, self._start_span)
 
     def _move(self, action: Tensor) -> Tensor:
         x, y, speed, heading = self._bodies.unbind(-1)
-        acceleration, turn = (action.float().clamp(-1, 1) * self._gain).unbind(-1)
+        acceleration, rotation = (
+            action.float().clamp(-1, 1) * self._gain
+        ).unbind(-1)
         speed = torch.clamp(speed + acceleration, self._slowest, self._fastest)
-        # a heading just below 0 may be rounded up to the full turn itself, which flies and is observed like 0
-        heading = torch.remainder(heading + turn, TURN)
+        # Rounding can make a heading just below 0 a full turn, which is equivalent to 0.
+        heading = torch.remainder(heading + rotation, TURN)
         x = torch.addcmul(x, speed, heading.cos()).clamp(*FIELD_X)
         y = torch.addcmul(y, speed, heading.sin(), value=-1).clamp(*FIELD_Y)
         return torch.stack([x, y, speed, heading], -1)
 
     def _observe(self, bodies: Tensor, scene: Tensor) -> Tensor:
-        """Observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
-        own = bodies * self._scale
+        """Returns observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
+        scaled = bodies * self._scale
         to_obstacle = bodies[:, 0, :2] - scene[:, :2]
-        warning = torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
-        leader_sees = torch.cat([scene[:, 2:] * SCALE[0], warning.unsqueeze(1)], 1).unsqueeze(1)
-        follower_sees = own[:, :1, :3].expand(-1, self.agents - 1, -1)
-        return torch.cat([own, torch.cat([leader_sees, follower_sees], 1)], -1)
+        warning = (
+            torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
+        )
+        # The leader observes the goal and the obstacle, its followers observe the leader.
+        goal_and_obstacle = [scene[:, 2:] * SCALE[0], warning.unsqueeze(1)]
+        leader_sees = torch.cat(goal_and_obstacle, 1).unsqueeze(1)
+        follower_sees = scaled[:, :1, :3].expand(-1, self.agents - 1, -1)
+        return torch.cat(
+            [scaled, torch.cat([leader_sees, follower_sees], 1)], -1
+        )
 
     def summarise(self, total: list[float]) -> dict[str, float]:
         """Metrics of finished episodes.
 
-        Every rate is first taken over the steps of one episode and then averaged over episodes, so a long episode
-        counts as much as a short one.
+        Every rate is first taken over the steps of one episode and then averaged over episodes,
+        so a long episode counts as much as a short one.
 
         Args:
             total: sum of rows of ``EnvironmentStep.episodes``, at least one episode.
 
         Returns:
             ``success_rate``, ``collision_rate``, ``timeout_rate``: shares of the episodes.
-            ``steps_to_goal``: mean over the successful episodes; the episode limit if there is none.
-            ``return``: mean of the leader's undiscounted return.
-            ``formation_rate``: share of (step, follower) pairs with the follower within 50 of the leader.
+            ``steps_to_goal``: mean over the successful episodes; the episode limit if there is
+            none. ``return``: mean of the leader's undiscounted return. ``formation_rate``: share
+            of (step, follower) pairs with the follower within 50 of the leader.
             ``formation_strict``: share of steps with all followers within 50 of the leader.
         """
-        episodes, success, collision, timeout, steps, leader_return, formation, strict = total
+        (
+            episodes,
+            success,
+            collision,
+            timeout,
+            steps,
+            leader_return,
+            formation,
+            strict,
+        ) = total
         return {
             "success_rate": success / episodes,
             "collision_rate": collision / episodes,
             "timeout_rate": timeout / episodes,
-            "steps_to_goal": steps / success if success else float(self.episode_limit),
+            "steps_to_goal": steps / success
+            if success
+            else float(self.episode_limit),
             "return": leader_return / episodes,
             "formation_rate": formation / episodes,
             "formation_strict": strict / episodes,
         }
 
     def state_dict(self) -> State:
-        """Bodies, scenes, the sums over the running episodes, and starts of failed episodes."""
-        state: State = {"bodies": self._bodies, "scene": self._scene, "sums": self._sums}
+        """Returns bodies, scenes, sums over the running episodes, and starts of failed ones."""
+        state: State = {
+            "bodies": self._bodies,
+            "scene": self._scene,
+            "sums": self._sums,
+        }
         if self._failed_starts is not None:
             state["failed_starts"] = self._failed_starts.state_dict()
         return state
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned; any number of simulations."""
-        self._bodies, self._scene, self._sums = (state[key].to(self._device) for key in ("bodies", "scene", "sums"))
+        self._bodies, self._scene, self._sums = (
+            state[key].to(self._device) for key in ("bodies", "scene", "sums")
+        )
         self._envs = len(self._bodies)
         if self._failed_starts is not None:
             self._failed_starts.load_state_dict(state["failed_starts"])

@@ -20,7 +20,9 @@ class FailedStarts:
     operation waits for the device.
     """
 
-    def __init__(self, share: float, start: Tensor, generator: torch.Generator) -> None:
+    def __init__(
+        self, share: float, start: Tensor, generator: torch.Generator
+    ) -> None:
         """Creates an empty store.
 
         Args:
@@ -37,7 +39,13 @@ class FailedStarts:
 
     def replace(self, start: Tensor) -> Tensor:
         """Returns new starts [E, A, 4], some of them replaced by stored ones."""
-        uniform = torch.rand(2, len(start), generator=self._generator, dtype=torch.float32, device=start.device)
+        uniform = torch.rand(
+            2,
+            len(start),
+            generator=self._generator,
+            dtype=torch.float32,
+            device=start.device,
+        )
         size = self._count.clamp(max=CAPACITY)
         row = (uniform[0] * size).long().clamp(max=CAPACITY - 1)
         repeats = (uniform[1] < self._share) & (size > 0)
@@ -51,6 +59,8 @@ class FailedStarts:
             failed: [E], bool, only where an episode ended.
             start: [E, A, 4], starts of the next episodes.
         """
+        # Failed episodes get consecutive positions; all others are written to the last row,
+        # because a selection by a mask would wait for the device.
         position = (self._count + failed.cumsum(0) - 1) % CAPACITY
         row = torch.where(failed, position, CAPACITY)
         self._stored = self._stored.index_copy(0, row, self._running)
@@ -59,7 +69,11 @@ class FailedStarts:
 
     def state_dict(self) -> State:
         """Returns the stored starts and those of the running episodes."""
-        return {"running": self._running, "stored": self._stored, "count": self._count}
+        return {
+            "running": self._running,
+            "stored": self._stored,
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""

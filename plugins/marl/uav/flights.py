@@ -13,7 +13,12 @@ from torch import Tensor
 
 from runner.api import UsageError
 
-from .rewards import COLLISION_RADIUS, FORMATION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS
+from .rewards import (
+    COLLISION_RADIUS,
+    FORMATION_RADIUS,
+    GOAL_RADIUS,
+    OBSTACLE_RADIUS,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,30 +30,38 @@ FRAMES = 60
 """Largest number of frames of a GIF; for longer flights, steps are skipped."""
 FRAMES_PER_SECOND = 8
 FRAMES_AT_THE_END = 12
-X, Y = (-5.0, 805.0), (705.0, -5.0)
+X = (-5.0, 805.0)
+Y = (705.0, -5.0)
 """The visible area: the field, and the formation of a leader at its edge. Like on a
 screen, y grows downwards.
 """
-TICKS_X, TICKS_Y = (0, 200, 400, 600, 800), (0, 350, 700)
-LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
+TICKS_X = (0, 200, 400, 600, 800)
+TICKS_Y = (0, 350, 700)
+LEADER = "#d55e00"
+FOLLOWER = "#0072b2"
+OBSTACLE = "#666666"
+GOAL = "#009e73"
 """Colours that the colour-blind can distinguish (Okabe and Ito 2008)."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """One episode from its start to its end."""
+    """An episode from its start to its end."""
 
     path: Tensor
-    """[T + 1, N, 2]: where the agents were, the leader first."""
+    """[T + 1, N, 2]: positions of the agents, the leader first."""
     scene: Tensor
     """[4]: obstacle x, y, goal x, y."""
     outcome: str
 
     @property
     def formation(self) -> float:
-        """Share of (step, follower) pairs with the follower within the formation radius of the leader."""
-        apart = self.path[1:, 1:] - self.path[1:, :1]
-        return float((torch.hypot(apart[..., 0], apart[..., 1]) < FORMATION_RADIUS).float().mean())
+        """Share of (step, follower) pairs with the follower within the formation radius of the
+        leader.
+        """
+        offset = self.path[1:, 1:] - self.path[1:, :1]
+        distance = torch.hypot(offset[..., 0], offset[..., 1])
+        return float((distance < FORMATION_RADIUS).float().mean())
 
 
 def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
@@ -64,11 +77,16 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("drawing flights needs matplotlib: pip install 'proven-runner[plots]'") from error
+        raise UsageError(
+            "drawing flights needs matplotlib: pip install 'proven-runner[plots]'"
+        ) from error
     columns = min(COLUMNS, len(flights))
     rows = math.ceil(len(flights) / columns)
     with rc_context({"font.size": 8}):
-        figure = Figure(figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5), layout="constrained")
+        figure = Figure(
+            figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5),
+            layout="constrained",
+        )
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         panels = [_Panel(*pair) for pair in zip(axes, flights, strict=False)]
@@ -76,18 +94,27 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             unused.set_axis_off()
         figure.suptitle(title, fontsize=9)
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * columns), frameon=False)
-        last = max(len(flight.path) for flight in flights) - 1
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(len(labels), 2 * columns),
+            frameon=False,
+        )
+        last_step = max(len(flight.path) for flight in flights) - 1
         if path.suffix == ".png":
-            _show(panels, last)
+            _show(panels, last_step)
             figure.savefig(path, dpi=DPI[".png"])
             return
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would compute the layout for every frame
-        shown = [*range(0, last, math.ceil(last / FRAMES)), *[last] * FRAMES_AT_THE_END]
+        # Otherwise matplotlib computes the layout for every frame.
+        figure.set_layout_engine("none")
+        stride = math.ceil(last_step / FRAMES)
+        # The last picture stays for a while, because the animation is repeated.
+        steps = [*range(0, last_step, stride), *[last_step] * FRAMES_AT_THE_END]
         writer = PillowWriter(fps=FRAMES_PER_SECOND)
         with writer.saving(figure, str(path), DPI[".gif"]):
-            for step in shown:
+            for step in steps:
                 _show(panels, step)
                 writer.grab_frame()
 
@@ -98,38 +125,84 @@ def _show(panels: Sequence[_Panel], step: int) -> None:
 
 
 class _Panel:
-    """One flight: its scene, and the agents' paths up to a step."""
+    """Axes with a flight: its scene, and the agents' paths up to a step."""
 
     def __init__(self, axes: Axes, flight: Flight) -> None:
         from matplotlib.patches import Circle
 
         self.path = flight.path.tolist()
         obstacle_x, obstacle_y, goal_x, goal_y = flight.scene.tolist()
-        seen = {"fill": False, "edgecolor": OBSTACLE, "linestyle": ":", "label": "obstacle in sight"}
-        axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen))
-        axes.add_patch(Circle((obstacle_x, obstacle_y), COLLISION_RADIUS, color=OBSTACLE, label="obstacle"))
-        axes.add_patch(Circle((goal_x, goal_y), GOAL_RADIUS, color=GOAL, alpha=0.4, linewidth=0, label="goal"))
-        formation = {"fill": False, "edgecolor": LEADER, "linewidth": 0.6, "linestyle": "--", "label": "formation"}
-        self.formation = Circle((0, 0), FORMATION_RADIUS, **formation)
+        seen = {
+            "fill": False,
+            "edgecolor": OBSTACLE,
+            "linestyle": ":",
+            "label": "obstacle in sight",
+        }
+        axes.add_patch(
+            Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen)
+        )
+        obstacle = Circle(
+            (obstacle_x, obstacle_y),
+            COLLISION_RADIUS,
+            color=OBSTACLE,
+            label="obstacle",
+        )
+        axes.add_patch(obstacle)
+        goal = Circle(
+            (goal_x, goal_y),
+            GOAL_RADIUS,
+            color=GOAL,
+            alpha=0.4,
+            linewidth=0,
+            label="goal",
+        )
+        axes.add_patch(goal)
+        self.formation = Circle(
+            (0, 0),
+            FORMATION_RADIUS,
+            fill=False,
+            edgecolor=LEADER,
+            linewidth=0.6,
+            linestyle="--",
+            label="formation",
+        )
         axes.add_patch(self.formation)
         followers = range(1, flight.path.shape[1])
         styles: list[dict[str, Any]] = [
-            {"color": LEADER, "linewidth": 1.6, "markersize": 5, "zorder": 3, "label": "leader"}
+            {
+                "color": LEADER,
+                "linewidth": 1.6,
+                "markersize": 5,
+                "zorder": 3,
+                "label": "leader",
+            }
         ]
         styles += [
-            {"color": FOLLOWER, "linewidth": 0.8, "markersize": 4, "label": "followers" if agent == 1 else "_"}
+            {
+                "color": FOLLOWER,
+                "linewidth": 0.8,
+                "markersize": 4,
+                "label": "followers" if agent == 1 else "_",
+            }
             for agent in followers
         ]
-        self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
+        self.lines = [
+            axes.plot([], [], marker="o", **style)[0] for style in styles
+        ]
         axes.set(xlim=X, ylim=Y, aspect="equal", xticks=TICKS_X, yticks=TICKS_Y)
         axes.tick_params(labelsize=6)
         steps = len(self.path) - 1
-        axes.set_title(f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}", fontsize=7)
+        axes.set_title(
+            f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}",
+            fontsize=7,
+        )
 
     def show(self, step: int) -> None:
-        """Shows the ways up to a step, or to the end if that comes before."""
-        flown = self.path[: step + 1]
+        """Shows the paths up to a step, or to the end of a shorter flight."""
+        path = self.path[: step + 1]
         for agent, line in enumerate(self.lines):
-            line.set_data([each[agent][0] for each in flown], [each[agent][1] for each in flown])
-            line.set_markevery([len(flown) - 1])
-        self.formation.set_center(tuple(flown[-1][0]))
+            x = [positions[agent][0] for positions in path]
+            y = [positions[agent][1] for positions in path]
+            line.set_data(x, y)
+            line.set_markevery([len(path) - 1])
+        self.formation.set_center(tuple(path[-1][0]))

@@ -24,24 +24,40 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
     The last infos of an episode hold its metrics under the names that evaluation uses.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "uav_path_planning_v0", "render_modes": [], "is_parallelizable": True}
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "uav_path_planning_v0",
+        "render_modes": [],
+        "is_parallelizable": True,
+    }
     render_mode = None
 
     def __init__(self, config: UavConfig) -> None:
-        self.possible_agents = ["leader", *(f"follower_{index}" for index in range(config.followers))]
+        self.possible_agents = [
+            "leader",
+            *(f"follower_{index}" for index in range(config.followers)),
+        ]
         self.agents: list[str] = []
-        self._observation_spaces = {agent: Box(0.0, FASTEST, (7,), np.float32) for agent in self.possible_agents}
-        self._action_spaces = {agent: Box(-1.0, 1.0, (2,), np.float32) for agent in self.possible_agents}
+        self._observation_spaces = {
+            agent: Box(0.0, FASTEST, (7,), np.float32)
+            for agent in self.possible_agents
+        }
+        self._action_spaces = {
+            agent: Box(-1.0, 1.0, (2,), np.float32)
+            for agent in self.possible_agents
+        }
         self._generator = torch.Generator()
+        # Without a seed for ``reset``, PettingZoo expects episodes that cannot be predicted.
         self._generator.seed()
-        self._environment = UavEnvironment(config, 1, torch.device("cpu"), self._generator)
+        self._environment = UavEnvironment(
+            config, 1, torch.device("cpu"), self._generator
+        )
 
     def observation_space(self, agent: str) -> Space[Floats]:
-        """The box of that agent's observations [7]."""
+        """Returns the box of that agent's observations [7]."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> Space[Floats]:
-        """The box of that agent's actions [2]: acceleration and turn in [-1, 1]."""
+        """Returns the box of that agent's actions [2]: acceleration and turn in [-1, 1]."""
         return self._action_spaces[agent]
 
     def reset(
@@ -53,20 +69,32 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         if seed is not None:
             self._generator.manual_seed(seed)
         self.agents = self.possible_agents[:]
-        return self._by_agent(self._environment.reset()), {agent: {} for agent in self.agents}
+        return self._by_agent(self._environment.reset()), {
+            agent: {} for agent in self.agents
+        }
 
     def step(
         self, actions: dict[str, Floats]
-    ) -> tuple[dict[str, Floats], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+    ) -> tuple[
+        dict[str, Floats],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
         """Applies the actions of all agents; see PettingZoo's ``ParallelEnv.step``."""
         agents = self.agents
         if not agents:
             return {}, {}, {}, {}, {}
-        action = torch.from_numpy(np.stack([actions[agent] for agent in agents])).unsqueeze(0)
+        action = torch.from_numpy(
+            np.stack([actions[agent] for agent in agents])
+        ).unsqueeze(0)
         step = self._environment.step(action)
-        terminated, truncated = bool(step.terminated), bool(step.truncated)
-        metrics = self._environment.summarise(step.episodes[0].tolist()) if terminated or truncated else {}
+        terminated = bool(step.terminated)
+        truncated = bool(step.truncated)
+        metrics: dict[str, float] = {}
         if terminated or truncated:
+            metrics = self._environment.summarise(step.episodes[0].tolist())
             self.agents = []
         return (
             self._by_agent(step.next_observation),
@@ -77,7 +105,9 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         )
 
     def _by_agent(self, observation: torch.Tensor) -> dict[str, Floats]:
-        return dict(zip(self.possible_agents, observation[0].numpy(), strict=True))
+        return dict(
+            zip(self.possible_agents, observation[0].numpy(), strict=True)
+        )
 
 
 def parallel_env(

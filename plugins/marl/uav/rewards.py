@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ INNER_Y = (100.0, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """One number for each term of the reward; ``RewardConfig`` defines each term."""
+    """Coefficients of the terms of the reward; ``RewardConfig`` defines each term."""
 
     collision: float = -500.0
     obstacle: float = -2.0
@@ -41,10 +41,13 @@ PRESETS = {
 
 
 def coefficients(config: RewardConfig) -> Coefficients:
-    """The preset's coefficients with those that the recipe gives put in their place."""
-    preset = PRESETS[config.preset]
-    given = {field.name: getattr(config, field.name) for field in fields(Coefficients)}
-    return Coefficients(**{name: getattr(preset, name) if value is None else value for name, value in given.items()})
+    """Returns the preset's coefficients, overridden by those of the recipe."""
+    names = [field.name for field in fields(Coefficients)]
+    configured = {name: getattr(config, name) for name in names}
+    overrides = {
+        name: value for name, value in configured.items() if value is not None
+    }
+    return replace(PRESETS[config.preset], **overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,11 @@ class Geometry:
 
 
 def measure(bodies: Tensor, scene: Tensor) -> Geometry:
-    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x, y)."""
-    x, y = bodies[..., 0], bodies[..., 1]
+    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x,
+    y).
+    """
+    x = bodies[..., 0]
+    y = bodies[..., 1]
     obstacle_x, obstacle_y, goal_x, goal_y = scene.unsqueeze(1).unbind(-1)
     leader = bodies[:, :1] - bodies[:, 1:]
     leader_distance = torch.hypot(leader[..., 0], leader[..., 1])
@@ -85,24 +91,39 @@ def measure(bodies: Tensor, scene: Tensor) -> Geometry:
 
 
 def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
-    """Rewards [E, N]: the sum of all terms that apply.
+    """Returns the rewards [E, N]: the sum of all terms that apply.
 
-    The formation term of a follower is spared while it is in formation and the leader is nearer the goal than it, so
-    a follower that overtakes its leader pays; the leader pays for every follower that is out of formation.
+    The formation term of a follower is spared while it is in formation and the leader is nearer
+    the goal than it, so a follower that overtakes its leader pays; the leader pays for every
+    follower that is out of formation.
     """
     c = coefficients
     near_obstacle = geometry.obstacle_distance < OBSTACLE_RADIUS
-    x, y = geometry.x, geometry.y
-    near_border = (x <= INNER_X[0]) | (x >= INNER_X[1]) | (y <= INNER_Y[0]) | (y >= INNER_Y[1])
-    everyone = c.step + c.obstacle * near_obstacle + c.border * near_border
+    x = geometry.x
+    y = geometry.y
+    near_border = (
+        (x <= INNER_X[0])
+        | (x >= INNER_X[1])
+        | (y <= INNER_Y[0])
+        | (y >= INNER_Y[1])
+    )
+    shared = c.step + c.obstacle * near_obstacle + c.border * near_border
 
-    apart = c.formation * geometry.leader_distance
-    matched = c.speed_match * (geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE))
+    distance_penalty = c.formation * geometry.leader_distance
+    matched = c.speed_match * (
+        geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE)
+    )
+    # A follower in formation pays nothing, unless it is nearer to the goal than its leader.
     behind = geometry.goal_distance[:, :1] < geometry.goal_distance[:, 1:]
-    follower = matched + apart * ~(geometry.in_formation & behind)
+    follower = matched + distance_penalty * ~(geometry.in_formation & behind)
 
-    goal_distance, obstacle_distance = geometry.goal_distance[:, 0], geometry.obstacle_distance[:, 0]
-    leader = torch.where(goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance)
+    goal_distance = geometry.goal_distance[:, 0]
+    obstacle_distance = geometry.obstacle_distance[:, 0]
+    leader = torch.where(
+        goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance
+    )
     leader = leader + c.collision * (obstacle_distance < COLLISION_RADIUS)
-    leader = leader + (matched + apart * ~geometry.in_formation).sum(1)
-    return everyone + torch.cat([leader.unsqueeze(1), follower], 1)
+    leader = leader + (matched + distance_penalty * ~geometry.in_formation).sum(
+        1
+    )
+    return shared + torch.cat([leader.unsqueeze(1), follower], 1)

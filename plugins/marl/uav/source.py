@@ -13,7 +13,7 @@ from .environment import SCALE, UavEnvironment
 from .flights import Flight, draw
 
 DRAWN = 6
-"""Episodes in a picture."""
+"""Episodes in a plot."""
 OUTCOMES = ("goal", "collision", "cut off")
 
 
@@ -22,42 +22,65 @@ class UavSource(SimulatorSource):
 
     def __init__(self, config: UavConfig, context: Context) -> None:
         super().__init__(config, context)
+        # These settings concern the training only; an evaluation makes other environments.
         assert isinstance(self._environment, UavEnvironment)
         if config.training_limit is not None:
-            self._environment.episode_limit = min(config.training_limit, config.episode_limit)
+            self._environment.episode_limit = min(
+                config.training_limit, config.episode_limit
+            )
         if config.repeat_failures:
             self._environment.repeat_failures(config.repeat_failures)
 
     def make_environment(
-        self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator
+        self,
+        config: UavConfig,
+        envs: int,
+        device: torch.device,
+        generator: torch.Generator,
     ) -> UavEnvironment:
         """Builds ``envs`` simulations as one batch of tensors."""
         return UavEnvironment(config, envs, device, generator)
 
     def events(self) -> Mapping[str, bool]:
         """Returns whether an episode ended in the last draw, by its outcome."""
-        ended = torch.zeros(3) if self._latest is None else self._latest.episodes[:, 1:4].sum(0)
+        outcomes = torch.zeros(3)
+        if self._latest is not None:
+            outcomes = self._latest.episodes[:, 1:4].sum(0)
         names = ("success", "collision", "timeout")
-        return {f"an episode that ends by {name}": bool(count) for name, count in zip(names, ended, strict=True)}
+        return {
+            f"an episode that ends by {name}": bool(count)
+            for name, count in zip(names, outcomes, strict=True)
+        }
 
     @torch.no_grad()
     def render(self, learner: Learner, path: Path) -> None:
         """Draws the first episodes of an evaluation."""
         environment, observation = self.held_out()
         scenes = environment.state_dict()["scene"][:DRAWN].cpu()
-        positions, moving, ended = [observation[:DRAWN, :, :2]], [], torch.zeros(len(scenes), 3)
+        positions = [observation[:DRAWN, :, :2]]
+        moving = []
+        outcomes = torch.zeros(len(scenes), 3)
         for step, running in self.rollout(learner, environment, observation):
-            drawn = running[:DRAWN].cpu()
-            if not drawn.any():
+            is_running = running[:DRAWN].cpu()
+            # The other episodes of the evaluation can take much longer.
+            if not is_running.any():
                 break
             positions.append(step.next_observation[:DRAWN, :, :2])
-            moving.append(drawn)
-            ended += step.episodes[:DRAWN, 1:4].cpu() * drawn.unsqueeze(1)
-        where = torch.stack(positions).cpu() / torch.tensor(SCALE[:2])
+            moving.append(is_running)
+            outcomes += step.episodes[:DRAWN, 1:4].cpu() * is_running.unsqueeze(
+                1
+            )
+        paths = torch.stack(positions).cpu() / torch.tensor(SCALE[:2])
         lengths = torch.stack(moving).sum(0).tolist()
         flights = [
-            Flight(where[: length + 1, index], scenes[index], OUTCOMES[int(ended[index].argmax())])
+            Flight(
+                paths[: length + 1, index],
+                scenes[index],
+                OUTCOMES[int(outcomes[index].argmax())],
+            )
             for index, length in enumerate(lengths)
         ]
-        title = f"the first {len(flights)} of {len(observation)} held-out episodes"
+        title = (
+            f"the first {len(flights)} of {len(observation)} held-out episodes"
+        )
         draw(flights, title, path)

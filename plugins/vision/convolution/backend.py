@@ -21,8 +21,8 @@ RELAXED_TOLERANCE = {"tf32": 2e-3, "bf16": 2e-2}
 class Backend(ABC):
     """An algorithm for all three directions of a convolution.
 
-    The functions are pure: they depend on their arguments alone and keep nothing. ``refusal`` must be None for what
-    they are called with.
+    The functions are pure: they depend on their arguments alone and keep nothing. ``refusal``
+    must be None for what they are called with.
     """
 
     name: ClassVar[str]
@@ -40,7 +40,10 @@ class Backend(ABC):
         if problem is not None:
             return problem
         if key.device_type not in self.devices:
-            return f"'{self.name}' computes on {' and '.join(self.devices)}, not on '{key.device_type}'"
+            return (
+                f"'{self.name}' computes on {' and '.join(self.devices)}, not on "
+                f"'{key.device_type}'"
+            )
         if key.dtype not in self.dtypes:
             return f"'{self.name}' computes {', '.join(self.dtypes)}, not {key.dtype}"
         return self.geometry_refusal(key)
@@ -53,18 +56,29 @@ class Backend(ABC):
         """Returns the largest relative L2 error to a float64 reference that counts as correct."""
         if key.dtype != "float32":
             return TOLERANCE[key.dtype]
+        # Torch may be allowed to round the factors of float32 products, and then so may others.
         convolution, product = key.math.split("/")[:2]
         relaxed = RELAXED_TOLERANCE.get(convolution, 0.0)
         if product != "highest":
-            relaxed = max(relaxed, RELAXED_TOLERANCE["tf32" if product == "high" else "bf16"])
+            relaxed = max(
+                relaxed, RELAXED_TOLERANCE["tf32" if product == "high" else "bf16"]
+            )
         return max(self.float32_tolerance, relaxed)
 
     def workspace_bytes(self, key: ConvKey) -> int:
-        """Returns the bytes of intermediate results of this class; those inside of libraries are unknown."""
+        """Returns the bytes of intermediate results of this class; those inside of libraries are
+        unknown.
+        """
         return 0
 
     @abstractmethod
-    def forward(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace = new_workspace) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        workspace: Workspace = new_workspace,
+    ) -> Tensor:
         """Returns the output [N, K, P, Q] of an input [N, C, H, W]."""
 
     @abstractmethod
@@ -90,7 +104,12 @@ class Backend(ABC):
         """Returns the gradient of the weight, which has this size, from that of the output."""
 
     def backward(
-        self, gradient: Tensor, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace = new_workspace
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        workspace: Workspace = new_workspace,
     ) -> tuple[Tensor, Tensor]:
         """Returns the gradients of input and weight."""
         return (
@@ -102,17 +121,27 @@ class Backend(ABC):
 class PlainBackend(Backend):
     """An algorithm that is written for plain convolutions; transposed ones follow from it.
 
-    A transposed convolution is the gradient of a plain one by its input. Its gradient by its input is the plain
-    convolution, and that by its weight is the plain one's with input and gradient exchanged.
+    A transposed convolution is the gradient of a plain one by its input. Its gradient by its
+    input is the plain convolution, and that by its weight is the plain one's with input and
+    gradient exchanged.
     """
 
-    def forward(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace = new_workspace) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        workspace: Workspace = new_workspace,
+    ) -> Tensor:
         """Returns the output [N, K, P, Q] of an input [N, C, H, W]."""
         if geometry.transposed:
-            size = x.shape[0], w.shape[1] * geometry.groups, *geometry.output_size(x.shape[2:], w.shape[2:])
+            channels = w.shape[1] * geometry.groups
+            pixels = geometry.output_size(x.shape[2:], w.shape[2:])
+            size = (x.shape[0], channels, *pixels)
             y = self.data_gradient(x, w, geometry.swapped(), size, workspace)
         else:
             y = self.convolve(x, w, geometry, workspace)
+        # Later layers are faster with the format that torch would have returned.
         return y.contiguous(memory_format=format_of(x))
 
     def backward_data(
@@ -140,21 +169,35 @@ class PlainBackend(Backend):
     ) -> Tensor:
         """Returns the gradient of the weight, which has this size, from that of the output."""
         if geometry.transposed:
-            return self.weight_gradient(x, gradient, geometry.swapped(), size, workspace)
+            return self.weight_gradient(
+                x, gradient, geometry.swapped(), size, workspace
+            )
         return self.weight_gradient(gradient, x, geometry, size, workspace)
 
     @abstractmethod
-    def convolve(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace) -> Tensor:
+    def convolve(
+        self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace
+    ) -> Tensor:
         """Returns the output of a plain convolution."""
 
     @abstractmethod
     def data_gradient(
-        self, gradient: Tensor, w: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
         """Returns the gradient of a plain convolution's input."""
 
     @abstractmethod
     def weight_gradient(
-        self, gradient: Tensor, x: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
         """Returns the gradient of a plain convolution's weight."""

@@ -18,10 +18,11 @@ from .workspace import Workspace
 
 
 class Fft(PlainBackend):
-    """Multiplies the Fourier transforms of input and kernel. Its cost depends little on the size of the kernel.
+    """Multiplies the Fourier transforms of input and kernel. Its cost depends little on the size
+    of the kernel.
 
-    Images are padded to a length whose transform is fast. The circular convolution of that length is the plain one
-    where it is used: no sum reaches beyond the padded image.
+    Images are padded to a length whose transform is fast. The circular convolution of that length
+    is the plain one where it is used: no sum reaches beyond the padded image.
     """
 
     name: ClassVar[str] = "fft"
@@ -42,32 +43,47 @@ class Fft(PlainBackend):
         outer, inner, *_ = key.w_size
         return 2 * key.itemsize * bins * (key.n * key.c + key.n * key.k + outer * inner)
 
-    def convolve(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace) -> Tensor:
+    def convolve(
+        self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace
+    ) -> Tensor:
         """Returns the output of a plain convolution: y[i] is the sum of x[i + r] w[r]."""
         lengths = _lengths(x.shape[2:], geometry)
         inputs = _spectrum(_padded(x, geometry), lengths, geometry.groups, 1)
         weights = _spectrum(w, lengths, geometry.groups, 0)
+        # The conjugate of the weights makes it a correlation, which deep learning calls
+        # convolution.
         y = _inverse(inputs @ weights.mH, lengths, 1)
         height, width = geometry.output_size(x.shape[2:], w.shape[2:])
         return y[:, :, :height, :width].contiguous()
 
     def data_gradient(
-        self, gradient: Tensor, w: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
         """Returns the gradient of a plain convolution's input: x[j] is the sum of y[j - r] w[r]."""
         lengths = _lengths(size[2:], geometry)
         gradients = _spectrum(gradient, lengths, geometry.groups, 1)
         weights = _spectrum(w, lengths, geometry.groups, 0)
         x = _inverse(gradients @ weights, lengths, 1)
+        # The result is that of the padded input; the gradient of the padding is not needed.
         first_row, first_column = geometry.padding
         rows = slice(first_row, first_row + size[2])
         columns = slice(first_column, first_column + size[3])
         return x[:, :, rows, columns].contiguous()
 
     def weight_gradient(
-        self, gradient: Tensor, x: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
-        """Returns the gradient of a plain convolution's weight: w[r] is the sum of x[i + r] y[i]."""
+        """Returns the weight gradient of a plain convolution: w[r] is the sum of x[i + r] y[i]."""
         lengths = _lengths(x.shape[2:], geometry)
         gradients = _spectrum(gradient, lengths, geometry.groups, 1)
         inputs = _spectrum(_padded(x, geometry), lengths, geometry.groups, 1)
@@ -80,14 +96,18 @@ def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     return F.pad(x, (columns, columns, rows, rows))
 
 
+# The search of SciPy takes longer than the transform of a small image.
 @cache
 def _fast_length(length: int) -> int:
     return int(next_fast_len(length, real=True))
 
 
 def _lengths(size: Sequence[int], geometry: ConvGeometry) -> Pair:
-    """Returns the lengths of transforms for a plain convolution's input of this height and width."""
-    height, width = (_fast_length(length + 2 * pad) for length, pad in zip(size, geometry.padding, strict=True))
+    """Returns the transform lengths for a plain convolution's input of this height and width."""
+    height, width = (
+        _fast_length(length + 2 * pad)
+        for length, pad in zip(size, geometry.padding, strict=True)
+    )
     return height, width
 
 
@@ -110,5 +130,7 @@ def _spectrum(tensor: Tensor, lengths: Pair, groups: int, axis: int) -> Tensor:
 def _inverse(spectrum: Tensor, lengths: Pair, axis: int) -> Tensor:
     """Returns the tensor of whose spectrum these are the matrices; the groups go into this axis."""
     merged = spectrum.movedim(0, -1).movedim(0, axis).flatten(axis, axis + 1)
-    result: Tensor = torch.fft.irfft2(merged.reshape(*merged.shape[:2], lengths[0], -1), lengths)
+    result: Tensor = torch.fft.irfft2(
+        merged.reshape(*merged.shape[:2], lengths[0], -1), lengths
+    )
     return result

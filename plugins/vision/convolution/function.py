@@ -23,13 +23,18 @@ Choose = Callable[[ConvKey], Backend]
 
 
 def convolve(
-    x: Tensor, w: Tensor, geometry: ConvGeometry, choose: Choose, bias: Tensor | None = None,
+    x: Tensor,
+    w: Tensor,
+    geometry: ConvGeometry,
+    choose: Choose,
+    bias: Tensor | None = None,
     workspace: Workspace = new_workspace,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Computes a convolution with the chosen backends.
 
-    Backends of the backward pass are chosen in the forward pass, and only if a gradient is needed. If all of them are
-    ``native``, torch's function is called, with its bits and its second derivative.
+    Backends of the backward pass are chosen in the forward pass, and only if a gradient is
+    needed. If all of them are ``native``, torch's function is called, with its bits and its
+    second derivative.
 
     Args:
         x: The input [N, C, H, W].
@@ -44,7 +49,9 @@ def convolve(
     """
     x, w, bias = _autocast(x, w, bias)
     if x.dtype != w.dtype:
-        raise UsageError(f"convolution: the input is {x.dtype}, the weight {w.dtype}: convert one of them")
+        raise UsageError(
+            f"convolution: the input is {x.dtype}, the weight {w.dtype}: convert one of them"
+        )
     problem = _problem(geometry, x.shape, w.shape)
     if problem is not None:
         raise UsageError(f"convolution: {problem}")
@@ -52,6 +59,8 @@ def convolve(
     forward = _chosen(choose, key)
     data = weight = NATIVE
     if torch.is_grad_enabled():
+        # A direction without a gradient gets the backend of another one, so that it is no
+        # reason against torch's function.
         data = _chosen(choose, data_key) if x.requires_grad else forward
         weight = _chosen(choose, weight_key) if w.requires_grad else data
         data = data if x.requires_grad else weight
@@ -72,7 +81,9 @@ def _chosen(choose: Choose, key: ConvKey) -> Backend:
 
 # Equal arguments have equal answers, which take longer than a small convolution.
 @lru_cache(maxsize=4096)
-def _problem(geometry: ConvGeometry, x_size: torch.Size, w_size: torch.Size) -> str | None:
+def _problem(
+    geometry: ConvGeometry, x_size: torch.Size, w_size: torch.Size
+) -> str | None:
     return geometry.problem(x_size, w_size)
 
 
@@ -81,9 +92,14 @@ def _refusal(backend: Backend, key: ConvKey) -> str | None:
     return backend.refusal(key)
 
 
-def _autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns the tensors in the type in which torch would convolve them under ``torch.autocast``."""
+def _autocast(
+    x: Tensor, w: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns the tensors in the type in which torch would convolve them under
+    ``torch.autocast``.
+    """
     kind = x.device.type
+    # Autocast ignores float64, and converts the arguments of torch's functions only.
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x, w, bias
     dtype = torch.get_autocast_dtype(kind)
@@ -95,9 +111,13 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, geometry: ConvGeometry, backends: tuple[Backend, Backend, Backend],
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        backends: tuple[Backend, Backend, Backend],
         workspace: Workspace,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         # Inputs alone are saved: a workspace is overwritten by the next convolution.
         ctx.save_for_backward(x if w.requires_grad else None, w)
         ctx.size = x.shape
@@ -112,17 +132,23 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled():
             names = " and ".join(sorted({data.name, weight.name}))
             raise RunnerError(
-                f"a gradient of a gradient needs the backend 'native' in all directions, not {names} (create_graph)"
+                f"a gradient of a gradient needs the backend 'native' in all directions, not "
+                f"{names} (create_graph)"
             )
         x, w = ctx.saved_tensors
         geometry: ConvGeometry = ctx.geometry
         needs_data, needs_weight = ctx.needs_input_grad[:2]
+        # A backend may share work between both gradients.
         if needs_data and needs_weight and data is weight:
             gradients = data.backward(gradient, x, w, geometry, ctx.workspace)
             return *gradients, None, None, None
         x_gradient = w_gradient = None
         if needs_data:
-            x_gradient = data.backward_data(gradient, w, geometry, ctx.size, ctx.workspace)
+            x_gradient = data.backward_data(
+                gradient, w, geometry, ctx.size, ctx.workspace
+            )
         if needs_weight:
-            w_gradient = weight.backward_weight(gradient, x, geometry, w.shape, ctx.workspace)
+            w_gradient = weight.backward_weight(
+                gradient, x, geometry, w.shape, ctx.workspace
+            )
         return x_gradient, w_gradient, None, None, None

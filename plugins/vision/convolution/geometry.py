@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 Pair = tuple[int, int]
-"""Of height and width."""
+"""A number for the height and one for the width."""
 
 
 class ConvGeometry(NamedTuple):
@@ -37,7 +37,9 @@ class ConvGeometry(NamedTuple):
         """Returns height and width of the output for an input of this height and width."""
         height, width = (
             self._output_length(length, extent, axis)
-            for axis, (length, extent) in enumerate(zip(size, self.extent(kernel), strict=True))
+            for axis, (length, extent) in enumerate(
+                zip(size, self.extent(kernel), strict=True)
+            )
         )
         return height, width
 
@@ -45,21 +47,27 @@ class ConvGeometry(NamedTuple):
         stride = self.stride[axis]
         padding = self.padding[axis]
         if self.transposed:
-            return (length - 1) * stride - 2 * padding + extent + self.output_padding[axis]
+            return (
+                (length - 1) * stride - 2 * padding + extent + self.output_padding[axis]
+            )
         return (length + 2 * padding - extent) // stride + 1
 
     def restoring(self, size: Sequence[int], kernel: Sequence[int]) -> ConvGeometry:
         """Returns the transposed geometry that gives an output the size of this geometry's input.
 
-        With a stride, inputs of several sizes have outputs of one size: 7 and 8 both become 4. ``output_padding`` is
-        what the transposed convolution needs to return to the right one.
+        With a stride, inputs of several sizes have outputs of one size: 7 and 8 both become 4.
+        ``output_padding`` is what the transposed convolution needs to return to the right one.
         """
         plain = self._replace(transposed=True, output_padding=(0, 0))
         restored = plain.output_size(self.output_size(size, kernel), kernel)
-        return plain._replace(output_padding=(size[0] - restored[0], size[1] - restored[1]))
+        return plain._replace(
+            output_padding=(size[0] - restored[0], size[1] - restored[1])
+        )
 
     def swapped(self) -> ConvGeometry:
-        """Returns the plain geometry of a transposed one, whose gradient it computes, and vice versa."""
+        """Returns the plain geometry of a transposed one, whose gradient it computes, and vice
+        versa.
+        """
         return self._replace(transposed=not self.transposed, output_padding=(0, 0))
 
     def problem(self, x_size: Sequence[int], w_size: Sequence[int]) -> str | None:
@@ -67,7 +75,8 @@ class ConvGeometry(NamedTuple):
 
         Args:
             x_size: Batch, channels, height and width of the input.
-            w_size: Of the weight: [K, C / groups, R, S], and [C, K / groups, R, S] for a transposed convolution.
+            w_size: Of the weight: [K, C / groups, R, S], and [C, K / groups, R, S] for a
+                transposed convolution.
         """
         for name, size in (("input", x_size), ("weight", w_size)):
             if len(size) != 4:
@@ -87,16 +96,27 @@ class ConvGeometry(NamedTuple):
             return f"groups: {self.groups} should be at least 1"
         if any(self.output_padding) and not self.transposed:
             return "output_padding: only a transposed convolution has one"
+        # Torch has the same limit: a larger padding has rows that no input reaches.
         limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
-        if any(extra >= limit for extra, limit in zip(self.output_padding, limits, strict=True)):
-            return f"output_padding: {self.output_padding} should be smaller than the stride or the dilation"
+        if any(
+            extra >= limit
+            for extra, limit in zip(self.output_padding, limits, strict=True)
+        ):
+            return (
+                f"output_padding: {self.output_padding} should be smaller than the stride "
+                f"or the dilation"
+            )
         return None
 
-    def _problem_of_sizes(self, x_size: Sequence[int], w_size: Sequence[int]) -> str | None:
+    def _problem_of_sizes(
+        self, x_size: Sequence[int], w_size: Sequence[int]
+    ) -> str | None:
         channels = x_size[1]
         expected = w_size[0] if self.transposed else w_size[1] * self.groups
         if channels != expected:
-            return f"the input has {channels} channels, the weight is made for {expected}"
+            return (
+                f"the input has {channels} channels, the weight is made for {expected}"
+            )
         if w_size[0] % self.groups:
             return f"groups: {self.groups} does not divide {w_size[0]} channels of the weight"
         height, width = self.output_size(x_size[2:], w_size[2:])
@@ -107,4 +127,7 @@ class ConvGeometry(NamedTuple):
 
     def __str__(self) -> str:
         names = ("stride", "padding", "dilation")
-        return ", ".join(f"{name} {getattr(self, name)[0]}x{getattr(self, name)[1]}" for name in names)
+        return ", ".join(
+            f"{name} {getattr(self, name)[0]}x{getattr(self, name)[1]}"
+            for name in names
+        )

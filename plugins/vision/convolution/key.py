@@ -38,7 +38,8 @@ class ConvKey:
         direction: What is computed: the output, or the gradient of the input or of the weight.
         device: ``cpu``, or ``cuda`` with the name of the GPU.
         threads: Threads that torch uses on a CPU.
-        math: Arithmetic that convolutions and products may use, and whether algorithms have to be deterministic.
+        math: Arithmetic that convolutions and products may use, and whether algorithms have to be
+            deterministic.
         library: Versions of torch and of the library with its kernels.
     """
 
@@ -63,7 +64,13 @@ class ConvKey:
     library: str
 
     @classmethod
-    def of(cls, x: Tensor, w: Tensor, geometry: ConvGeometry, direction: Direction = "forward") -> ConvKey:
+    def of(
+        cls,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        direction: Direction = "forward",
+    ) -> ConvKey:
         """Returns the key of the convolution of a tensor with a weight."""
         return keys_of(x, w, geometry)[DIRECTIONS.index(direction)]
 
@@ -73,40 +80,46 @@ class ConvKey:
 
     @property
     def geometry(self) -> ConvGeometry:
-        """The geometry."""
+        """Returns the geometry."""
         return ConvGeometry(
-            self.stride, self.padding, self.dilation, self.groups, self.transposed, self.output_padding
-        )  # fmt: skip
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.transposed,
+            self.output_padding,
+        )
 
     @property
     def device_type(self) -> str:
-        """``cpu`` or ``cuda``."""
+        """Returns ``cpu`` or ``cuda``."""
         return self.device.partition(":")[0]
 
     @property
     def x_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the input."""
+        """Returns the sizes of the input."""
         return self.n, self.c, self.h, self.w
 
     @property
     def w_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the weight."""
+        """Returns the sizes of the weight."""
+        # Torch stores the weight of a transposed convolution with its input channels first.
         outer, inner = (self.c, self.k) if self.transposed else (self.k, self.c)
         return outer, inner // self.groups, *self.kernel
 
     @property
     def y_size(self) -> tuple[int, int, int, int]:
-        """Sizes of the output."""
+        """Returns the sizes of the output."""
         return self.n, self.k, *self.geometry.output_size((self.h, self.w), self.kernel)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type as torch has it."""
+        """Returns the type as an object of torch."""
         return cast("torch.dtype", getattr(torch, self.dtype))
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
+        """Returns the bytes of a number."""
         return self.torch_dtype.itemsize
 
     @property
@@ -123,7 +136,9 @@ class ConvKey:
         return self.itemsize * sum(a * b * c * d for a, b, c, d in sizes)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={_text(value)}" for name, value in asdict(self).items())
+        return " ".join(
+            f"{name}={_text(value)}" for name, value in asdict(self).items()
+        )
 
     @classmethod
     def parse(cls, text: str) -> ConvKey:
@@ -132,21 +147,42 @@ class ConvKey:
         Raises:
             ValueError: The text is not that of a key.
         """
+        # A value contains no spaces: ``str`` replaces them.
         values = dict(entry.partition("=")[::2] for entry in text.split(" "))
         expected = [field.name for field in fields(cls)]
         if list(values) != expected:
-            raise ValueError(f"the key of a convolution has {', '.join(expected)}; got {text!r:.200}")
-        return cls(**{field.name: _value(str(field.type), values[field.name]) for field in fields(cls)})
+            raise ValueError(
+                f"the key of a convolution has {', '.join(expected)}; got {text!r:.200}"
+            )
+        return cls(
+            **{
+                field.name: _value(str(field.type), values[field.name])
+                for field in fields(cls)
+            }
+        )
 
 
-def keys_of(x: Tensor, w: Tensor, geometry: ConvGeometry) -> tuple[ConvKey, ConvKey, ConvKey]:
-    """Returns the keys of the convolution of a tensor with a weight, in the order of ``DIRECTIONS``."""
+def keys_of(
+    x: Tensor, w: Tensor, geometry: ConvGeometry
+) -> tuple[ConvKey, ConvKey, ConvKey]:
+    """Returns the keys of the convolution of a tensor with a weight, in the order of
+    ``DIRECTIONS``.
+    """
     device = x.device
     threads = torch.get_num_threads()
-    return _keys(x.shape, w.shape, geometry, x.dtype, layout_of(x), device, threads, math_mode(device.type))
+    return _keys(
+        x.shape,
+        w.shape,
+        geometry,
+        x.dtype,
+        layout_of(x),
+        device,
+        threads,
+        math_mode(device.type),
+    )
 
 
-# To make a key takes longer than a small convolution.
+# Making a key takes longer than a small convolution.
 @lru_cache(maxsize=4096)
 def _keys(
     x_size: tuple[int, ...],
@@ -162,10 +198,26 @@ def _keys(
     k = w_size[1] * geometry.groups if geometry.transposed else w_size[0]
     stride, padding, dilation, groups, transposed, output_padding = geometry
     key = ConvKey(
-        n, c, height, width, k, (w_size[2], w_size[3]), stride, padding, dilation, groups, transposed, output_padding,
-        str(dtype).removeprefix("torch."), layout, "forward", _device_name(device), threads, math,
+        n,
+        c,
+        height,
+        width,
+        k,
+        (w_size[2], w_size[3]),
+        stride,
+        padding,
+        dilation,
+        groups,
+        transposed,
+        output_padding,
+        str(dtype).removeprefix("torch."),
+        layout,
+        "forward",
+        _device_name(device),
+        threads,
+        math,
         _library(device.type),
-    )  # fmt: skip
+    )
     return key, key.towards("backward_data"), key.towards("backward_weight")
 
 
@@ -188,29 +240,49 @@ def layout_of(x: Tensor) -> Layout:
     """Returns the memory format of a tensor; one that is in both formats counts as contiguous."""
     if x.is_contiguous():
         return "contiguous"
-    return "channels_last" if x.is_contiguous(memory_format=torch.channels_last) else "strided"
+    return (
+        "channels_last"
+        if x.is_contiguous(memory_format=torch.channels_last)
+        else "strided"
+    )
 
 
 def format_of(x: Tensor) -> torch.memory_format:
     """Returns the memory format in which torch returns the result for an input."""
-    return torch.channels_last if layout_of(x) == "channels_last" else torch.contiguous_format
+    return (
+        torch.channels_last
+        if layout_of(x) == "channels_last"
+        else torch.contiguous_format
+    )
 
 
 def math_mode(device: str) -> str:
-    """Returns which arithmetic torch may use now for convolutions and products on a type of device."""
+    """Returns which arithmetic torch may use now for convolutions and products on a type of
+    device.
+    """
     backends: Any = torch.backends
     library = backends.cudnn if device == "cuda" else backends.mkldnn
     convolution = library.conv.fp32_precision
     # Unset means the general setting, and that is IEEE arithmetic unless it is set, too.
     if convolution == "none":
-        convolution = "ieee" if backends.fp32_precision == "none" else backends.fp32_precision
+        convolution = (
+            "ieee" if backends.fp32_precision == "none" else backends.fp32_precision
+        )
     mode = f"{convolution}/{torch.get_float32_matmul_precision()}"
-    return f"{mode}/deterministic" if torch.are_deterministic_algorithms_enabled() else mode
+    return (
+        f"{mode}/deterministic"
+        if torch.are_deterministic_algorithms_enabled()
+        else mode
+    )
 
 
 @cache
 def _device_name(device: torch.device) -> str:
-    return f"cuda:{torch.cuda.get_device_name(device)}".replace(" ", "_") if device.type == "cuda" else device.type
+    return (
+        f"cuda:{torch.cuda.get_device_name(device)}".replace(" ", "_")
+        if device.type == "cuda"
+        else device.type
+    )
 
 
 @cache

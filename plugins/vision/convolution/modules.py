@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from .native import convolution
 
 Convolve = Callable[..., Tensor]
-"""The slot ``conv``: x, w, stride, padding, dilation, groups, transposed, output_padding, bias to y."""
+"""The slot ``conv``: x, w, stride, padding, dilation, groups, transposed, output_padding, bias to
+y.
+"""
 
 
 class Convolution(nn.Conv2d):
@@ -22,7 +24,9 @@ class Convolution(nn.Conv2d):
         settings: Those of ``torch.nn.Conv2d``, by name.
     """
 
-    def __init__(self, *arguments: Any, convolve: Convolve = convolution, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, convolve: Convolve = convolution, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         _check_padding(self)
         self.convolve = convolve
@@ -30,15 +34,26 @@ class Convolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, K, P, Q]."""
         return self.convolve(
-            x, self.weight, self.stride, self.padding, self.dilation, self.groups, self.transposed,
-            self.output_padding, self.bias,
-        )  # fmt: skip
+            x,
+            self.weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.transposed,
+            self.output_padding,
+            self.bias,
+        )
 
 
 class TransposedConvolution(nn.ConvTranspose2d):
-    """A transposed convolution with the parameters of ``torch.nn.ConvTranspose2d``; see ``Convolution``."""
+    """A transposed convolution with the parameters of ``torch.nn.ConvTranspose2d``; see
+    ``Convolution``.
+    """
 
-    def __init__(self, *arguments: Any, convolve: Convolve = convolution, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, convolve: Convolve = convolution, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         _check_padding(self)
         self.convolve = convolve
@@ -46,14 +61,25 @@ class TransposedConvolution(nn.ConvTranspose2d):
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         """[N, C, H, W] to [N, K, P, Q]; the size follows from ``output_padding``."""
         if output_size is not None:
-            raise ValueError("TransposedConvolution: set output_padding instead of output_size")
+            raise ValueError(
+                "TransposedConvolution: set output_padding instead of output_size"
+            )
         return self.convolve(
-            x, self.weight, self.stride, self.padding, self.dilation, self.groups, self.transposed,
-            self.output_padding, self.bias,
-        )  # fmt: skip
+            x,
+            self.weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.transposed,
+            self.output_padding,
+            self.bias,
+        )
 
 
 def _check_padding(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         name = type(layer).__name__
-        raise ValueError(f"{name}: padding {layer.padding} of '{layer.padding_mode}' should be numbers of zeros")
+        raise ValueError(
+            f"{name}: padding {layer.padding} of '{layer.padding_mode}' should be numbers of zeros"
+        )

@@ -18,12 +18,21 @@ from .workspace import Workspace, bytes_of, new_workspace
 
 
 def convolution(
-    x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, transposed: bool,
-    output_padding: Pair, bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    transposed: bool,
+    output_padding: Pair,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Computes a convolution as ``torch.nn`` does: what the slot ``conv`` is without a stage."""
     if transposed:
-        return F.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+        return F.conv_transpose2d(
+            x, w, bias, stride, padding, output_padding, groups, dilation
+        )
     return F.conv2d(x, w, bias, stride, padding, dilation, groups)
 
 
@@ -44,7 +53,13 @@ class Native(Backend):
         """Returns a result in the memory format in which torch would have returned it."""
         return result
 
-    def forward(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace = new_workspace) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        workspace: Workspace = new_workspace,
+    ) -> Tensor:
         """Returns the output [N, K, P, Q] of an input [N, C, H, W]."""
         with self.settings():
             y = convolution(self.converted(x), self.converted(w), *geometry)
@@ -59,9 +74,12 @@ class Native(Backend):
         workspace: Workspace = new_workspace,
     ) -> Tensor:
         """Returns the gradient of the input, which has this size, from that of the output."""
-        # Torch reads the input's size alone, but only a tensor has one.
+        # Torch reads the size of the input only; an expanded tensor has it without its memory.
         x = gradient.new_empty(1).expand(*size)
-        return self.restored(self._backward(gradient, x, w, geometry, (True, False))[0], format_of(gradient))
+        return self.restored(
+            self._backward(gradient, x, w, geometry, (True, False))[0],
+            format_of(gradient),
+        )
 
     def backward_weight(
         self,
@@ -73,36 +91,65 @@ class Native(Backend):
     ) -> Tensor:
         """Returns the gradient of the weight, which has this size, from that of the output."""
         w = gradient.new_empty(1).expand(*size)
-        return self._backward(gradient, self.converted(x), w, geometry, (False, True))[1].contiguous()
+        x = self.converted(x)
+        _, weight = self._backward(gradient, x, w, geometry, (False, True))
+        # Gradients have the format of their parameters, which optimizers expect.
+        return weight.contiguous()
 
     def backward(
-        self, gradient: Tensor, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace = new_workspace
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        workspace: Workspace = new_workspace,
     ) -> tuple[Tensor, Tensor]:
         """Returns the gradients of input and weight, which torch computes in one call."""
-        data, weight = self._backward(gradient, self.converted(x), w, geometry, (True, True))
+        data, weight = self._backward(
+            gradient, self.converted(x), w, geometry, (True, True)
+        )
         return self.restored(data, format_of(gradient)), weight
 
     def _backward(
-        self, gradient: Tensor, x: Tensor, w: Tensor, geometry: ConvGeometry, needed: tuple[bool, bool]
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        needed: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
+        # Without the gradient of the input, the weight is a placeholder of the right size.
         if needed[0]:
             w = self.converted(w)
         with self.settings():
             data, weight, _ = torch.ops.aten.convolution_backward(
-                self.converted(gradient), x, w, None, geometry.stride, geometry.padding, geometry.dilation,
-                geometry.transposed, geometry.output_padding, geometry.groups, [*needed, False],
-            )  # fmt: skip
+                self.converted(gradient),
+                x,
+                w,
+                None,
+                geometry.stride,
+                geometry.padding,
+                geometry.dilation,
+                geometry.transposed,
+                geometry.output_padding,
+                geometry.groups,
+                [*needed, False],
+            )
         return data, weight
 
 
 class ChannelsLastKernels(Native):
-    """Torch's kernels for images in memory pixel by pixel; conversions to and fro are part of it."""
+    """Torch's kernels for images in memory pixel by pixel, with conversions there and back."""
 
     name: ClassVar[str] = "channels_last"
 
     def geometry_refusal(self, key: ConvKey) -> str | None:
         """Returns that there is nothing to convert where there is not."""
-        return "the input is in this format already" if key.layout == "channels_last" else None
+        return (
+            "the input is in this format already"
+            if key.layout == "channels_last"
+            else None
+        )
 
     def workspace_bytes(self, key: ConvKey) -> int:
         """Returns the bytes of the converted copies."""
@@ -121,7 +168,8 @@ class WithoutOneDnn(Native):
     """Torch's loops over products of matrices, with oneDNN switched off.
 
     The switch is global. While it is off, a convolution of another thread is computed without
-    oneDNN, too: its result is rounded otherwise. It is switched on again when the last thread leaves.
+    oneDNN, too: its result is rounded otherwise. It is switched on again when the last thread
+    leaves.
     """
 
     name: ClassVar[str] = "onednn_off"
@@ -135,8 +183,8 @@ class WithoutOneDnn(Native):
 class _Switch:
     """Switches oneDNN off inside the ``with``, which several threads may enter at a time."""
 
-    # A generator with ``torch.backends.mkldnn.flags`` takes as long as a small convolution. It would also
-    # reset determinism and precision to its defaults.
+    # A generator with ``torch.backends.mkldnn.flags`` takes as long as a small convolution. It
+    # would also reset determinism and precision to its defaults.
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
@@ -177,6 +225,7 @@ class CudnnHeuristic(Native):
     @contextmanager
     def settings(self) -> Iterator[None]:
         """Returns a context in which cuDNN selects algorithms this way."""
+        # The setting is global, so the caller's value is restored.
         benchmark = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.benchmark
         try:
@@ -194,5 +243,8 @@ class CudnnBenchmark(CudnnHeuristic):
     def geometry_refusal(self, key: ConvKey) -> str | None:
         """Returns that a measurement may select another algorithm the next time."""
         if "deterministic" in key.math:
-            return "a measurement may select another algorithm the next time; deterministic algorithms are required"
+            return (
+                "a measurement may select another algorithm the next time; deterministic "
+                "algorithms are required"
+            )
         return super().geometry_refusal(key)

@@ -26,6 +26,7 @@ class Needs(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, w: Tensor) -> Needs:
         """Returns what torch will compute for these tensors."""
+        # A prediction and a training step of the same convolution have different plans.
         if not torch.is_grad_enabled():
             return cls(False, False)
         return cls(x.requires_grad, w.requires_grad)
@@ -73,6 +74,7 @@ def parse_plan(values: object, key: ConvKey, needs: Needs) -> ConvPlan:
     if not isinstance(values, Mapping) or values.keys() != expected:
         raise ValueError(f"should name a backend for {needs}, got {values!r:.80}")
     for direction in needs.directions:
+        # A file or a lock may contain anything.
         name = values[direction]
         backend = BACKENDS.get(name) if isinstance(name, str) else None
         if backend is None:

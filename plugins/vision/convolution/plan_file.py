@@ -55,6 +55,7 @@ class RecentPlans:
 
     def get(self, key: str) -> Any:
         """Returns a plan, which becomes the most recent one; None if there is none."""
+        # A dictionary is ordered by insertion: what was used last is removed last.
         plan = self._plans.pop(key, None)
         if plan is not None:
             self._plans[key] = plan
@@ -113,12 +114,20 @@ class FilePlans(RecentPlans):
         super().put(key, plan)
         try:
             with self._lock:
+                # Another process may have added plans since the file was read.
                 self._merge()
-                values = {"version": VERSION, "machine": self.machine, "plans": self.items()}
+                values = {
+                    "version": VERSION,
+                    "machine": self.machine,
+                    "plans": self.items(),
+                }
                 with replacing(self.path) as partial:
                     partial.write_text(sealed(values), encoding="utf-8")
+        # Without the file, only another process has to search again.
         except (OSError, Timeout) as error:
-            self._warn(f"cannot be written: {getattr(error, 'strerror', None) or error}")
+            self._warn(
+                f"cannot be written: {getattr(error, 'strerror', None) or error}"
+            )
 
     def _merge(self) -> None:
         """Adds the plans of the file; those that this process has used are more recent."""
@@ -141,7 +150,10 @@ class FilePlans(RecentPlans):
         if not is_intact:
             problem = "its checksum is wrong"
         elif values.get("version") != VERSION:
-            problem = f"it has version {values.get('version')!r:.20}, and this is {VERSION}"
+            problem = (
+                f"it has version {values.get('version')!r:.20}, and this is {VERSION}"
+            )
+        # JSON turns tuples into lists, so both sides are compared after a conversion.
         elif values.get("machine") != json.loads(json.dumps(self.machine)):
             problem = "it was written on another machine"
         elif not isinstance(plans, dict):
@@ -153,6 +165,7 @@ class FilePlans(RecentPlans):
         return plans
 
     def _warn(self, text: str) -> None:
+        # Every plan would repeat the same warning.
         if not self._is_warned:
             self._is_warned = True
             _log.warning("%s %s", self.path, text)

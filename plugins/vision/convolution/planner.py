@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 class Planner:
     """Computes convolutions by the backends that a search has selected.
 
-    A plan comes from the tuning choices of the run, or else from the cache, or else from a search. All three are
-    recorded among the tuning choices, so that another run of the lock computes the same bits.
+    A plan comes from the tuning choices of the run, or else from the cache, or else from a
+    search. All three are recorded among the tuning choices, so that another run of the lock
+    computes the same bits.
 
     Args:
         choices: The tuning choices of the run.
@@ -40,9 +41,13 @@ class Planner:
     """
 
     def __init__(
-        self, choices: Choices, plans: Callable[[], Plans], search: SearchFunction, limits: SearchLimits,
+        self,
+        choices: Choices,
+        plans: Callable[[], Plans],
+        search: SearchFunction,
+        limits: SearchLimits,
         every_call: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.choices = choices
         self.plans = plans
         self.search = search
@@ -57,7 +62,12 @@ class Planner:
         self._revision = choices.revision
 
     def convolve(
-        self, x: Tensor, w: Tensor, geometry: ConvGeometry, bias: Tensor | None, workspace: Workspace
+        self,
+        x: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        bias: Tensor | None,
+        workspace: Workspace,
     ) -> Tensor:
         """Computes a convolution."""
         needs = Needs.of(x, w)
@@ -87,6 +97,7 @@ class Planner:
             self._revision = self.choices.revision
         plan = self._known.get((key, needs))
         if plan is None:
+            # Shapes that change all the time would fill the memory.
             if len(self._known) >= MOST_PLANS:
                 self._known.clear()
             plan = self._known[key, needs] = self._new_plan(key, needs, plans)
@@ -97,11 +108,13 @@ class Planner:
         recorded = self.choices.get(text)
         if recorded is not None:
             return self._recorded(recorded, key, needs)
+        # A strided input has no layout that a sample could have.
         if not self.choices.searches or key.layout == "strided":
             return ConvPlan()
         plan = self._cached(plans.get(text), key, needs)
         if plan is None:
-            if self.limits.seconds <= self.seconds or len(self.choices.items()) >= MOST_PLANS:
+            is_out_of_time = self.limits.seconds <= self.seconds
+            if is_out_of_time or len(self.choices.items()) >= MOST_PLANS:
                 self.untested += 1
                 plan = ConvPlan()
             else:
@@ -115,7 +128,9 @@ class Planner:
             return parse_plan(recorded, key, needs)
         except ValueError as error:
             message = f"the lock records a plan that cannot be used: {error}"
-            raise UsageError(f"algorithm_search: {message}: search again with --retune") from None
+            raise UsageError(
+                f"algorithm_search: {message}: search again with --retune"
+            ) from None
 
     def _cached(self, kept: Any, key: ConvKey, needs: Needs) -> ConvPlan | None:
         """Returns a plan of the cache; None if there is none, or if it cannot be used."""
@@ -130,10 +145,16 @@ class Planner:
         return plan
 
     def _search(self, key: ConvKey, needs: Needs) -> SearchResult:
-        remaining = self.limits.seconds if self.every_call else self.limits.seconds - self.seconds
+        # The time limit is that of all searches together, unless each call searches.
+        remaining = self.limits.seconds
+        if not self.every_call:
+            remaining -= self.seconds
         limits = SearchLimits(
-            self.limits.workspace, self.limits.error_ratio, self.limits.deterministic, remaining
-        )  # fmt: skip
+            self.limits.workspace,
+            self.limits.error_ratio,
+            self.limits.deterministic,
+            remaining,
+        )
         result = self.search(key, needs, limits)
         self.searches += 1
         self.seconds += result.seconds
@@ -143,17 +164,23 @@ class Planner:
     def notes(self) -> Sequence[str]:
         """Returns what was selected, for the closing table."""
         plans = list(self._known.values())
-        others = sum(not plan.is_native for plan in plans)
+        changed = sum(not plan.is_native for plan in plans)
         lines = [
-            f"{len(plans)} plans, {others} of them not native: {self.searches} searches in {self.seconds:.1f} s, "
+            f"{len(plans)} plans, {changed} of them not native: {self.searches} searches in "
+            f"{self.seconds:.1f} s, "
             f"{self.cached} from the cache"
         ]
         if self.untested:
-            lines.append(f"{self.untested} convolutions stayed native: the time limit was over before they were tested")
+            lines.append(
+                f"{self.untested} convolutions stayed native: the time limit was over before "
+                f"they were tested"
+            )
         return lines
 
 
-def on_device(device: torch.device, workspace: Callable[[], Workspace]) -> SearchFunction:
+def on_device(
+    device: torch.device, workspace: Callable[[], Workspace]
+) -> SearchFunction:
     """Returns the search on a device.
 
     Args:

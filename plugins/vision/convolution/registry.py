@@ -11,14 +11,28 @@ from .backend import Backend
 from .fft import Fft
 from .im2col import Im2Col
 from .key import ConvKey
-from .native import ChannelsLastKernels, CudnnBenchmark, CudnnHeuristic, Native, WithoutOneDnn
+from .native import (
+    ChannelsLastKernels,
+    CudnnBenchmark,
+    CudnnHeuristic,
+    Native,
+    WithoutOneDnn,
+)
 from .winograd import Winograd
 
 _ALL: tuple[Backend, ...] = (
-    Native(), ChannelsLastKernels(), Im2Col(), Fft(), Winograd(), WithoutOneDnn(), CudnnHeuristic(),
+    Native(),
+    ChannelsLastKernels(),
+    Im2Col(),
+    Fft(),
+    Winograd(),
+    WithoutOneDnn(),
+    CudnnHeuristic(),
     CudnnBenchmark(),
-)  # fmt: skip
-BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
+)
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {backend.name: backend for backend in _ALL}
+)
 """Every backend by name; ``native`` is the first."""
 NATIVE = BACKENDS["native"]
 
@@ -30,7 +44,9 @@ def backend_named(name: str) -> Backend:
         UsageError: There is none of that name.
     """
     if name not in BACKENDS:
-        raise UsageError(f"unknown convolution backend '{name}': use one of {', '.join(BACKENDS)}")
+        raise UsageError(
+            f"unknown convolution backend '{name}': use one of {', '.join(BACKENDS)}"
+        )
     return BACKENDS[name]
 
 

@@ -27,7 +27,16 @@ from .backend import Backend
 from .key import ConvKey, Direction
 from .plan import ConvPlan, Needs
 from .registry import BACKENDS, NATIVE
-from .trial import Sample, Sampler, Work, backward_work, compute, direction_work, rounding_error, step_work
+from .trial import (
+    Sample,
+    Sampler,
+    Work,
+    backward_work,
+    compute,
+    direction_work,
+    rounding_error,
+    step_work,
+)
 from .workspace import Workspace, new_workspace
 
 WARM_UPS = 3
@@ -49,7 +58,8 @@ class SearchLimits:
 
     Attributes:
         workspace: Bytes of intermediate results.
-        error_ratio: Rounding error, as a multiple of that of ``native``. The contract ``Close`` allows 2.
+        error_ratio: Rounding error, as a multiple of that of ``native``. The contract ``Close``
+            allows 2.
         deterministic: Whether backends are left out that may return other bits the next time.
         seconds: Time of one search.
     """
@@ -98,10 +108,16 @@ class Search:
     """
 
     def __init__(
-        self, key: ConvKey, needs: Needs, device: torch.device, limits: SearchLimits,
-        backends: Mapping[str, Backend] = BACKENDS, workspace: Workspace = new_workspace,
-        timer: Timer | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        key: ConvKey,
+        needs: Needs,
+        device: torch.device,
+        limits: SearchLimits,
+        backends: Mapping[str, Backend] = BACKENDS,
+        workspace: Workspace = new_workspace,
+        timer: Timer | None = None,
+        seed: int = 0,
+    ) -> None:
         self.key = key
         self.needs = needs
         self.limits = limits
@@ -128,16 +144,25 @@ class Search:
                     reason = f"{'/'.join(best)}: {gain}, {'clear' if is_clear else 'not clear'}"
             except OutOfTimeError:
                 plan = ConvPlan()
-                reason = f"the search was not finished after {self.limits.seconds:.3g} s"
+                reason = (
+                    f"the search was not finished after {self.limits.seconds:.3g} s"
+                )
         seconds = time.monotonic() - self.started
         return SearchResult(plan, reason, gain, self.rejected, seconds)
 
     def candidates(self, direction: Direction) -> list[Backend]:
         """Returns the backends that may be timed; ``native`` is the first."""
+        # What a backend refuses depends on the direction.
         key = self.key.towards(direction)
-        legal = [backend for backend in self.backends.values() if self._is_legal(backend, key)]
+        legal = [
+            backend
+            for backend in self.backends.values()
+            if self._is_legal(backend, key)
+        ]
         if not legal:
             return [NATIVE]
+        # ``native`` in float64 is the reference, and its error in the type of the recipe is
+        # the yardstick of the others.
         sample = self.sampler.draw()
         reference = compute(NATIVE, key, direction, sample.double(), new_workspace)
         baseline = compute(NATIVE, key, direction, sample, self.workspace)
@@ -149,9 +174,15 @@ class Search:
             error = rounding_error(result, reference)
             largest = min(limit, backend.tolerance(key))
             if error > largest:
-                self._reject(backend, direction, f"error {error:.1e} exceeds {largest:.1e}")
-            elif self.limits.deterministic and not self._repeats(backend, direction, sample):
-                self._reject(backend, direction, "it returns other bits the second time")
+                self._reject(
+                    backend, direction, f"error {error:.1e} exceeds {largest:.1e}"
+                )
+            elif self.limits.deterministic and not self._repeats(
+                backend, direction, sample
+            ):
+                self._reject(
+                    backend, direction, "it returns other bits the second time"
+                )
             else:
                 accurate.append(backend)
         return [NATIVE, *accurate]
@@ -171,7 +202,10 @@ class Search:
 
     def _repeats(self, backend: Backend, direction: Direction, sample: Sample) -> bool:
         """Returns whether a backend returns the same bits twice."""
-        results = [compute(backend, self.key, direction, sample, self.workspace).clone() for _ in range(2)]
+        results = [
+            compute(backend, self.key, direction, sample, self.workspace).clone()
+            for _ in range(2)
+        ]
         return torch.equal(*results)
 
     def _reject(self, backend: Backend, direction: Direction, reason: str) -> None:
@@ -184,20 +218,33 @@ class Search:
         legal: dict[Direction, list[Backend]] = {}
         for direction in self.needs.directions:
             legal[direction] = self.candidates(direction)
-            works = [direction_work(backend, key, direction, self.workspace) for backend in legal[direction]]
+            works = [
+                direction_work(backend, key, direction, self.workspace)
+                for backend in legal[direction]
+            ]
             seconds[direction] = self._screen(works)
         joint: dict[str, float] = {}
         if all(self.needs):
-            both = [backend for backend in legal["backward_data"] if backend in legal["backward_weight"]]
-            joint = self._screen([backward_work(backend, key, self.workspace) for backend in both])
+            # A backend that computes both gradients in one call may be faster than in two.
+            common = [
+                backend
+                for backend in legal["backward_data"]
+                if backend in legal["backward_weight"]
+            ]
+            joint = self._screen(
+                [backward_work(backend, key, self.workspace) for backend in common]
+            )
         return fastest_plan(seconds, joint)
 
     def _screen(self, works: Sequence[Work]) -> dict[str, float]:
         """Returns the median seconds of every work that is not hopeless."""
         counts = self._warm_up(works)
-        blocks: dict[str, list[float]] = {work.name: [] for work in works if work.name in counts}
+        blocks: dict[str, list[float]] = {
+            work.name: [] for work in works if work.name in counts
+        }
         timed = [work for work in works if work.name in counts]
         for _ in range(SCREENING_ROUNDS):
+            # New inputs and a new order: neither caches nor load may favour a backend.
             sample = self.sampler.draw()
             for work in self.order.sample(timed, len(timed)):
                 blocks[work.name].append(self._block(work, sample, counts[work.name]))
@@ -208,16 +255,21 @@ class Search:
         seconds = {}
         sample = self.sampler.draw()
         for work in works:
+            # The first calls allocate memory and select kernels.
             self._block(work, sample, WARM_UPS - 1)
             seconds[work.name] = self._block(work, sample, 1)
         least = min(seconds.values())
         # The baseline stays even where it is slow.
-        timed = {works[0].name} | {name for name, spent in seconds.items() if spent <= HOPELESS * least}
+        timed = {works[0].name} | {
+            name for name, spent in seconds.items() if spent <= HOPELESS * least
+        }
         return {name: block_length(seconds[name]) for name in seconds if name in timed}
 
     def _confirm(self, plan: ConvPlan) -> tuple[Ratio, bool]:
         """Times a training step with the plan against ``native``, with A/A, on new inputs."""
-        call = partial(step_work, key=self.key, needs=self.needs, backends=self.backends)
+        call = partial(
+            step_work, key=self.key, needs=self.needs, backends=self.backends
+        )
         baseline = call(ConvPlan(), workspace=self.workspace)
         works = {
             "baseline": baseline,
@@ -261,7 +313,7 @@ def block_length(seconds: float) -> int:
 
 def fastest_plan(
     seconds: Mapping[Direction, Mapping[str, float]], joint: Mapping[str, float]
-) -> ConvPlan:  # fmt: skip
+) -> ConvPlan:
     """Returns the plan with the least time; of equal ones ``native``, which comes first.
 
     Args:
@@ -272,11 +324,12 @@ def fastest_plan(
     data = _fastest(seconds.get("backward_data", {}))
     weight = _fastest(seconds.get("backward_weight", {}))
     if joint:
-        both = _fastest(joint)
+        joint_name = _fastest(joint)
         separate = seconds["backward_data"][data] + seconds["backward_weight"][weight]
-        if joint[both] <= separate or data == weight:
-            data = both
-            weight = both
+        # A plan with one backend for both gradients calls it once, so its joint time counts.
+        if joint[joint_name] <= separate or data == weight:
+            data = joint_name
+            weight = joint_name
     return ConvPlan(forward, data, weight)
 
 
@@ -286,7 +339,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 def gain_of(
     baseline: Sequence[float], control: Sequence[float], candidate: Sequence[float]
-) -> tuple[Ratio, bool]:  # fmt: skip
+) -> tuple[Ratio, bool]:
     """Returns how many times as fast a candidate is, and whether that is clear.
 
     Args:
@@ -296,6 +349,7 @@ def gain_of(
     """
     pairs = zip(baseline, control, strict=True)
     means = [statistics.fmean(pair) for pair in pairs]
+    # The mean of both runs of ``native`` is the better estimate of the baseline.
     gain = ratio(means, candidate)
     return gain, effect(gain, ratio(baseline, control)) is Effect.FASTER
 
@@ -303,5 +357,9 @@ def gain_of(
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Computes inside the ``with`` as plain torch does, whatever the caller is inside of."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
         yield

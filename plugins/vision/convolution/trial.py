@@ -77,8 +77,12 @@ class Work:
 
 
 def compute(
-    backend: Backend, key: ConvKey, direction: Direction, sample: Sample, workspace: Workspace
-) -> Tensor:  # fmt: skip
+    backend: Backend,
+    key: ConvKey,
+    direction: Direction,
+    sample: Sample,
+    workspace: Workspace,
+) -> Tensor:
     """Returns the result of one direction."""
     x, w, gradient = sample
     if direction == "forward":
@@ -93,34 +97,44 @@ def rounding_error(result: Tensor, reference: Tensor) -> float:
     if result.shape != reference.shape:
         return float("inf")
     error = (result.double() - reference).norm() / reference.norm()
+    # NaN compares as not larger than any limit.
     return float(error.nan_to_num(float("inf")))
 
 
 def direction_work(
     backend: Backend, key: ConvKey, direction: Direction, workspace: Workspace
-) -> Work:  # fmt: skip
+) -> Work:
     """Returns the work of one direction."""
-    return Work(backend.name, lambda sample: compute(backend, key, direction, sample, workspace))
+    return Work(
+        backend.name, lambda sample: compute(backend, key, direction, sample, workspace)
+    )
 
 
 def backward_work(backend: Backend, key: ConvKey, workspace: Workspace) -> Work:
     """Returns the work of both gradients, which a backend may compute together."""
 
     def call(sample: Sample) -> object:
-        return backend.backward(sample.gradient, sample.x, sample.w, key.geometry, workspace)
+        return backend.backward(
+            sample.gradient, sample.x, sample.w, key.geometry, workspace
+        )
 
     return Work(backend.name, call)
 
 
 def step_work(
-    plan: ConvPlan, key: ConvKey, needs: Needs, backends: Mapping[str, Backend], workspace: Workspace
-) -> Work:  # fmt: skip
+    plan: ConvPlan,
+    key: ConvKey,
+    needs: Needs,
+    backends: Mapping[str, Backend],
+    workspace: Workspace,
+) -> Work:
     """Returns the work of a training step, as a network calls it."""
 
     def choose(part: ConvKey) -> Backend:
         return backends[getattr(plan, part.direction)]
 
     def call(sample: Sample) -> object:
+        # Leaves of this call alone: gradients must not accumulate over the calls of a block.
         x = sample.x.detach().requires_grad_(needs.data)
         w = sample.w.detach().requires_grad_(needs.weight)
         with torch.set_grad_enabled(any(needs)):

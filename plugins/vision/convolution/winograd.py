@@ -21,9 +21,10 @@ KERNEL = 3
 class Winograd(PlainBackend):
     """F(2x2, 3x3): 16 products for 4 outputs of a kernel of 3 x 3, where the definition has 36.
 
-    Tiles of 4 x 4 inputs and the kernel are transformed by constant matrices, multiplied element by element with the
-    sum over channels, and transformed back. Sums of the transforms round more than the definition does.
-    F(4x4, 3x3) is not offered: with 512 channels its error in float32 was 5.5e-6, above the tolerance.
+    Tiles of 4 x 4 inputs and the kernel are transformed by constant matrices, multiplied element
+    by element with the sum over channels, and transformed back. Sums of the transforms round more
+    than the definition does. F(4x4, 3x3) is not offered: with 512 channels its error in float32
+    was 5.5e-6, above the tolerance.
     """
 
     name: ClassVar[str] = "winograd"
@@ -59,33 +60,54 @@ class Winograd(PlainBackend):
     def workspace_bytes(self, key: ConvKey) -> int:
         """Returns the bytes of the tiles, and of their transforms and products."""
         size = (key.h, key.w) if key.transposed else key.y_size[2:]
-        channels, outputs = key.w_size[1] * key.groups, key.w_size[0]
+        channels = key.w_size[1] * key.groups
+        outputs = key.w_size[0]
         # The gradient of the input is a convolution whose outputs are the input's pixels.
-        if (key.direction == "backward_data") != (key.transposed and key.direction != "backward_weight"):
+        if (key.direction == "backward_data") != (
+            key.transposed and key.direction != "backward_weight"
+        ):
             size = key.y_size[2:] if key.transposed else (key.h, key.w)
-            channels, outputs = outputs, channels
+            channels = key.w_size[0]
+            outputs = key.w_size[1] * key.groups
         count = key.n * self._tiles(size[0]) * self._tiles(size[1])
         if key.direction == "backward_weight":
             return bytes_of(self._weight_shapes(channels, outputs, count), key.itemsize)
         return bytes_of(self._shapes(channels, outputs, count), key.itemsize)
 
-    def convolve(self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace) -> Tensor:
+    def convolve(
+        self, x: Tensor, w: Tensor, geometry: ConvGeometry, workspace: Workspace
+    ) -> Tensor:
         """Returns the output of a plain convolution."""
         return self._convolve(x, w, geometry.padding, geometry.groups, workspace)
 
     def data_gradient(
-        self, gradient: Tensor, w: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        w: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
-        """Returns the gradient of a plain convolution's input: a convolution with the kernel turned around."""
+        """Returns the gradient of a plain convolution's input: a convolution with the kernel
+        turned around.
+        """
+        # Within a group, input and output channels change places.
         grouped = w.reshape(geometry.groups, -1, *w.shape[1:]).transpose(1, 2)
-        turned = grouped.flatten(0, 1).flip(2, 3)
+        flipped = grouped.flatten(0, 1).flip(2, 3)
         padding = KERNEL - 1 - geometry.padding[0], KERNEL - 1 - geometry.padding[1]
-        return self._convolve(gradient, turned, padding, geometry.groups, workspace)
+        return self._convolve(gradient, flipped, padding, geometry.groups, workspace)
 
     def weight_gradient(
-        self, gradient: Tensor, x: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
+        self,
+        gradient: Tensor,
+        x: Tensor,
+        geometry: ConvGeometry,
+        size: Sequence[int],
+        workspace: Workspace,
     ) -> Tensor:
-        """Returns the gradient of a plain convolution's weight, by the transposed matrices in reverse order."""
+        """Returns the gradient of a plain convolution's weight, by the transposed matrices in
+        reverse order.
+        """
         n, k, height, width = gradient.shape
         c = x.shape[1]
         rows = self._tiles(height)
@@ -94,16 +116,30 @@ class Winograd(PlainBackend):
         tiles, inputs, pixels, gradients = take(workspace, shapes, x)
         self._transform_inputs(x, geometry.padding, rows, columns, tiles, inputs)
 
+        # Zeros complete the last tiles, and add nothing to the gradient.
         m = self.outputs
         padded = F.pad(gradient, (0, columns * m - width, 0, rows * m - height))
-        pixels.view(m, m, k, n, rows, columns).copy_(padded.view(n, k, rows, m, columns, m).permute(3, 5, 1, 0, 2, 4))
-        torch.mm(_square(self.output_matrix, x).T, pixels.flatten(1), out=gradients.flatten(1))
+        blocks = padded.view(n, k, rows, m, columns, m).permute(3, 5, 1, 0, 2, 4)
+        pixels.view(m, m, k, n, rows, columns).copy_(blocks)
+        torch.mm(
+            _square(self.output_matrix, x).T,
+            pixels.flatten(1),
+            out=gradients.flatten(1),
+        )
 
-        products = _by_group(gradients, geometry.groups) @ _by_group(inputs, geometry.groups).transpose(2, 3)
+        grouped_inputs = _by_group(inputs, geometry.groups).transpose(2, 3)
+        products = _by_group(gradients, geometry.groups) @ grouped_inputs
         w = _square(self.kernel_matrix, x).T @ products.flatten(1)
         return w.view(KERNEL, KERNEL, *size[:2]).permute(2, 3, 0, 1).contiguous()
 
-    def _convolve(self, x: Tensor, w: Tensor, padding: Sequence[int], groups: int, workspace: Workspace) -> Tensor:
+    def _convolve(
+        self,
+        x: Tensor,
+        w: Tensor,
+        padding: Sequence[int],
+        groups: int,
+        workspace: Workspace,
+    ) -> Tensor:
         """Returns a convolution with this padding, which may be negative."""
         n, c, height, width = x.shape
         k = w.shape[0]
@@ -111,19 +147,30 @@ class Winograd(PlainBackend):
         q = width + 2 * padding[1] - KERNEL + 1
         rows = self._tiles(p)
         columns = self._tiles(q)
-        tiles, inputs, products = take(workspace, self._shapes(c, k, n * rows * columns), x)
+        tiles, inputs, products = take(
+            workspace, self._shapes(c, k, n * rows * columns), x
+        )
         self._transform_inputs(x, padding, rows, columns, tiles, inputs)
-        kernels = _square(self.kernel_matrix, x) @ w.permute(2, 3, 0, 1).reshape(KERNEL * KERNEL, -1)
+        flat_weights = w.permute(2, 3, 0, 1).reshape(KERNEL * KERNEL, -1)
+        kernels = _square(self.kernel_matrix, x) @ flat_weights
         kernels = kernels.view(-1, groups, k // groups, w.shape[1])
 
-        torch.matmul(kernels, _by_group(inputs, groups), out=_by_group(products, groups))
+        torch.matmul(
+            kernels, _by_group(inputs, groups), out=_by_group(products, groups)
+        )
         pixels = _square(self.output_matrix, x) @ products.flatten(1)
         m = self.outputs
         y = pixels.view(m, m, k, n, rows, columns).permute(3, 2, 4, 0, 5, 1)
         return y.reshape(n, k, rows * m, columns * m)[:, :, :p, :q].contiguous()
 
     def _transform_inputs(
-        self, x: Tensor, padding: Sequence[int], rows: int, columns: int, tiles: Tensor, inputs: Tensor
+        self,
+        x: Tensor,
+        padding: Sequence[int],
+        rows: int,
+        columns: int,
+        tiles: Tensor,
+        inputs: Tensor,
     ) -> None:
         """Writes the tiles of an input, and their transforms."""
         m = self.outputs
@@ -133,21 +180,28 @@ class Winograd(PlainBackend):
         right = columns * m + KERNEL - 1 - width - padding[1]
         padded = F.pad(x, (padding[1], right, padding[0], bottom))
         windows = padded.unfold(2, side, m).unfold(3, side, m)
-        tiles.view(side, side, c, n, rows, columns).copy_(windows.permute(4, 5, 1, 0, 2, 3))
+        tiles.view(side, side, c, n, rows, columns).copy_(
+            windows.permute(4, 5, 1, 0, 2, 3)
+        )
         torch.mm(_square(self.input_matrix, x), tiles.flatten(1), out=inputs.flatten(1))
 
     def _tiles(self, length: int) -> int:
         return -(-length // self.outputs)
 
     def _shapes(self, c: int, k: int, count: int) -> list[tuple[int, int, int]]:
-        """Shapes of tiles, their transforms and the products."""
+        """Returns the shapes of tiles, their transforms and the products."""
         area = (self.outputs + KERNEL - 1) ** 2
         return [(area, c, count), (area, c, count), (area, k, count)]
 
     def _weight_shapes(self, c: int, k: int, count: int) -> list[tuple[int, int, int]]:
-        """Shapes of tiles, their transforms, the gradient's tiles and their transforms."""
+        """Returns the shapes of both kinds of tiles and of their transforms, inputs first."""
         area = (self.outputs + KERNEL - 1) ** 2
-        return [(area, c, count), (area, c, count), (self.outputs**2, k, count), (area, k, count)]
+        return [
+            (area, c, count),
+            (area, c, count),
+            (self.outputs**2, k, count),
+            (area, k, count),
+        ]
 
 
 def _square(matrix: tuple[tuple[float, ...], ...], like: Tensor) -> Tensor:
@@ -155,8 +209,11 @@ def _square(matrix: tuple[tuple[float, ...], ...], like: Tensor) -> Tensor:
     return _kronecker(matrix, like.dtype, like.device)
 
 
+# The matrix is small, and computing it for each call takes longer than using it.
 @cache
-def _kronecker(matrix: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _kronecker(
+    matrix: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     factor = torch.tensor(matrix, dtype=torch.float64)
     return torch.kron(factor, factor).to(device, dtype)
 

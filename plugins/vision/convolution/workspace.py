@@ -12,7 +12,9 @@ from torch import Tensor
 ALIGNMENT = 64
 """Bytes to whose multiples tensors in one buffer are aligned, as torch's allocators align them."""
 Workspace = Callable[[int, torch.device], Tensor]
-"""From a number of bytes and a device to a buffer of at least that many bytes. The next call may return it again."""
+"""From a number of bytes and a device to a buffer of at least that many bytes. The next call may
+return it again.
+"""
 
 
 def new_workspace(count: int, device: torch.device) -> Tensor:
@@ -25,8 +27,11 @@ def bytes_of(shapes: Sequence[Sequence[int]], itemsize: int) -> int:
     return sum(_aligned(math.prod(shape) * itemsize) for shape in shapes)
 
 
-def take(workspace: Workspace, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-    """Returns uninitialised tensors of these shapes, all in one buffer, of the type and device of another tensor.
+def take(
+    workspace: Workspace, shapes: Sequence[Sequence[int]], like: Tensor
+) -> list[Tensor]:
+    """Returns uninitialised tensors of these shapes, all in one buffer, of the type and device of
+    another tensor.
 
     A backend calls this once in a function, and keeps none of the tensors afterwards.
     """
@@ -48,8 +53,8 @@ def _aligned(count: int) -> int:
 class GrowingWorkspace:
     """Keeps a buffer for each thread, device and stream, which grows to the largest need.
 
-    Threads do not share a buffer even on one stream: a kernel of one thread would overwrite what the next kernel of
-    another thread is to read.
+    Threads do not share a buffer even on one stream: a kernel of one thread would overwrite what
+    the next kernel of another thread is to read.
     """
 
     def __init__(self) -> None:
@@ -60,8 +65,13 @@ class GrowingWorkspace:
 
     def __call__(self, count: int, device: torch.device) -> Tensor:
         """Returns the buffer of this thread, device and stream."""
-        buffers: dict[tuple[torch.device, int], Tensor] = vars(self._local).setdefault("buffers", {})
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        buffers: dict[tuple[torch.device, int], Tensor] = vars(self._local).setdefault(
+            "buffers", {}
+        )
+        # Kernels of two streams run at the same time, and would overwrite a common buffer.
+        stream = 0
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
         buffer = buffers.get((device, stream))
         if buffer is None or buffer.numel() < count:
             # The old buffer goes first, so that both are never in memory at a time.
@@ -76,5 +86,5 @@ class GrowingWorkspace:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest buffer that was made."""
+        """Returns the bytes of the largest buffer that was made."""
         return max(self._bytes.values(), default=0)

@@ -74,21 +74,33 @@ class AlgorithmSearch(Stage):
             lambda: slots.conv_plans(),
             on_device(pipeline.device, lambda: slots.conv_workspace),
             SearchLimits(
-                workspace=config.workspace, deterministic=config.deterministic, seconds=config.seconds
+                workspace=config.workspace,
+                deterministic=config.deterministic,
+                seconds=config.seconds,
             ),
             every_call=config.search_every_call,
-        )  # fmt: skip
-        # Torch cannot trace a function that is selected by a table, and computes it between graphs.
+        )
+        # Torch cannot trace a function that is selected by a table; it runs between graphs.
         slots.replace("conv", torch.compiler.disable(self.convolve))  # type: ignore[no-untyped-call]
 
     def convolve(
-        self, x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-        transposed: bool, output_padding: Pair, bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        w: Tensor,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        transposed: bool,
+        output_padding: Pair,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Computes a convolution by the backends of its plan."""
         from ..convolution.geometry import ConvGeometry
 
-        geometry = ConvGeometry(stride, padding, dilation, groups, transposed, output_padding)
+        geometry = ConvGeometry(
+            stride, padding, dilation, groups, transposed, output_padding
+        )
         return self.planner.convolve(x, w, geometry, bias, self.slots.conv_workspace)
 
     def closing_notes(self) -> Sequence[str]:

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from ..convolution.geometry import Pair
     from ..convolution.key import ConvKey
 
-BackendName = Literal["native", "channels_last", "im2col", "fft", "winograd", "onednn_off", "cudnn", "cudnn_benchmark"]
+BackendName = Literal[
+    "native",
+    "channels_last",
+    "im2col",
+    "fft",
+    "winograd",
+    "onednn_off",
+    "cudnn",
+    "cudnn_benchmark",
+]
 """Names of the backends."""
 
 
@@ -22,8 +31,8 @@ class ConvBackendConfig(StageConfig):
     """Computes the convolutions of a model by one backend for each direction.
 
     What a backend cannot compute (a stride with ``fft``, a kernel of 2 x 2 with ``winograd``)
-    stays with ``native``, and the closing table has the reason. A backend that can compute no layer is
-    refused. ``onednn_off`` switches oneDNN off for the process while it computes: a
+    stays with ``native``, and the closing table has the reason. A backend that can compute no
+    layer is refused. ``onednn_off`` switches oneDNN off for the process while it computes: a
     convolution of another thread is then computed without oneDNN, too.
 
     When it helps: comparing backends inside of a training.
@@ -69,7 +78,7 @@ class ConvBackend(Stage):
         self.slots = pipeline.slots
         self.choices: dict[ConvKey, Backend] = {}
         self.refused: dict[str, set[str]] = {}
-        # Torch cannot trace a function that is selected by a table, and computes it between graphs.
+        # Torch cannot trace a function that is selected by a table; it runs between graphs.
         pipeline.slots.replace("conv", torch.compiler.disable(self.convolve))  # type: ignore[no-untyped-call]
         self._check(pipeline)
 
@@ -89,7 +98,9 @@ class ConvBackend(Stage):
         from ..convolution.function import convolve
         from ..convolution.geometry import ConvGeometry
 
-        geometry = ConvGeometry(stride, padding, dilation, groups, transposed, output_padding)
+        geometry = ConvGeometry(
+            stride, padding, dilation, groups, transposed, output_padding
+        )
         return convolve(x, w, geometry, self.choose, bias, self.slots.conv_workspace)
 
     def choose(self, key: ConvKey) -> Backend:
@@ -102,7 +113,8 @@ class ConvBackend(Stage):
     def closing_notes(self) -> Sequence[str]:
         """Reports which layers stayed with ``native``, and why."""
         return [
-            f"{name}: {len(reasons)} kinds of layers are computed by 'native': {'; '.join(sorted(reasons))}"
+            f"{name}: {len(reasons)} kinds of layers are computed by 'native': "
+            f"{'; '.join(sorted(reasons))}"
             for name, reasons in self.refused.items()
         ]
 
@@ -126,6 +138,7 @@ class ConvBackend(Stage):
         learner = pipeline.learner
         image = torch.zeros(1, *pipeline.source.shapes["image"], device=pipeline.device)
         (network,) = learner.modules().values()
+        # The layers of a network are known only when it is called.
         with learner.evaluating(), torch.no_grad(), pipeline.slots.precision():
             network(image)
         keys = list(self.choices)
@@ -134,5 +147,6 @@ class ConvBackend(Stage):
             reasons = {backend.refusal(key.towards(direction)) for key in keys}
             if keys and None not in reasons:
                 raise UsageError(f"conv_backend: {direction}: {min(map(str, reasons))}")
+        # The call was made with one image; the training has other batches.
         self.choices.clear()
         self.refused.clear()

@@ -67,9 +67,12 @@ class PlanCache(Stage):
         if not choices.is_fresh:
             folder = self.config.folder
             cache = platformdirs.user_cache_dir("runner", appauthor=False)
-            kept = FilePlans(Path(cache, "convolutions") if folder is None else Path(folder), choices.machine)
-            self.plans = kept
-            self.path = kept.path
+            plans = FilePlans(
+                Path(cache, "convolutions") if folder is None else Path(folder),
+                choices.machine,
+            )
+            self.plans = plans
+            self.path = plans.path
         pipeline.slots.replace("conv_plans", lambda: self.plans)
 
     def closing_notes(self) -> Sequence[str]:

@@ -9,7 +9,8 @@ from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 
 
 class WorkspacePoolConfig(StageConfig):
-    """Gives the intermediate results of all convolutions one buffer for each thread, device and stream.
+    """Gives the intermediate results of all convolutions one buffer for each thread, device and
+    stream.
 
     The buffer grows to the largest need of a single convolution and is never returned, so that
     its size is the largest need and not the sum. A convolution is finished with it before the
@@ -17,8 +18,8 @@ class WorkspacePoolConfig(StageConfig):
     needs no memory of this kind: only backends such as ``im2col`` and ``winograd`` do.
 
     When it helps: allocations of many megabytes, which the C library returns to the kernel after
-    every convolution and which then cost page faults.
-    When it hurts: memory stays allocated between updates; ``heap_retention`` may have the same effect.
+    every convolution and which then cost page faults. When it hurts: memory stays allocated
+    between updates; ``heap_retention`` may have the same effect.
     """
 
     kind: ClassVar[str] = "workspace_pool"

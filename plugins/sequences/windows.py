@@ -1,0 +1,108 @@
+"""Windows of one long sequence of symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runner.api import Batch, DatasetSource, Learner, Rows
+
+LARGEST_EVALUATED = 2**14
+"""Symbols of a held-out batch. A batch of an update may be larger, if its gradient is computed in parts."""
+
+
+class Windows:
+    """Overlapping parts of one sequence, each of ``context`` symbols and the one after them.
+
+    Args:
+        tokens: The symbols, [N], of any integer type.
+        context: Symbols of a window without the last one.
+        stride: Symbols between the starts of two windows.
+        mask: Bits of a symbol. It makes unsigned numbers of signed ones, because torch has few
+            functions for unsigned types.
+    """
+
+    def __init__(self, tokens: Tensor, context: int, stride: int, mask: int = -1) -> None:
+        self.tokens = tokens
+        self.context = context
+        self.stride = stride
+        self.mask = mask
+        self.offsets = torch.arange(context + 1, device=tokens.device)
+        self.nbytes = tokens.nbytes
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1 - self.context) // self.stride + 1)
+
+    def symbols(self, tokens: Tensor) -> Tensor:
+        """Returns stored symbols as int64."""
+        return tokens.long() & self.mask
+
+    def take(self, index: Tensor) -> Batch:
+        """Returns the windows with these numbers, [B, context + 1]."""
+        positions = index[:, None] * self.stride + self.offsets
+        return {"tokens": self.symbols(self.tokens[positions])}
+
+    def remainder(self) -> Tensor:
+        """Returns the symbols after the last window, with the one that the first follows."""
+        return self.symbols(self.tokens[len(self) * self.stride :])
+
+    def to(self, device: torch.device) -> Windows:
+        """Returns the same windows on a device."""
+        return Windows(self.tokens.to(device), self.context, self.stride, self.mask)
+
+
+class WindowSource(DatasetSource):
+    """Windows of one sequence, whose end is held out in adjacent windows."""
+
+    held_out: Rows
+
+    def tokens(self, batch: Batch) -> int:
+        """Returns the number of symbols that are predicted."""
+        rows, columns = batch["tokens"].shape
+        return int(rows * (columns - 1))
+
+    def held_out_batch_size(self) -> int:
+        """Returns the windows of a held-out batch, whose logits have to fit into memory."""
+        length = self.shapes["tokens"][0]
+        return min(self.context.batch_size, max(1, LARGEST_EVALUATED // (length - 1)))
+
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
+        """Evaluates a single held-out batch, and predicts for as many windows of a batch."""
+        part = next(self.split(batch, self.held_out_batch_size()))
+        return super().rehearse(learner, part)
+
+    def held_out_batches(self) -> Iterator[Batch]:
+        """Yields every held-out symbol once; the last window may be shorter.
+
+        Selected windows have no remainder.
+        """
+        yield from super().held_out_batches()
+        if not isinstance(self.held_out, Windows):
+            return
+        remainder = self.held_out.remainder()
+        if len(remainder) > 1:
+            yield {"tokens": remainder[None]}
+
+
+def split(tokens: Tensor, context: int, stride: int, held_out: float, mask: int = -1) -> tuple[Windows, Windows] | None:
+    """Splits a sequence into windows for training and adjacent windows for evaluation.
+
+    Args:
+        tokens: The sequence, [N].
+        context: As for ``Windows``.
+        stride: Of the windows for training.
+        held_out: Share of the sequence, at its end, for evaluation.
+        mask: As for ``Windows``.
+
+    Returns:
+        Both parts; None if the sequence is too short for one window in each. The held-out part
+        begins with the symbol before it, which its first symbol follows.
+    """
+    cut = int(len(tokens) * (1 - held_out))
+    if cut <= context or cut == len(tokens):
+        return None
+    train = Windows(tokens[:cut], context, stride, mask)
+    evaluated = Windows(tokens[cut - 1 :], context, context, mask)
+    return train, evaluated

@@ -1,0 +1,108 @@
+"""Checks for contradictions between the sections of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from runner.plugin.progress import UNITS
+from runner.plugin.works import unmeasured
+from runner.recipe.document import Problem
+from runner.recipe.recipe import TrainConfig
+
+if TYPE_CHECKING:
+    from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
+    from runner.recipe.document import Node
+
+
+def conflicts(
+    root: Node,
+    model: LearnerConfig | None,
+    data: SourceConfig | None,
+    train: TrainConfig | None,
+    stages: Mapping[str, Mapping[str, StageConfig | None]],
+) -> list[Problem]:
+    """Returns all contradictions between sections; a section that is None is not checked.
+
+    ``stages`` are the stages that are on, by section, in the order in which they attach; ``root``
+    contains the places.
+    """
+    contradictions: list[tuple[str, str]] = []  # path and message
+    if train is not None:
+        contradictions += _of_length(data, train)
+    if model is not None and data is not None:
+        contradictions += _of_model_and_data(root, model, data)
+    for section, section_stages in stages.items():
+        contradictions += _of_stages(root, section, model, section_stages)
+    return [Problem(root.asked(path), path, message) for path, message in contradictions]
+
+
+def _of_model_and_data(root: Node, model: LearnerConfig, data: SourceConfig) -> Iterator[tuple[str, str]]:
+    if model.learns_from != data.provides:
+        citation = root.asked("model.kind").cited()
+        learner = f"model '{model.kind}' ({citation}) learns from {model.learns_from} data"
+        yield "data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"
+        return
+    missing = unmeasured(type(model), type(data))
+    if missing:
+        yield "model.kind", missing
+
+
+def _of_stages(
+    root: Node, section: str, model: LearnerConfig | None, stages: Mapping[str, StageConfig | None]
+) -> Iterator[tuple[str, str]]:
+    owners: dict[str, str] = {}  # the stage that replaces a slot
+    for kind, stage in stages.items():
+        if stage is None:
+            continue
+        path = f"{section}.{kind}"
+        for required in stage.requires:
+            if required not in stages:
+                state = _state_of_missing_stage(root, section, required)
+                yield path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"
+        for slot in sorted(stage.claims):
+            owner = owners.setdefault(slot, kind)
+            if owner != kind:
+                citation = root.asked(f"{section}.{owner}").cited()
+                yield (
+                    path,
+                    f"replaces '{slot}', and so does '{owner}' ({citation}): switch one of them off",
+                )
+        if model is not None:
+            slots = sorted(stage.claims | stage.wraps)
+            # Several slots may be missing for one reason, which is reported once.
+            for reason in dict.fromkeys(filter(None, map(model.lacks, slots))):
+                yield path, f"cannot work here: {reason}"
+
+
+def _state_of_missing_stage(root: Node, section: str, kind: str) -> str:
+    node = root.get(section, kind)
+    if node is None:
+        return "is not switched on"
+    return f"is switched off ({node.anchor.cited()})"
+
+
+def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    set_units = [unit for unit in UNITS if getattr(train, unit) is not None]
+    available_units = [unit for unit in UNITS if data is None or unit in data.units]
+    if not set_units:
+        settings = ", ".join(f"train.{unit}" for unit in available_units)
+        yield "train", f"has no length: set one of {settings}"
+        return
+
+    first_unit = set_units[0]
+    for unit in set_units[1:]:
+        yield f"train.{unit}", f"set either train.{first_unit} or train.{unit}, not both"
+    if data is None:
+        return
+    if first_unit not in available_units:
+        yield (
+            f"train.{first_unit}",
+            f"has no effect here: '{data.kind}' counts {', '.join(available_units)}",
+        )
+    for key, message in data.contradictions(*train.length):
+        yield f"data.{key}", message
+    largest = data.largest_batch()
+    if largest is not None and train.batch_size > largest:
+        message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
+        yield "train.batch_size", message
