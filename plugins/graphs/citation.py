@@ -248,9 +248,11 @@ class CitationGraph(DatasetSource):
             "weight": weight,
             "label": graph.labels,
         }
-        if config.parts > 1:
-            part_of_node = partition(graph, config.parts, config.partition)
-            shared |= borders(graph, part_of_node)
+        # Both settings are read in any case: a setting that nothing reads is a mistake.
+        parts = config.parts
+        order = config.partition
+        if parts > 1:
+            shared |= borders(graph, partition(graph, parts, order))
 
         def masked(nodes: Tensor) -> WholeGraph:
             mask = torch.zeros(len(graph.labels), dtype=torch.bool)
