@@ -87,6 +87,11 @@ def files_of(page):
     return found
 
 
+WITH_COMMANDS = ("", "console", "bash")
+WITHOUT = ("json", "python", "text", "toml", "yaml")
+"""Languages without commands; ``text`` has those that need files or a network that no test has."""
+
+
 def commands_of(page):
     """Commands of a page in their order, and those within its text after them.
 
@@ -95,7 +100,7 @@ def commands_of(page):
     """
     found, spans = [], []
     for text, language, code in paragraphs(page):
-        assert language in ("", "console", "bash", "python", "yaml", "toml"), (page.name, language)
+        assert language in (*WITH_COMMANDS, *WITHOUT), (page.name, language)
         lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
         found += [line for line in lines if re.match(r"([A-Z_]+=\S+ )?(runner|pip|python) ", line)]
         spans += [span for span in SPANS.findall(text) if not PLACEHOLDER.search(span) and not NAMED.search(span)]

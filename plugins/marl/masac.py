@@ -175,10 +175,8 @@ class Masac(Learner):
         # The actor loss needs no gradients of the critics' parameters, which cost as much as
         # those of the actions.
         with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
-            steps = [
-                self.slots.actor_gradients(batch, noise, agents)
-                for agents in self.slices
-            ]
+            gradients = partial(self.slots.actor_gradients, batch, noise)
+            steps = list(map(gradients, self.slices))
         self.roles["actor"].step(self.slots)
         return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
 

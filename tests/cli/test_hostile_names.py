@@ -101,6 +101,9 @@ COMMANDS = {
     "data list": [[], ["--plugin", "broken.py"]],
     "data get": [[NAME]],
     "data where": [[NAME]],
+    "data prepare": [
+        [NAME, "--tokenizer", "bytes", "--out", "out.bin"], ["NAME.yaml", "--tokenizer", NAME, "--out", NAME],
+    ],
     "data show": [["NAME.yaml"], [NAME], ["digits_classifier", SETTING], ["raises.yaml", "--plugin", "NAME.py"]],
     "plan": [["NAME.yaml"], [NAME], ["digits_classifier", SETTING], ["raises.yaml", "--plugin", "NAME.py"]],
     "models register": [[NAME], ["RUN", "--name", NAME]],
