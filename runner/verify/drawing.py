@@ -193,8 +193,10 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             samples = without_generators(own), without_generators(theirs)
             found = unlike(*samples, form, content, rounded=True)
             much = found is not None and unlike(*samples, form, content, _ELEMENTS, rounded=True) is not None
+            # The baseline's states are needed also where the sample differs.
+            overdue = random.add(update, own, theirs)
             if found is None:
-                found = random.add(update, own, theirs)
+                found = overdue
                 much = found is not None
             elsewhere.count(parted=found is not None)
             counted = found is not None and found.name.startswith(f"{_PROGRESS}.")  # which rounding does not change
@@ -210,12 +212,13 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
                 for each in (one, other):
                     each.advance([REHEARSAL], lambda _: None)
         for later in range(update + 1, update + MOST_IN_ADVANCE + 1):
-            if not random.is_ahead:
+            if random.first_ahead is None:
                 break
-            own = _advanced(one)
-            if found := random.add(later, own, own):
-                reproduction = Reproduction(baseline, changed, Trajectory(later * [None], 0), update, "Close")
-                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
+            baseline_frame = _advanced(one)
+            random.add(later, baseline_frame, baseline_frame)
+        if (found := random.first_ahead) is not None:
+            reproduction = Reproduction(baseline, changed, Trajectory(update * [None], 0), update, "Close")
+            return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
     except StepError as error:
         return error.verdict(name, baseline)
     drawn = {"drawn": elsewhere.excluded()}

@@ -24,9 +24,9 @@ class GeneratorStates:
         self._expected: dict[Location, tuple[int, bytes]] = {}
 
     @property
-    def is_ahead(self) -> bool:
-        """Returns whether the baseline has not reached a state of the candidate yet."""
-        return bool(self._expected)
+    def first_ahead(self) -> Location | None:
+        """Returns a generator of whose candidate's state the baseline has not reached yet; None without one."""
+        return next(iter(self._expected), None)
 
     def add(self, update: int, baseline: Frame, candidate: Frame) -> Location | None:
         """Adds the states after an update; returns one that the baseline has not reached in time."""

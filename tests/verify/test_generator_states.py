@@ -56,7 +56,7 @@ class Unused:
         pass
 
 
-def sampling(in_advance=0, extra_numbers=0):
+def sampling(in_advance=0, extra_numbers=0, further=()):
     """Samples batches of random numbers, some before their update."""
 
     def build():
@@ -71,7 +71,8 @@ def sampling(in_advance=0, extra_numbers=0):
             if extra_numbers:
                 torch.rand(extra_numbers, generator=generator)
                 generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-            return {"batch": batches.pop(0), "generators": {"replay": generator.get_state()}}
+            states = dict.fromkeys(("replay", *further), generator.get_state())
+            return {"batch": batches.pop(0), "generators": states}
 
         return Subject(step, {"learner": Unused()})
 
@@ -91,3 +92,10 @@ def test_a_generator_that_is_used_for_more_is_not(updates):
     verdict = same_draws(sampling(), sampling(extra_numbers=1), Exact(), Drawing(updates))
     assert verdict.outcome is Outcome.FAIL
     assert "generators.replay" in verdict.summary or "'batch'" in verdict.summary
+
+
+@pytest.mark.parametrize("updates", [1, 3, 20])
+def test_a_generator_that_the_baseline_does_not_have_is_found_at_the_end(updates):
+    verdict = same_draws(sampling(), sampling(further=("own",)), Exact(), Drawing(updates))
+    assert verdict.outcome is Outcome.FAIL
+    assert "generators.own" in verdict.summary
