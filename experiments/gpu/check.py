@@ -1,4 +1,4 @@
-"""All checks on a GPU, in one command of less than nine minutes.
+"""All checks on a GPU in one command, which is meant to take less than nine minutes.
 
     python experiments/gpu/check.py                    # every check, the most important first
     python experiments/gpu/check.py races amp          # only these
