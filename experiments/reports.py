@@ -18,20 +18,20 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from runner.compare.clock import Timing
-from runner.compare.ratio import NO_RATIO, Ratio, effect, of_rounds
-from runner.compare.verdict import Outcome, Verdict
-from runner.compare.warm_up import WarmUp
-from runner.inference.ablate import Answering, InferenceResult
-from runner.inference.report import write as write_inference
-from runner.measure import report
-from runner.measure.ablation_plots import draw
-from runner.measure.analysis import CaseResult, Result, StageGain, _step_s
-from runner.measure.case_log import CaseLog, Entry
-from runner.measure.experiment import Case, load_experiment
-from runner.measure.recommend import recommend
+from runner.ablation import report
+from runner.ablation.ablation_plots import draw
+from runner.ablation.analysis import CaseResult, Result, StageGain, _step_s
+from runner.ablation.case_log import CaseLog, Entry
+from runner.ablation.experiment import Case, load_experiment
+from runner.ablation.inference_ablation import Answering, InferenceResult
+from runner.ablation.inference_report import write as write_inference
+from runner.ablation.recommendation import recommend
 from runner.plugin.registry import Registry
-from runner.study import pictures
+from runner.proof.interleaved_timing import Timing
+from runner.proof.ratios import NO_RATIO, Ratio, effect, of_rounds
+from runner.proof.verdict import Outcome, Verdict
+from runner.proof.warm_up import WarmUp
+from runner.study import study_plots
 from runner.study.summary import Summary
 from runner.tracking.workspace import folder_name
 from runner.verify.variants import AGAIN, BASELINE, BASELINES
@@ -214,7 +214,7 @@ def draw_search(folder: Path) -> None:
     older = {"seeds": 1, "logarithmic": logarithmic, "dashboard": ""}
     del stored["schema_version"], stored["best"]
     with TemporaryDirectory() as drawn:
-        for picture in pictures.draw(TypeAdapter(Summary).validate_python(older | stored), Path(drawn)):
+        for picture in study_plots.draw(TypeAdapter(Summary).validate_python(older | stored), Path(drawn)):
             if (folder / picture.name).exists():
                 shutil.copy(picture, folder)
 

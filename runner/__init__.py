@@ -5,19 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.system.errors import RunnerError
-    from runner.train.evaluate import load_model
-    from runner.train.run import train
+    from runner.training.evaluate import load_model
+    from runner.training.run import train
 
 __version__ = "0.1.0"
 __all__ = ["RunnerError", "load_model", "train"]
 
-_PLACES = {"RunnerError": "runner.system.errors", "load_model": "runner.train.evaluate"}
+_MODULES = {
+    "RunnerError": "runner.system.errors",
+    "load_model": "runner.training.evaluate",
+    "train": "runner.training.run",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a module when its name is first used: ``import runner`` alone imports nothing."""
-    if name == "train":
-        return import_module("runner.train")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'runner' has no attribute '{name}'")
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

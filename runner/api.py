@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.plugin.check import Check
 from runner.plugin.config import Config
-from runner.plugin.context import Context, Slots
-from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
-from runner.plugin.faces import (
+from runner.plugin.configs import (
     DatasetConfig,
     FileDatasetConfig,
     GradientLearnerConfig,
@@ -28,6 +26,8 @@ from runner.plugin.faces import (
     SourceConfig,
     StageConfig,
 )
+from runner.plugin.context import Context, Slots
+from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.fingerprint import fingerprint_of_files
 from runner.plugin.memory_choice import MemoryChoice
@@ -43,15 +43,15 @@ from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
 from runner.system.manifest import Manifest
 from runner.system.stored_json import sealed, split_sealed
-from runner.system.tree import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
+from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
-    from runner.compare.ratio import Effect, Ratio, effect, ratio
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
     from runner.plugin.role import Role
     from runner.plugin.rows import Rows, TensorRows
+    from runner.proof.ratios import Effect, Ratio, effect, ratio
     from runner.system.stopwatch import Stopwatch
 
 _HEAVY = {
@@ -60,7 +60,7 @@ _HEAVY = {
     "Loss": "runner.plugin.loss",
     "Role": "runner.plugin.role",
     **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
-    **dict.fromkeys(("Effect", "Ratio", "effect", "ratio"), "runner.compare.ratio"),
+    **dict.fromkeys(("Effect", "Ratio", "effect", "ratio"), "runner.proof.ratios"),
     "Stopwatch": "runner.system.stopwatch",
 }
 """Where the names are that need torch."""

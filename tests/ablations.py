@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from running import tiny
 
-from runner.measure.analysis import Result, analyse
-from runner.measure.case_log import CaseLog
-from runner.measure.experiment import Case
+from runner.ablation.analysis import Result, analyse
+from runner.ablation.case_log import CaseLog
+from runner.ablation.experiment import Case
 from runner.verify.variants import AGAIN, variants_of
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))

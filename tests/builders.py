@@ -11,8 +11,8 @@ from runner.plugin.optimizer import OptimizerSettings
 from runner.plugin.registry import Registry
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
-from runner.recipe.document import parse
 from runner.recipe.optimizers import optimizers
+from runner.recipe.yaml_nodes import parse
 
 OBSERVATION, ACTION = 5, 2
 

@@ -12,7 +12,7 @@ from children import start
 from running import RECIPES, settings_of
 
 from runner.plugin.source import Ring
-from runner.train import checkpoint
+from runner.training import checkpoint
 
 
 def arguments(name, *sets):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
-from runner.train import run
+from runner.training import run
 
 
 class PacedConfig(StageConfig):

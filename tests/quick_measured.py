@@ -1,6 +1,6 @@
-"""``runner.measure.measured`` with blocks and trainings that take no time."""
+"""``runner.ablation.variant_process`` with blocks and trainings that take no time."""
 
-from runner.measure import measured
+from runner.ablation import variant_process
 
-measured.BLOCK_SECONDS = measured.TRAIN_SECONDS = 0.02
-main = measured.main
+variant_process.BLOCK_SECONDS = variant_process.TRAIN_SECONDS = 0.02
+main = variant_process.main

@@ -1,6 +1,6 @@
-"""``runner.train.roofline`` with products that take no time."""
+"""``runner.training.roofline`` with products that take no time."""
 
-from runner.train import roofline
+from runner.training import roofline
 
 roofline.SECONDS, roofline._SQUARE, roofline._COPIED_BYTES = 1e-4, {"cpu": 64}, 2**16
 main = roofline.main

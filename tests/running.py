@@ -14,10 +14,10 @@ from runner.recipe.loader import load
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
-from runner.train.assemble import assemble
-from runner.train.outputs import NoOutput as NoDisplay
-from runner.train.result import RunResult
-from runner.train.run import run
+from runner.training.outputs import NoOutput as NoDisplay
+from runner.training.pipeline import assemble
+from runner.training.result import RunResult
+from runner.training.run import run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SERVED = {"grasp_serve"}

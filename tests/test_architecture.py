@@ -15,17 +15,15 @@ ROOT = Path(__file__).parents[1]
 BOTTOM = {"", "api", "plugin", "system"}
 MAY_IMPORT = {
     "recipe": BOTTOM,
-    "compare": BOTTOM,
-    "proof": BOTTOM | {"compare"},
+    "proof": BOTTOM,
     "tracking": BOTTOM | {"recipe"},
     "child": BOTTOM | {"recipe"},
     "memory": BOTTOM,
-    "train": BOTTOM | {"recipe", "tracking", "child", "memory", "compare"},
-    "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
-    "inference": BOTTOM | {"recipe", "train", "compare", "proof", "verify"},
-    "serve": BOTTOM | {"recipe", "train", "tracking", "inference"},
-    "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking", "memory"},
-    "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
+    "training": BOTTOM | {"recipe", "tracking", "child", "memory", "proof"},
+    "verify": BOTTOM | {"recipe", "training", "proof", "child"},
+    "serve": BOTTOM | {"recipe", "training", "tracking"},
+    "ablation": BOTTOM | {"recipe", "training", "proof", "child", "verify", "tracking", "memory"},
+    "study": BOTTOM | {"recipe", "training", "proof", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
 FAMILY = re.compile(
@@ -41,7 +39,7 @@ FAMILY_WORDS = {
 }
 """Where the core may use which of them: in the list of units, and what is said of it."""
 SEQUENCE = re.compile(r"(^|\.)(next_batch|feedback)$|slots\.update$")
-TRAINING_STEP = "runner/train/step.py"
+TRAINING_STEP = "runner/training/step.py"
 PRINTERS = {"runner/system/terminal.py", "runner/system/console.py"}
 """Through these all that is printed goes: they escape what commands a terminal."""
 RICH = re.compile(
@@ -207,7 +205,7 @@ def test_no_two_classes_have_one_name():
 
 
 def module_of(path):
-    """Its dotted name: ``runner.train`` for its ``__init__.py``; plugins are in ``runner.plugins``."""
+    """Its dotted name: ``runner.training`` for its ``__init__.py``; plugins are in ``runner.plugins``."""
     names = list(path.relative_to(ROOT).with_suffix("").parts)
     names = ["runner", *names] if names[0] == "plugins" else names
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
@@ -228,7 +226,7 @@ def test_no_chain_of_imports_is_long():
     assert len(longest) - 1 <= LONGEST_CHAIN, " -> ".join(longest)
 
 
-IN_WORKSPACES = ("child", "inference", "measure", "recipe", "serve", "study", "tracking", "train", "verify")
+IN_WORKSPACES = ("ablation", "child", "recipe", "serve", "study", "tracking", "training", "verify")
 """Parts of ``runner`` that write, rename or delete in workspaces."""
 WRITING_METHODS = {"write_text", "write_bytes", "unlink", "rename", "rmdir", "mkdir", "touch", "hardlink_to"}
 WRITING_MODULES = {
@@ -295,7 +293,7 @@ UNPICKLING = re.compile(
     r"|torch\.(export|jit|package|hub)\.\w*load\w*|torch\._inductor\.aoti_load_package|(np|numpy)\.load|pd\.read_pickle"
 )
 """Calls that can execute what is in a file."""
-OWN_BYTES = {"runner/plugin/failures.py": {"pickle.loads"}, "runner/measure/compared.py": {"torch.load"}}
+OWN_BYTES = {"runner/plugin/failures.py": {"pickle.loads"}, "runner/ablation/compared_trainings.py": {"torch.load"}}
 """Those that read what the same program has just written, into memory or to its own process."""
 
 

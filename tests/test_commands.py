@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 from running import settings_of, train_here
 from typer.testing import CliRunner
 
+from runner.ablation import inference_ablation
 from runner.child.spawn import Child
 from runner.cli import app
-from runner.inference import ablate
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -115,7 +115,7 @@ def commands_of(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("copied_children")
 def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, migrated_workspace):
-    monkeypatch.setattr("runner.measure.rounds.Child", quick_child)
+    monkeypatch.setattr("runner.ablation.measurement_rounds.Child", quick_child)
     folder = tmp_path / "here"
     for name in ("recipes", "docs", "experiments"):
         shutil.copytree(
@@ -283,7 +283,7 @@ def run(words, page, tmp_path):
     if "--seeds" in words:
         words[words.index("--seeds") + 1] = "2"
     if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
-        with patch.object(ablate, "FEWEST_SECONDS", 0.01):
+        with patch.object(inference_ablation, "FEWEST_SECONDS", 0.01):
             done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
         return done.stdout

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from running import result_of, runner
 
+from runner.ablation.experiment import AblationConfig, load_experiment
 from runner.cli import app
-from runner.measure.experiment import AblationConfig, load_experiment
 from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode
 

@@ -10,12 +10,12 @@ from running import BESIDE, TRAINED, shipped, tiny, train_here, with_requirement
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
 from runner.recipe.rendering import render
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble, resolve_device, setting_of
-from runner.train.step import Step
+from runner.training.pipeline import assemble, resolve_device, setting_of
+from runner.training.step import Step
 
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")
@@ -42,7 +42,7 @@ TRACED_ELSEWHERE = {("compile", name) for name in ("gcn_cora", "graphgpt_esol", 
 """Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt``, ``gps_esol`` and
 ``grasp_diffusion``."""
 ON_IN_THE_RECIPE = {(kind, name) for kind, name in HELD if kind in SHIPPED[name].stages}
-"""``train/test_run.py`` trains every recipe with the stages that it switches on."""
+"""``training/test_run.py`` trains every recipe with the stages that it switches on."""
 TRAINED = [pair for pair in HELD if CHOOSING.get(*pair) == pair[1] and pair not in TRACED_ELSEWHERE | ON_IN_THE_RECIPE]
 
 

@@ -10,10 +10,10 @@ from running import NoDisplay
 
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.tracking import Workspace
-from runner.train.run import run
+from runner.training.run import run
 
 DOCS = Path(__file__).parent.parent / "docs"
 PLUGIN, RECIPE = DOCS / "example_gan.py", DOCS / "example_gan.yaml"

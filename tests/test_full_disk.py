@@ -11,7 +11,7 @@ from interrupted import arguments
 from outages import PACING, points, records, rows, training
 
 from runner.system.faults import POINTS
-from runner.train import checkpoint
+from runner.training import checkpoint
 
 ACTIONS = ("enospc", "raise")
 
@@ -83,7 +83,7 @@ SENDING = [point for point in POINTS if point.startswith(("spool.", "ship."))]
 STARTING = ["start.folder", "start.tracked", "start.named"]
 LOCKING = ["manifest.replaced", "start.locked"]
 TUNING = "tuning.stored"
-"""Fails in ``train/test_tuned_runs.py``, with a stage that tunes."""
+"""Fails in ``training/test_tuned_runs.py``, with a stage that tunes."""
 
 
 def test_no_point_is_forgotten():

@@ -7,7 +7,7 @@ from toy_runs import TOYS, written
 import runner
 from runner.tracking import Workspace
 from runner.tracking.lookup import folders
-from runner.train.versions import register
+from runner.training.model_versions import register
 
 PLACES = ["renamed", "a b", "50%_off", "über/.runner"]
 PLUGIN = ("--plugin", str(TOYS))

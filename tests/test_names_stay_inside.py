@@ -12,10 +12,10 @@ from faces import RECIPE, FakeCatalog, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.recipe.document import RecipeError
 from runner.recipe.dumping import dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
 from runner.tracking.keys import mlflow_key

@@ -11,11 +11,11 @@ from running import forked, result_of
 
 import runner
 from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig, Statistical, UsageError
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
 from runner.verify.statistical import statistical
-from runner.verify.trainings import Milestone, TrainingOrder
+from runner.verify.training_pool import Milestone, TrainingOrder
 from runner.verify.variants import contract_of
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -140,4 +140,4 @@ def test_a_child_process_refuses_classes_with_the_fix():
     with pytest.raises(
         runner.RunnerError, match=r"class LineConfig of .* child process; write it to a file, .*plugins"
     ):
-        Child("runner.train.probe", recipe)
+        Child("runner.training.batch_size_probe", recipe)

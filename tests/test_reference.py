@@ -11,8 +11,8 @@ import pytest
 from running import train_here
 from typer.main import get_command
 
+from runner.ablation.experiment import AblationConfig
 from runner.cli import app
-from runner.measure.experiment import AblationConfig
 from runner.plugin.registry import Registry
 from runner.recipe.schema import experiment_schema, schema
 from runner.study.config import StudyConfig

@@ -12,7 +12,7 @@ from toy_runs import written
 
 from runner.plugin.registry import Registry
 from runner.system.faults import POINTS
-from runner.train import checkpoint
+from runner.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 INSIDE = {
@@ -137,7 +137,7 @@ SEVERAL = {"checkpoint", "spool", "ship"}
 WRITING = ("spool.append", "checkpoint.tensors", "checkpoint.segment", "checkpoint.state", "checkpoint.manifest")
 """Points with a file that can be torn."""
 ELSEWHERE = {"resume.loaded", "tuning.stored"}
-"""Points that this run does not pass; ``train/test_tuned_runs.py`` kills there."""
+"""Points that this run does not pass; ``training/test_tuned_runs.py`` kills there."""
 KILLED = [(each, "kill") for each in POINTS if each not in ELSEWHERE and each[:6] != "study."]
 
 

@@ -20,11 +20,11 @@ from matplotlib.text import Text
 from points import with_points
 from run_folders import recipe, run_folder
 
-from runner.plugin.faces import ServedRequest, ServedResponse
+from runner.plugin.configs import ServedRequest, ServedResponse
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
 from runner.recipe.dumping import dump
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.serve.model import served
 from runner.system import plots, secrets
 from runner.system.errors import UsageError

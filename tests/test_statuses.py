@@ -11,7 +11,7 @@ from children import start
 from interrupted import arguments
 from running import RECIPES
 
-from runner.train import checkpoint
+from runner.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 

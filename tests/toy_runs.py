@@ -5,9 +5,9 @@ from pathlib import Path
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.loop import Loop
-from runner.train.signals import Stop
+from runner.training.loop import Loop
+from runner.training.pipeline import assemble
+from runner.training.signals import Stop
 
 TOYS = Path(__file__).with_name("toys.py")
 RECIPE = """

@@ -34,7 +34,7 @@ from runner.plugins.vision.convolution.registry import BACKENDS, NATIVE, backend
 from runner.proof import ratio
 from runner.system.hardware import cpu_model
 from runner.system.stopwatch import Stopwatch
-from runner.train.roofline import measure
+from runner.training.roofline import measure
 
 FOLDER = Path(__file__).parent
 WARM_UPS = 3

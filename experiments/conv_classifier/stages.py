@@ -19,7 +19,7 @@ import runner
 from runner import RunnerError
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))

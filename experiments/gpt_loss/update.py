@@ -101,9 +101,9 @@ def product(args: argparse.Namespace, compilable: tuple[str, ...]) -> Callable[[
     from runner.plugin.registry import Registry
     from runner.plugins.sequences.gpt import Gpt
     from runner.recipe.loader import load
-    from runner.train.assemble import assemble
-    from runner.train.guards import FiniteGuard
-    from runner.train.step import Step
+    from runner.training.guards import FiniteGuard
+    from runner.training.pipeline import assemble
+    from runner.training.step import Step
 
     Gpt.compilable = compilable
     folder = Path(tempfile.mkdtemp())

@@ -119,8 +119,8 @@ def verify(
 
 
 GPU_TESTS = (
-    "tests/stages/test_gpu_only_stages.py", "tests/stages/test_amp.py", "tests/system/test_settings.py",
-    "tests/compare/test_exact.py", "tests/compare/test_clock.py",
+    "tests/stages/test_gpu_only_stages.py", "tests/stages/test_amp.py", "tests/system/test_torch_settings.py",
+    "tests/proof/test_exact_check.py", "tests/proof/test_interleaved_timing.py",
 )  # fmt: skip
 QUIET = ("--json", "--quiet")
 CHECKS = (

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.compare.ratio import Effect, effect, of_rounds
-from runner.measure.case_log import CaseLog
-from runner.measure.experiment import PROCESSES, RoundsConfig
-from runner.measure.pace import order
+from runner.ablation.case_log import CaseLog
+from runner.ablation.experiment import PROCESSES, RoundsConfig
+from runner.ablation.time_forecast import order
+from runner.proof.ratios import Effect, effect, of_rounds
 from runner.verify.variants import AGAIN, BASELINE
 
 HERE = Path(__file__).parent

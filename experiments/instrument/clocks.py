@@ -27,7 +27,7 @@ import numpy as np
 from ablation import LUCKS, NOISE, share
 from scipy import stats
 
-from runner.compare.ratio import Effect
+from runner.proof.ratios import Effect
 
 HERE = Path(__file__).parent
 RESULTS, TABLE = HERE / "clocks.json", HERE / "clocks.md"

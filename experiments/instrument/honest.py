@@ -4,7 +4,7 @@
     python experiments/instrument/honest.py --only Attention Flow # these models
     python experiments/instrument/honest.py --shard 1/2 --out 1.json
 
-Every model of ``tests/compare/zoo`` is judged against itself with seven seeds, as Close and as Exact, and against every
+Every model of ``tests/proof/zoo`` is judged against itself with seven seeds, as Close and as Exact, and against every
 rewrite of it: as Exact where the bits are the same, as a plain comparison of two trainings says that knows nothing of
 the gate, else as Close. Parts are put together with ``--merge 1.json 2.json``.
 """

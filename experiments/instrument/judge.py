@@ -103,7 +103,7 @@ def verdict_of(
 
 def _quick_failure(gate: Any, stages: tuple[str, ...]) -> Any:
     """Returns the FAIL of the checks of sampled batches, resumed trainings or evaluations; None without one."""
-    from runner.compare.isolation import StepError
+    from runner.proof.isolation import StepError
     from runner.verify.checks.evaluations import EvaluationsCheck
     from runner.verify.checks.resumed_training import ResumedTrainingCheck
     from runner.verify.checks.sampled_batches import SampledBatchesCheck

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.noninferiority import COLLAPSE, NonInferiority, hall
-from runner.compare.ratio import of_rounds
-from runner.compare.verdict import Outcome
+from runner.proof.noninferiority import COLLAPSE, NonInferiority, hall
+from runner.proof.ratios import of_rounds
+from runner.proof.verdict import Outcome
 
 HERE = Path(__file__).parent
 EXPERIMENTS = 40_000  # of every figure

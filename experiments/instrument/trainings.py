@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from runner.compare.noninferiority import NonInferiority
 from runner.plugin.registry import Registry
+from runner.proof.noninferiority import NonInferiority
 from runner.recipe.loader import load
 from runner.system import generators
-from runner.train.assemble import assemble
-from runner.train.loop import Loop
-from runner.train.outputs import NoOutput
-from runner.train.signals import Stop
+from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
+from runner.training.signals import Stop
 
 HERE = Path(__file__).parent
 RESULTS, TABLE, PLUGIN = HERE / "trainings.json", HERE / "trainings.md", HERE / "harmed.py"

@@ -22,7 +22,7 @@ from pilot import FLIGHTS, fly, steer
 
 import runner
 from runner.system.plots import BLUE, GREEN, ORANGE, VERMILLION, draw_all, legend
-from runner.train.result import RunResult
+from runner.training.result import RunResult
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))

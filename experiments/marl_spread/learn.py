@@ -17,7 +17,7 @@ from curves import train  # noqa: E402
 
 from runner.plugin.registry import Registry  # noqa: E402
 from runner.recipe.loader import load  # noqa: E402
-from runner.train.assemble import assemble  # noqa: E402
+from runner.training.pipeline import assemble  # noqa: E402
 
 SEEDS = (1, 2, 3)
 

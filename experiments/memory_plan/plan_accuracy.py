@@ -28,9 +28,9 @@ from runner.plugin.registry import Registry
 from runner.plugins.sequences.graph_walks import GraphWalks, Walk
 from runner.recipe.loader import load, shipped
 from runner.system.byte_size import format_size
-from runner.system.tree import nbytes, tensors
-from runner.train.assemble import Assembly
-from runner.train.step import Step
+from runner.system.tensor_trees import nbytes, tensors
+from runner.training.pipeline import Assembly
+from runner.training.step import Step
 
 FOLDER = Path(__file__).parent
 RESULT, TABLE = FOLDER / "plan_accuracy.json", FOLDER / "plan_accuracy.md"

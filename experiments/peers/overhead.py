@@ -133,7 +133,7 @@ def runner(turn: Turn) -> None:
     from runner.plugin.registry import Registry
     from runner.recipe.loader import load
     from runner.tracking.workspace import Workspace
-    from runner.train.run import run
+    from runner.training.run import run
 
     sys.path.insert(0, str(Path(__file__).parent))
     folder = Path(tempfile.mkdtemp(prefix="overhead-"))

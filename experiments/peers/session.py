@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from runner.compare.ratio import ratio
-from runner.measure.measured import Measured
+from runner.ablation.variant_process import Measured
 from runner.plugin.registry import Registry
+from runner.proof.ratios import ratio
 from runner.recipe.loader import load
 from runner.system.hardware import hardware
-from runner.train.assemble import Assembly, assemble
-from runner.train.step import Drawn
+from runner.training.pipeline import Assembly, assemble
+from runner.training.step import Drawn
 
 RESULTS = Path(__file__).with_name("results.json")
 PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2", "lightning", "transformers",

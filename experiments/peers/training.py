@@ -31,10 +31,10 @@ from torchrl.envs import PettingZooWrapper
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system import generators
-from runner.train.assemble import assemble
-from runner.train.loop import Loop
-from runner.train.outputs import NoOutput
-from runner.train.signals import Stop
+from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
+from runner.training.signals import Stop
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
 EPISODES, CYCLES, TAU = 500, 25, 0.04

@@ -12,10 +12,10 @@ from torch import nn
 from torchrl.modules import MultiAgentMLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate, ValueEstimators
 
-from runner.measure.measured import Measured
+from runner.ablation.variant_process import Measured
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 BATCH, WIDTH, OBSERVATION, ACTION = 128, 256, 7, 2
 POOL = 8

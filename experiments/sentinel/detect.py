@@ -71,9 +71,9 @@ def train(job):
     from runner.plugin.registry import Registry
     from runner.recipe.safeguards import SentinelConfig
     from runner.system.errors import SentinelError
-    from runner.train.assemble import assemble
-    from runner.train.sentinel import Sentinel
-    from runner.train.step import Step
+    from runner.training.pipeline import assemble
+    from runner.training.sentinel import Sentinel
+    from runner.training.step import Step
 
     registry = Registry([TESTS / "train" / "late_faults.py"])
     sets = [f"optimization.{kind}=off" for kind in WITHOUT if kind != job.get("stage")]

@@ -57,7 +57,7 @@ def print_row(kind: str, row: collections.Counter[str]) -> None:
 def flip_all(flips: int, numbers: random.Random) -> dict[str, collections.Counter[str]]:
     """Trains, registers, and flips bits of one file after the other; returns how often each outcome was seen."""
     import runner
-    from runner.train.versions import register
+    from runner.training.model_versions import register
 
     Path("flipped.yaml").write_text(RECIPE)
     result = runner.train("flipped.yaml", {"train.epochs": 1, "tracking.system_metrics": False})

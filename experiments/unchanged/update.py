@@ -31,8 +31,8 @@ def work(recipe: str, sets: list[str]) -> None:
     try:
         from runner.plugin.registry import Registry
         from runner.recipe.loader import load
-        from runner.train.assemble import assemble
-        from runner.train.step import Step
+        from runner.training.pipeline import assemble
+        from runner.training.step import Step
 
         pipeline = assemble(load(recipe, sets, Registry()))
         step = Step(pipeline)
@@ -104,7 +104,7 @@ def pair(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], rounds: in
 
 def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], pairs: int, rounds: int) -> dict[str, object]:
     """Milliseconds of both, and the ratio (new over old) with its interval over the pairs of processes."""
-    from runner.compare.ratio import ratio  # which the old code has elsewhere
+    from runner.proof.ratios import ratio  # which the old code has elsewhere
 
     found = [pair(recipe, sets, pythons, rounds) for _ in range(pairs)]
     old, new = ([each[name] for each in found] for name in ("old", "new"))

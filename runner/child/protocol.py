@@ -28,9 +28,9 @@ from runner.system.errors import (
     print_traceback,
 )
 from runner.system.files import guard, open_file
-from runner.system.places import workspace_root
 from runner.system.secrets import register
 from runner.system.terminal import print_error
+from runner.system.workspace_paths import workspace_root
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
@@ -120,7 +120,7 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
     try:
         importlib.import_module(module).main(parent)
     except BaseException as error:
-        from runner.plugin.mistakes import mistake
+        from runner.plugin.plugin_errors import mistake
 
         reported = error if isinstance(error, RunnerError) else mistake(error)
         print_traceback(error)

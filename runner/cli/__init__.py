@@ -17,7 +17,7 @@ from runner.cli import (
     models,
     plan,
     plugins,
-    prove,
+    proof,
     recipes,
     runs,
     serve,
@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Train": (runs.run, runs.resume, evaluate.evaluate, serve.serve),
-    "Prove": (prove.verify, prove.ablate, prove.profile, plan.plan),
+    "Prove": (proof.verify, proof.ablate, proof.profile, plan.plan),
     "Recipes": (recipes.recipes, recipes.validate, recipes.show, plugins.plugins, recipes.schema),
     "Runs": (workspace.ls, workspace.compare, workspace.ui, workspace.rm, workspace.sync),
     "This machine": (workspace.doctor,),
@@ -158,14 +158,14 @@ def _note_interrupts() -> list[int]:
 
 
 def _is_of_plugin(error: Exception) -> bool:
-    from runner.plugin.mistakes import mistake
+    from runner.plugin.plugin_errors import mistake
 
     return mistake(error) is not None
 
 
 def _fail(error: Exception) -> int:
     """Reports what a plugin's code raised; an error of the runner itself has its complete traceback."""
-    from runner.plugin.mistakes import mistake
+    from runner.plugin.plugin_errors import mistake
 
     message = mistake(error)
     if message is None:

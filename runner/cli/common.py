@@ -14,9 +14,9 @@ from typer import Argument, Option
 from runner.cli import completion
 from runner.cli.results import results
 from runner.system.errors import UsageError
-from runner.system.lines import wrapped
 from runner.system.secrets import redact_values
 from runner.system.terminal import write
+from runner.system.text_lines import wrapped
 
 if TYPE_CHECKING:
     from runner.cli.live import LiveBar
@@ -99,8 +99,8 @@ def registry_of(plugin_files: list[Path] | None, quiet: bool = False) -> "Regist
 
 def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
     """Returns the recipe that a command was given, and the registry of its plugins."""
-    from runner.recipe.document import is_lock
     from runner.recipe.loader import find, load
+    from runner.recipe.yaml_nodes import is_lock
 
     registry = registry_of(plugin_files)
     path = find(recipe)
@@ -119,7 +119,7 @@ def load_lock(
     With plugins that have changed, it needs the option ``accept``.
     """
     from runner.recipe.lock import drift
-    from runner.tracking.locked import load_locked
+    from runner.tracking.locked_recipe import load_locked
 
     def remedy(files: Mapping[Path, str]) -> str:
         has_changes = any(files.values())

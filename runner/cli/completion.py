@@ -57,7 +57,7 @@ def _recipes() -> list[str]:
 
 
 def _runs(folder: str) -> list[str]:
-    from runner.system.places import RECORD, workspace_root
+    from runner.system.workspace_paths import RECORD, workspace_root
 
     # Without the classes of the workspace, whose imports would delay every completion.
     records = (workspace_root() / folder).glob(f"*/{RECORD}")

@@ -25,7 +25,7 @@ from runner.cli.common import (
 )
 from runner.cli.help import Verb
 from runner.system.errors import RunnerError, UsageError
-from runner.system.names import suggestion
+from runner.system.suggestions import suggestion
 
 if TYPE_CHECKING:
     from runner.plugin.files import DataFile
@@ -141,7 +141,7 @@ def show(
     loaded, registry = load_recipe("data show", recipe, settings(sets, bare), plugin)
     path = Path(f"{loaded.name}_data.png") if out is None else out
     with working("data show", f"drawing the data of {loaded.name}", quiet):
-        from runner.train.show_data import show_data
+        from runner.training.show_data import show_data
 
         with sharing_processor(loaded):
             show_data(loaded, registry, path)

@@ -22,9 +22,9 @@ from runner.system.console import CleanText, Console
 from runner.system.contention import SINCE_START
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_model, slow_bf16, usable_cores
-from runner.system.lines import labelled
-from runner.system.places import RECORD, VARIABLE
 from runner.system.processor import WAIT_VARIABLES, Surroundings, choose, describe, is_fixed_by
+from runner.system.text_lines import labelled
+from runner.system.workspace_paths import RECORD, VARIABLE
 from runner.tracking.access import is_http, on_network_disk
 from runner.tracking.lookup import folders
 from runner.tracking.recovery import reap

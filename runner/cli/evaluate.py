@@ -24,15 +24,15 @@ from runner.cli.common import (
 )
 from runner.cli.runs import Run
 from runner.system.errors import UsageError
-from runner.system.lines import figure, print_wrapped
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import figure, print_wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from runner.plugin.faces import SourceConfig
+    from runner.plugin.configs import SourceConfig
     from runner.system.console import Console
-    from runner.train.evaluate import Evaluation
+    from runner.training.evaluate import Evaluation
 
 Checkpoint = Annotated[
     Literal["best", "last"],
@@ -75,7 +75,7 @@ def evaluate(
 
     [bold]runner evaluate 3f2a91c0 --render flights.gif[/]
     """
-    from runner.system.places import LOCK_NAME
+    from runner.system.workspace_paths import LOCK_NAME
     from runner.tracking.lookup import folder_of
 
     run, bare = run_and_settings(run, bare)
@@ -96,7 +96,7 @@ def evaluate(
                 say(f"drift: {change}")
         with bar.phase(f"evaluating {folder.name}"):
             from runner.recipe.lock import locked_threads
-            from runner.train.evaluate import evaluate as evaluated
+            from runner.training.evaluate import evaluate as evaluated
 
             with sharing_processor(recipe, locked_threads(lock)):
                 evaluation = evaluated(recipe, registry, folder, checkpoint, render)

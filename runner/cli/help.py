@@ -131,6 +131,6 @@ class Verb(TyperCommand):
                 # The command has a handler of SIGTERM.
                 if isinstance(error.code, ExitCode):
                     raise typer.Exit(error.code) from error
-                from runner.plugin.mistakes import mistake
+                from runner.plugin.plugin_errors import mistake
 
                 raise mistake(error) or RunnerError(f"sys.exit({error.code!r}) was called") from error

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from runner.system.console import CleanText, Console, PrintedLines
-from runner.system.lines import wrapped
+from runner.system.text_lines import wrapped
 from runner.tracking.periodic import Periodic
 
 LINE_SECONDS = 5.0

@@ -46,7 +46,7 @@ def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_js
     [bold]runner models register grasp_diffusion-3f2a91c0 --name grasps[/]
     """
     with working("models register", f"looking at {run}", quiet):
-        from runner.train.versions import register as registered
+        from runner.training.model_versions import register as registered
 
         version = registered(run, name)
     output(as_json, version.data, _show, [version])
@@ -77,7 +77,7 @@ def promote(name: Promoted, version: Number, quiet: Quiet = False, as_json: AsJs
     [bold]runner models promote grasps 3[/]
     """
     with working("models promote", f"looking at {name}/{version}", quiet):
-        from runner.train.versions import promote as promoted
+        from runner.training.model_versions import promote as promoted
 
         champion = promoted(name, version)
     output(as_json, champion.data, _show, [champion])
@@ -87,7 +87,7 @@ def _show(versions: "Sequence[Version]", console: "Console") -> None:
     """Prints a row for every version."""
     from rich.table import Table
 
-    from runner.system.lines import print_wrapped
+    from runner.system.text_lines import print_wrapped
 
     if not versions:
         say("no model is registered yet; register one with: runner models register RUN")

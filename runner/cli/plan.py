@@ -42,7 +42,7 @@ def plan(
     from runner.system.garbage import importing
 
     with importing():
-        from runner.train.planning import plan_memory
+        from runner.training.planning import plan_memory
 
     memory = plan_memory(loaded, registry.files, compiled=compiled)
     seconds = _seconds_of_updates(loaded)
@@ -54,7 +54,7 @@ def _data(memory: "MemoryPlan", seconds: float | None) -> dict[str, Any]:
 
 
 def _show(memory: "MemoryPlan", seconds: float | None, console: "Console") -> None:
-    from runner.system.lines import print_wrapped
+    from runner.system.text_lines import print_wrapped
 
     for line in memory.lines():
         print_wrapped(line, console)

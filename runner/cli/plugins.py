@@ -13,7 +13,7 @@ from runner.cli import completion
 from runner.cli.common import AsJson, Plugins, print_json, registry_of, tell
 from runner.cli.results import results
 from runner.system.errors import RunnerError, UsageError
-from runner.system.names import suggestion
+from runner.system.suggestions import suggestion
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry, Section

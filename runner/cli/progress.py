@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from runner.cli.live import LiveBar
 from runner.system.console import CleanText, Console
-from runner.system.lines import amount, duration, figure, labelled
-from runner.system.names import shown_path
+from runner.system.suggestions import shown_path
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import amount, duration, figure, labelled
 
 if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
-    from runner.train.result import RunResult
+    from runner.training.result import RunResult
 
 WARM_UP = "warm-up"
 RECENT_SECONDS = 10.0

@@ -30,7 +30,7 @@ from runner.cli.trouble import report
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from runner.recipe.document import Problem
+    from runner.recipe.yaml_nodes import Problem
     from runner.tracking import RunFolder
 
 Recipes = Annotated[
@@ -78,8 +78,8 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
 
     [bold]runner validate recipes/*.yaml[/]
     """
-    from runner.recipe.document import RecipeError
     from runner.recipe.loader import load
+    from runner.recipe.yaml_nodes import RecipeError
 
     bare = [word for word in recipe if "=" in word and not Path(word).exists()]
     registry = registry_of(plugin)
@@ -154,9 +154,9 @@ def show(
 
 def _show_run(folder: "RunFolder", as_json: bool) -> None:
     """Prints the summary of a run, with the runs of a group of seeds."""
-    from runner.tracking.card import show as show_card
     from runner.tracking.listing import described
     from runner.tracking.lookup import below
+    from runner.tracking.run_summary import show as show_card
     from runner.tracking.workspace import Workspace
 
     run = described(folder)
@@ -172,8 +172,8 @@ def _show_run(folder: "RunFolder", as_json: bool) -> None:
 
 def _run_of(reference: str) -> "RunFolder | None":
     """The run, ablation, study or group of seeds that is meant, by its name or its folder; None if a recipe is."""
-    from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
+    from runner.recipe.yaml_nodes import RecipeError
     from runner.tracking.lookup import find, folders
     from runner.tracking.workspace import RunFolder, Workspace
 
@@ -202,7 +202,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
     [bold]runner recipes --copy marl_phase2[/]
     """
     from runner.recipe.loader import shipped
-    from runner.system.names import suggestion
+    from runner.system.suggestions import suggestion
 
     paths = shipped()
     if copy is not None:
@@ -246,7 +246,7 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
 
         document = experiment_schema(StudyConfig, "Study")
     else:
-        from runner.measure.experiment import AblationConfig
+        from runner.ablation.experiment import AblationConfig
 
         document = experiment_schema(AblationConfig, "Ablation")
     emit(json.dumps(document, indent=2, ensure_ascii=False))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder
-    from runner.train.result import RunResult
+    from runner.training.result import RunResult
 
 _SHOWN_REASONS = 8
 
@@ -98,8 +98,8 @@ def run(
 
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
-    from runner.recipe.document import is_lock
     from runner.recipe.loader import find, secret_assignments
+    from runner.recipe.yaml_nodes import is_lock
 
     registry = registry_of(plugin, quiet)
     assignments = settings(sets, bare)
@@ -129,7 +129,7 @@ def run(
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
-        from runner.train.run import run as train
+        from runner.training.run import run as train
 
         options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
         return train(loaded, registry, Workspace(), display, **options)
@@ -152,8 +152,8 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
-    from runner.system.lines import amount
-    from runner.system.places import LOCK_NAME
+    from runner.system.text_lines import amount
+    from runner.system.workspace_paths import LOCK_NAME
     from runner.tracking.lookup import find
     from runner.tracking.workspace import Workspace
 
@@ -186,7 +186,7 @@ def resume(
         raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
 
     def begin(display: "ProgressDisplay") -> "RunResult":
-        from runner.train.run import run as train
+        from runner.training.run import run as train
 
         options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
         return train(recipe, registry, Workspace(), display, folder, drifted, **options)
@@ -211,7 +211,7 @@ def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe
     recipe = load(path, assignments, registry)
     if recipe.train.memory_budget is None:
         return recipe
-    from runner.train.budget import fitted
+    from runner.training.budget import fitted
 
     return fitted(recipe, registry)
 

@@ -11,13 +11,13 @@ from typer import Exit
 from runner.cli.common import output
 from runner.cli.progress import ProgressDisplay
 from runner.system.console import CleanText, Console
-from runner.system.lines import figure, print_wrapped
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import figure, print_wrapped
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
-    from runner.train.seeds import SeedsResult
+    from runner.training.seeds import SeedsResult
 
 
 class SeedsProgressDisplay(ProgressDisplay):
@@ -57,7 +57,7 @@ def run_seeds(
     recipe = next(iter(recipes.values()))
     with SeedsProgressDisplay(Console(stderr=True, quiet=quiet), recipe, len(recipes)) as display:
         from runner.tracking import Workspace
-        from runner.train.seeds import train_seeds
+        from runner.training.seeds import train_seeds
 
         with display.phase("training"):
             result = train_seeds(

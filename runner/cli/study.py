@@ -27,11 +27,11 @@ from runner.system.errors import ExitCode, RunnerError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.cli.trials import TrialsBar
+    from runner.cli.study_progress import TrialsBar
     from runner.study.config import StudyConfig
     from runner.study.summary import Summary
     from runner.tracking import Workspace
-    from runner.train.signals import Stop
+    from runner.training.signals import Stop
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -111,8 +111,8 @@ def run(
     """
     with _bar("study run", quiet) as bar:
         from runner.study.definition import load_study
+        from runner.study.local_workers import work_together
         from runner.study.store import forget
-        from runner.study.together import work_together
         from runner.study.worker import work
         from runner.tracking import Workspace
 
@@ -208,7 +208,7 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
 
 def _bar(verb: str, quiet: bool) -> "TrialsBar":
     """Returns a bar that shows the progress of a study on stderr inside the ``with``."""
-    from runner.cli.trials import TrialsBar
+    from runner.cli.study_progress import TrialsBar
     from runner.system.console import Console
 
     return TrialsBar(Console(stderr=True, quiet=quiet), verb)
@@ -221,7 +221,7 @@ def _searched(
     signal that stopped it.
     """
     from runner.study.summary import find
-    from runner.train.signals import stop_on_signals
+    from runner.training.signals import stop_on_signals
 
     bar.opened(config)
     with stop_on_signals() as stop:

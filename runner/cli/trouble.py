@@ -7,9 +7,9 @@ from typing import Any
 
 from runner.system.errors import RunnerError
 from runner.system.escapes import escape
-from runner.system.lines import wrapped
 from runner.system.secrets import redact
 from runner.system.terminal import Rendered
+from runner.system.text_lines import wrapped
 
 _PLACE = re.compile(r"(.+?:\d+:\d+: )")
 """File, line and column at the start of a message about a recipe."""

@@ -13,7 +13,7 @@ from runner.plugin.context import Context
 from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.source import Batch, Source
 from runner.system.errors import RunnerError
-from runner.system.tree import map_tensors
+from runner.system.tensor_trees import map_tensors
 
 _UNLIMITED = 2**30
 

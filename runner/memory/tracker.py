@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.memory.kinds import Holder, Kind, Usage
 from runner.memory.module_stack import OUTSIDE
-from runner.system.tree import stored_tensors
+from runner.system.tensor_trees import stored_tensors
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

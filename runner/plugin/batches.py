@@ -21,7 +21,7 @@ from runner.plugin.failures import Failure, add_place, describe_full_shared_memo
 from runner.plugin.registry import FILES, Registry
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
-from runner.system.tree import leaves
+from runner.system.tensor_trees import leaves
 
 Plan = tuple[int, list[int]]
 """Number of a batch and the indices of its samples."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from runner.compare.verdict import Verdict
+    from runner.proof.verdict import Verdict
 
 
 class TimeBudget(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from runner.plugin.failures import add_place, is_shortage
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
-from runner.system.tree import leaves
+from runner.system.tensor_trees import leaves
 
 Collate = Callable[[Sequence[Any]], Batch]
 _LISTED_SAMPLES = 8

@@ -14,21 +14,21 @@ from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
+from runner.plugin.configs import DatasetConfig
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
-from runner.plugin.faces import DatasetConfig
 from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
 from runner.plugin.metric_names import join_metrics
-from runner.plugin.mistakes import noted
+from runner.plugin.plugin_errors import noted
 from runner.plugin.progress import Progress
 from runner.plugin.rows import Rows, SelectedRows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
-from runner.system.names import method_named
-from runner.system.tree import described, leaves, map_tensors
+from runner.system.suggestions import method_named
+from runner.system.tensor_trees import described, leaves, map_tensors
 
 _RESIDENT_SHARE = 0.25
 """Of an accelerator's memory; data that take no more are kept there."""

@@ -15,7 +15,7 @@ from runner.plugin.collating import Collate, collated
 from runner.plugin.failures import Failure
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError, UsageError
-from runner.system.tree import BatchLayout, inferred_layout, leaves
+from runner.system.tensor_trees import BatchLayout, inferred_layout, leaves
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from runner.plugin.progress import Progress
 from runner.plugin.role import Role
 from runner.system.errors import RunnerError, UsageError
 from runner.system.generators import seed_torch
-from runner.system.names import method_named, suggestion
-from runner.system.tree import BatchLayout, map_tensors, tensors
+from runner.system.suggestions import method_named, suggestion
+from runner.system.tensor_trees import BatchLayout, map_tensors, tensors
 
 if TYPE_CHECKING:
+    from runner.plugin.configs import ServedResponse
     from runner.plugin.context import Context
-    from runner.plugin.faces import ServedResponse
     from runner.plugin.prunable import Prunable
     from runner.plugin.source import Batch, State
 

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, WithJsonSchema, WrapVal
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
-from runner.system.tree import map_tensors, tensors
+from runner.system.tensor_trees import map_tensors, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from runner.system.tree import BatchLayout, map_leaves
+from runner.system.tensor_trees import BatchLayout, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,12 +17,12 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from runner.plugin.check import Check
-from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.siblings import FOLDERS
 from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
 from runner.system.files import sha256
-from runner.system.names import shown_path, suggestion
+from runner.system.suggestions import shown_path, suggestion
 
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are faces."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.system.errors import RunnerError
-from runner.system.names import method_named
-from runner.system.tree import BatchLayout
+from runner.system.suggestions import method_named
+from runner.system.tensor_trees import BatchLayout
 
 if TYPE_CHECKING:
     from pathlib import Path

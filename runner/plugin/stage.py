@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from runner.plugin.configs import SourceConfig
     from runner.plugin.context import Slots
-    from runner.plugin.faces import SourceConfig
     from runner.plugin.learner import Learner
     from runner.plugin.source import Batch, Source, State
     from runner.plugin.tuning import Choices

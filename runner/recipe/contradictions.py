@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from runner.plugin.progress import UNITS
-from runner.plugin.works import unmeasured
-from runner.recipe.document import Problem
+from runner.plugin.static_checks import unmeasured
 from runner.recipe.recipe import TrainConfig
+from runner.recipe.yaml_nodes import Problem
 
 if TYPE_CHECKING:
-    from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
-    from runner.recipe.document import Node
+    from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
+    from runner.recipe.yaml_nodes import Node
 
 
 def conflicts(

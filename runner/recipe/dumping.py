@@ -4,8 +4,8 @@ from typing import Any
 
 import yaml
 
-from runner.recipe.document import TAG
 from runner.recipe.scalars import resolve
+from runner.recipe.yaml_nodes import TAG
 from runner.system.escapes import is_printable
 
 # No line is broken.

@@ -14,7 +14,13 @@ from typing import Any
 from runner.plugin.registry import SECTIONS, Registry
 from runner.plugin.tuning import Setup
 from runner.recipe.contradictions import conflicts
-from runner.recipe.document import (
+from runner.recipe.dumping import dump_inline
+from runner.recipe.mapping import node_of
+from runner.recipe.optimizers import optimizers
+from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
+from runner.recipe.tuning import locked_tuning
+from runner.recipe.validation import Model, face_of, fill, plugin_section, secrets_of, stages
+from runner.recipe.yaml_nodes import (
     DEFAULT,
     MAPPING,
     OVERRIDE,
@@ -29,15 +35,9 @@ from runner.recipe.document import (
     parse,
     read,
 )
-from runner.recipe.dumping import dump_inline
-from runner.recipe.fill import Model, face_of, fill, plugin_section, secrets_of, stages
-from runner.recipe.mapping import node_of
-from runner.recipe.optimizers import optimizers
-from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
-from runner.recipe.tuning import locked_tuning
 from runner.system.errors import UsageError
-from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, register
+from runner.system.suggestions import nearest, shown_path, suggestion
 
 PARTS = ("extends", "model", "data", "optimizer", "train", "optimization", "inference")
 """The keys of a recipe without those of ``Head``."""

@@ -13,20 +13,20 @@ from pydantic import create_model
 from runner import __version__
 from runner.plugin.config import Config
 from runner.plugin.registry import Provider, Registry, Section
-from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeError, parse, read
 from runner.recipe.dumping import dump
-from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.tuning import TUNING, settings_of_data
+from runner.recipe.validation import fill, secrets_of
+from runner.recipe.yaml_nodes import MAPPING, LockError, Place, Problem, RecipeError, parse, read
 from runner.system.escapes import restore_undecodable
 from runner.system.faults import reach
 from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.manifest import FileDigest, Manifest
-from runner.system.places import LOCK_NAME
 from runner.system.secrets import MASK, redact, redact_values
 from runner.system.trust import is_signed, signed
+from runner.system.workspace_paths import LOCK_NAME
 
 VERSION = 1
 PATCH_NAME = "source.patch"

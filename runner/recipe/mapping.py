@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from runner.recipe.document import MAPPING, MAX_DEPTH, Node, Problem, parse
 from runner.recipe.dumping import dump
+from runner.recipe.yaml_nodes import MAPPING, MAX_DEPTH, Node, Problem, parse
 from runner.system.errors import UsageError
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
-from runner.recipe.document import Node, Problem, parse
-from runner.recipe.fill import face_of, fill, split_kind
-from runner.system.names import nearest
+from runner.recipe.validation import face_of, fill, split_kind
+from runner.recipe.yaml_nodes import Node, Problem, parse
+from runner.system.suggestions import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.plugin.faces import LearnerConfig
+    from runner.plugin.configs import LearnerConfig
     from runner.plugin.registry import Registry
 
 _USUAL_KIND = "adamw"

@@ -25,14 +25,14 @@ from pydantic_core import to_jsonable_python
 from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
-from runner.recipe.document import DEFAULT, MAPPING, Place
 from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
+from runner.recipe.yaml_nodes import DEFAULT, MAPPING, Place
 from runner.system.secrets import MASK, redact_values, register
-from runner.system.tree import leaves
+from runner.system.tensor_trees import leaves
 
 if TYPE_CHECKING:
+    from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.contract import Objective
-    from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.optimizer import OptimizerSettings
     from runner.plugin.tuning import Setup
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.recipe.document import Place
 from runner.recipe.dumping import dump_inline
+from runner.recipe.yaml_nodes import Place
 from runner.system.escapes import escape_line
-from runner.system.names import shown_path
+from runner.system.suggestions import shown_path
 
 
 def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:

@@ -6,8 +6,8 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.registry import Registry, Section
-from runner.recipe.fill import face_of
 from runner.recipe.recipe import Head, ServeConfig, SystemConfig, TrackingConfig, TrainConfig
+from runner.recipe.validation import face_of
 
 Json = dict[str, Any]
 

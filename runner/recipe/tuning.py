@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.plugin.tuning import Setup, parse_tuning
-from runner.recipe.document import LockError, Node, Problem
 from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.yaml_nodes import LockError, Node, Problem
 
 TUNING = "tuning"
 _PLACES_OF_DATA = ("workers", "root", "file", "folder")

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from runner import __version__
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.recipe.recipe import ServeConfig
 from runner.serve.batching import Batcher, ClientGoneError, QueueFullError
 from runner.serve.bodies import Bodies

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.recipe.recipe import ServeConfig
 from runner.serve.model import Answer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.plugin.learner import Learner
 
 _LONGEST_INLINE = 600

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.inference.model import build
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load as read
 from runner.recipe.recipe import Recipe
 from runner.serve.model import ServedModel, served
-from runner.train.trained import trained
+from runner.training.inference_model import build
+from runner.training.trained_run import trained
 
 
 def load(model: str, recipe: str | None, settings: Sequence[str], registry: Registry) -> tuple[ServedModel, Recipe]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from runner.plugin.faces import LearnerConfig, ServedRequest, ServedResponse
+from runner.plugin.configs import LearnerConfig, ServedRequest, ServedResponse
 from runner.plugin.learner import Learner
-from runner.plugin.mistakes import described, mistake
+from runner.plugin.plugin_errors import described, mistake
 from runner.serve.example import example_of
 from runner.system.errors import TRACEBACK, UsageError
 from runner.system.secrets import redact, redact_values

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.serve.bodies import SMALL_BODY
 from runner.serve.first_error import first_error_validator
 from runner.serve.model import ServedModel

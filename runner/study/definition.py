@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import Node, Problem, RecipeError, read
 from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import (
     assignments,
@@ -24,11 +23,12 @@ from runner.recipe.loader import (
 )
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import Scalar
+from runner.recipe.yaml_nodes import Node, Problem, RecipeError, read
 from runner.study.config import OFF, STAGES, VERIFY, ParameterConfig, StudyConfig, label
 from runner.study.space import Parameter, Space, is_on
 from runner.system.errors import RunnerError
-from runner.system.names import suggestion
 from runner.system.secrets import redact_values
+from runner.system.suggestions import suggestion
 
 # Settings that cannot be searched, and why.
 _FIXED = {

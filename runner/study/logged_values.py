@@ -12,7 +12,7 @@ from typing import NamedTuple
 from runner.study.config import ObjectiveConfig, StudyConfig
 from runner.study.intervals import Interval, union
 from runner.system.errors import UsageError
-from runner.system.names import suggestion
+from runner.system.suggestions import suggestion
 from runner.tracking.spool import lines
 
 

@@ -17,7 +17,7 @@ from runner.study.config import STAGES, VERIFY, BudgetConfig, LimitsConfig
 from runner.study.definition import Definition
 from runner.system.errors import RunnerError
 from runner.system.hardware import usable_cores
-from runner.system.names import shown_path
+from runner.system.suggestions import shown_path
 
 FORECAST_SECONDS = 30.0
 # Load per core above which measured speeds depend on the other programs.
@@ -126,7 +126,7 @@ def _remarks(definition: Definition) -> Iterator[str]:
 
 def _statistical_stages(definition: Definition) -> Iterator[str]:
     """The searched stages whose contract only complete trainings can prove."""
-    from runner.train.assemble import resolve_device, setting_of
+    from runner.training.pipeline import resolve_device, setting_of
 
     recipe = definition.recipe
     stage_context = setting_of(recipe, resolve_device(recipe.device))

@@ -18,14 +18,14 @@ from runner.study.definition import Definition
 from runner.study.store import IDENTITY
 from runner.system.errors import StorageError
 from runner.system.files import make_folder, open_file
-from runner.system.lines import figures
-from runner.system.names import shown_path
+from runner.system.suggestions import shown_path
+from runner.system.text_lines import figures
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import mlflow_key
+from runner.tracking.mlflow_view import view_of
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
 from runner.tracking.store import Metric, Store, params_of
-from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
 
 if TYPE_CHECKING:

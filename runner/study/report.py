@@ -13,15 +13,15 @@ from rich.table import Table
 
 from runner.recipe.dumping import dump_inline
 from runner.recipe.rendering import render
-from runner.study.pictures import SLICE, draw
 from runner.study.space import short, spelled
+from runner.study.study_plots import SLICE, draw
 from runner.system.console import CleanText, Console
 from runner.system.errors import UsageError
 from runner.system.files import make_folder, remove, write_durably
-from runner.system.lines import figure, print_wrapped, wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import figure, print_wrapped, wrapped
 
 if TYPE_CHECKING:
     from runner.study.plan import StudyPlan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from runner.study.config import OFF, STAGES, ParameterConfig, label
-from runner.system.lines import figure
+from runner.system.text_lines import figure
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

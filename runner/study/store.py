@@ -24,16 +24,16 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState
 from sqlalchemy import exc
 
-from runner.recipe.document import read
 from runner.recipe.recipe import Recipe
+from runner.recipe.yaml_nodes import read
 from runner.study.definition import Definition
 from runner.study.leases import WAIT_SECONDS, Leases
 from runner.study.sampler import PerTrialSampler, pruner
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import is_link, make_folder, remove_quietly, rename
-from runner.system.names import suggestion
-from runner.system.places import sqlite_uri
 from runner.system.secrets import redact
+from runner.system.suggestions import suggestion
+from runner.system.workspace_paths import sqlite_uri
 from runner.tracking.read_only import copy_if_read_only
 from runner.tracking.workspace import Workspace
 

@@ -26,15 +26,15 @@ from runner.study.config import StudyConfig
 from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
-from runner.system.places import LOCK_NAME
 from runner.system.processor import share_processor
+from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.recorder import Recorder
 from runner.tracking.workspace import SPOOL
-from runner.train.assemble import assemble
-from runner.train.checkpoint import CHECKPOINTS
-from runner.train.chosen import load_resumed
-from runner.train.loop import Loop
-from runner.train.signals import Stop, stop_on_signals
+from runner.training.checkpoint import CHECKPOINTS
+from runner.training.checkpoint_selection import load_resumed
+from runner.training.loop import Loop
+from runner.training.pipeline import assemble
+from runner.training.signals import Stop, stop_on_signals
 
 # The cause of a training that was stopped because it will not be among the best.
 PRUNED = "pruned"

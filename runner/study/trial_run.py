@@ -16,9 +16,9 @@ import psutil
 from optuna.trial import Trial, TrialState
 
 from runner.child.spawn import Cause
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
+from runner.recipe.yaml_nodes import RecipeError
 from runner.study import summary
 from runner.study.attempts import KILLED, Attempts, neighbours
 from runner.study.config import VERIFY, label
@@ -31,12 +31,12 @@ from runner.study.training import PRUNED, TrainingOutcome, judge, limits_of, tra
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
 from runner.system.files import remove_quietly
-from runner.system.lines import figures
 from runner.system.secrets import redact, redact_values
+from runner.system.text_lines import figures
 from runner.tracking.workspace import SPOOL, folder_name
-from runner.train.budget import fitted
-from runner.train.checkpoint import CHECKPOINTS, checkpoints
-from runner.train.signals import Stop
+from runner.training.budget import fitted
+from runner.training.checkpoint import CHECKPOINTS, checkpoints
+from runner.training.signals import Stop
 
 # The constraint that marks configurations without a result.
 FEASIBLE = "trained"

@@ -32,7 +32,7 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.record import Status
 from runner.tracking.store import Store
 from runner.tracking.workspace import RunFolder, Workspace
-from runner.train.signals import Stop
+from runner.training.signals import Stop
 
 # The lease for creating the study; trials have numbers from 0.
 CREATING = -2

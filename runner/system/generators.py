@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runner.system import settings
+from runner.system import torch_settings
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Globals:
 
     def __init__(self) -> None:
         self.random = state_dict()
-        self.settings = settings.read()
+        self.settings = torch_settings.read()
 
     def set(self, current: Globals | None = None) -> None:
         """Restores them.
@@ -114,7 +114,7 @@ class Globals:
                 settings are not written, because reading them again takes longer than an update.
         """
         if current is None or current.settings != self.settings:
-            settings.write(self.settings)
+            torch_settings.write(self.settings)
         load_state_dict(self.random)
 
     @contextmanager

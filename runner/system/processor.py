@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from runner.system.contention import SINCE_START, Contention, ContentionMeter
 from runner.system.hardware import usable_cores
-from runner.system.lines import amount
 from runner.system.openmp import WaitControl
+from runner.system.text_lines import amount
 
 WaitMode = Literal["active", "passive"]
 Wait = Literal["auto"] | WaitMode

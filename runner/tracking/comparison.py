@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from runner.recipe.document import read
 from runner.recipe.recipe import flatten
+from runner.recipe.yaml_nodes import read
 from runner.system.errors import UsageError
-from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact_values
 from runner.system.synthetic import DATA_TAG, SYNTHETIC
+from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.access import is_http
 from runner.tracking.lookup import pick
 from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, USER_TAGS, VIEW, Store, shown

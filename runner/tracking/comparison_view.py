@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 
 from runner.system.console import CleanText, Console
-from runner.system.lines import figure, print_wrapped
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import figure, print_wrapped
 
 _NAME_WIDTH = 28
 _RUN_WIDTH = 13

@@ -9,9 +9,9 @@ from rich.cells import cell_len
 
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
-from runner.system.lines import amount, figure, print_wrapped
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import amount, figure, print_wrapped
 from runner.tracking.keys import interval_keys
 from runner.tracking.lookup import folders
 from runner.tracking.record import Record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.system.errors import UsageError
 from runner.system.files import is_link
-from runner.system.places import LOCK_NAME, RECORD, VARIABLE
+from runner.system.workspace_paths import LOCK_NAME, RECORD, VARIABLE
 from runner.tracking.record import STALE_SECONDS
 from runner.tracking.workspace import RunFolder, Workspace
 

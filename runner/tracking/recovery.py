@@ -12,7 +12,7 @@ from functools import cache, partial
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
-from runner.system.places import RECORD
+from runner.system.workspace_paths import RECORD
 from runner.tracking.lookup import folders
 from runner.tracking.spool import Shipper, Spool, lines, offset_file, reached
 from runner.tracking.store import Store, shown

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from runner.system.errors import UsageError
-from runner.system.names import suggestion
+from runner.system.suggestions import suggestion
 from runner.tracking.record import Kind
 
 SECONDS = {"w": 604800, "d": 86400, "h": 3600, "min": 60, "s": 1}

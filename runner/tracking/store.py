@@ -19,14 +19,14 @@ from filelock import FileLock
 from runner.system.errors import StorageError, UsageError
 from runner.system.escapes import escape_undecodable
 from runner.system.files import make_folder, remove_quietly
-from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import REFUSED_NAME, has_secret, redact
+from runner.system.workspace_paths import sqlite_path, sqlite_uri
 from runner.tracking.access import is_http, origin_tags, probe, refuse_links, refuse_undecodable
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import setting_keys
+from runner.tracking.mlflow_view import TAG
 from runner.tracking.read_only import copy_if_read_only
 from runner.tracking.relocation import relocate
-from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
 if TYPE_CHECKING:

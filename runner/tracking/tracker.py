@@ -17,6 +17,7 @@ from runner.system.files import remove_quietly
 from runner.system.processes import Owner
 from runner.system.synthetic import DATA_TAG, SYNTHETIC
 from runner.tracking.keys import mlflow_key
+from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
 from runner.tracking.recorder import Recorder
@@ -32,7 +33,6 @@ from runner.tracking.store import (
     user_tags,
 )
 from runner.tracking.system import SystemMonitor
-from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import RunFolder, Workspace
 
 _log = logging.getLogger(__name__)

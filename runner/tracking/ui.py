@@ -17,8 +17,8 @@ from runner.system.errors import ExitCode, RunnerError
 from runner.system.files import is_writable, open_file
 from runner.system.processes import PYTHON, safe_environment
 from runner.tracking.access import is_http
+from runner.tracking.mlflow_view import SHARED, TAG
 from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, shown
-from runner.tracking.view import SHARED, TAG
 from runner.tracking.workspace import Workspace
 
 _START_SECONDS = 60.0

@@ -18,9 +18,9 @@ from runner.system import files
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
 from runner.system.files import open_file, read_regular, sync, write_durably
-from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.system.processes import boot_id
 from runner.system.secrets import REFUSED_NAME, has_secret, redact_values
+from runner.system.workspace_paths import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.tracking.record import STALE_SECONDS, Record
 
 SPOOL = "spool.jsonl"

@@ -6,21 +6,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from runner.compare.horizon import LongRun, long_run
-from runner.compare.isolation import Frame
-from runner.compare.states import clones, on_host
-from runner.compare.trajectory import Update
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source
+from runner.proof.isolation import Frame
+from runner.proof.long_runs import LongRun, long_run
+from runner.proof.subject_states import clones, on_host
+from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import resolve_device
-from runner.verify.drawing import knows_its_learner
-from runner.verify.input_shapes import keep_answered, reshape_inputs
-from runner.verify.options import LATE, TRAINED_UPDATES, UPDATES_BETWEEN_EVALUATIONS, Options
-from runner.verify.patches import belongings
-from runner.verify.subjects import baseline_step, recorded, subject
-from runner.verify.surroundings import (
+from runner.training.pipeline import resolve_device
+from runner.verify.evaluation_checks import (
     Asked,
     Evaluated,
     answers,
@@ -31,6 +26,11 @@ from runner.verify.surroundings import (
     resized,
     sizes_of_questions,
 )
+from runner.verify.global_patches import belongings
+from runner.verify.input_shapes import keep_answered, reshape_inputs
+from runner.verify.options import LATE, TRAINED_UPDATES, UPDATES_BETWEEN_EVALUATIONS, Options
+from runner.verify.sampling_checks import knows_its_learner
+from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.trained_model import (
     Exports,
     Restoration,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runner.plugin.source import State
-from runner.system.tree import map_tensors
+from runner.system.tensor_trees import map_tensors
 
 _OPTIMIZERS = "optimizers"
 """Key of the states of optimizers in the state of a learner."""

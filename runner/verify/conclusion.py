@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runner.compare.subject_pair import HEALTH
-from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.plugin.contract import Exact, Statistical
+from runner.proof.subject_pair import HEALTH
+from runner.proof.verdict import Outcome, Verdict, excluded, worst
 from runner.verify.subjects import remarks
 from runner.verify.unexercised import list_unexercised
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Outcome, Verdict
+from runner.proof.verdict import Outcome, Verdict
 from runner.verify.time_limit import NOT_BEGUN, TimeLimit
 
 if TYPE_CHECKING:

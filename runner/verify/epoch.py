@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from runner.compare.difference import MISSING, described
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
-from runner.compare.reproduction import Reproduction
-from runner.compare.states import clones, leaves
-from runner.compare.subject import Build, Subject
-from runner.compare.trajectory import Trajectory
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Contract
 from runner.plugin.registry import Registry
+from runner.proof.difference import MISSING, described
+from runner.proof.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.proof.reproduction import Reproduction
+from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import clones, leaves
+from runner.proof.trajectory import Trajectory
+from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 from runner.verify.likeness import unlike
 from runner.verify.subjects import recipe_with
 

@@ -10,12 +10,12 @@ from functools import cache
 
 import torch
 
-from runner.compare.first_operator import SECONDS, name_operator
-from runner.compare.isolation import StepError
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
+from runner.proof.first_operator import SECONDS, name_operator
+from runner.proof.isolation import StepError
+from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import resolve_device
+from runner.training.pipeline import resolve_device
 from runner.verify.baseline import Baseline
 from runner.verify.checks import checks_of
 from runner.verify.conclusion import conclude

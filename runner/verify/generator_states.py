@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.compare.difference import MISSING, digest
-from runner.compare.isolation import Frame, Location
+from runner.proof.difference import MISSING, digest
+from runner.proof.isolation import Frame, Location
 
 MOST_IN_ADVANCE = 8
 """Batches that may be sampled before their update."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.compare.isolation import Isolation, StepError
-from runner.compare.states import clones, leaves, on_host, to_float64
-from runner.compare.subject import Build
-from runner.compare.trajectory import Update
+from runner.proof.isolation import Isolation, StepError
+from runner.proof.subject import Build
+from runner.proof.subject_states import clones, leaves, on_host, to_float64
+from runner.proof.trajectory import Update
 from runner.system.errors import RunnerError
-from runner.system.tree import map_tensors, tensors
+from runner.system.tensor_trees import map_tensors, tensors
 
 MOST_SHAPES = 8
 """Inputs of other shapes that are compared."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.compare.states import clones, leaves
 from runner.plugin.learner import Learner
-from runner.system.tree import map_tensors
+from runner.proof.subject_states import clones, leaves
+from runner.system.tensor_trees import map_tensors
 
 
 class LearnerRecorder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runner.compare.difference import MISSING, absolute_difference, digest
-from runner.compare.isolation import Frame, Location
+from runner.proof.difference import MISSING, absolute_difference, digest
+from runner.proof.isolation import Frame, Location
 
 CONTENT = 1e-4
 """Largest relative difference of an element where a source depends on what was learned."""

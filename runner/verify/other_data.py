@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from runner.compare.difference import MISSING, digest
-from runner.compare.states import clones, leaves
 from runner.plugin.batches import seeded
-from runner.plugin.faces import DatasetConfig
+from runner.plugin.configs import DatasetConfig
 from runner.plugin.inspection import is_stream, length
 from runner.plugin.rows import Rows
 from runner.plugin.source import Source
+from runner.proof.difference import MISSING, digest
+from runner.proof.subject_states import clones, leaves
 from runner.recipe.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from runner.compare.close import close
-from runner.compare.exact import exact
-from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import compare
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
+from runner.proof.close_check import close
+from runner.proof.exact_check import exact
+from runner.proof.fingerprints import WHOLE_PROCESS
+from runner.proof.subject import Build
+from runner.proof.verdict import Outcome, Verdict
+from runner.proof.verify_subjects import compare
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import Assembly
-from runner.train.stage_watch import StageReport
-from runner.verify.reach import Reach
+from runner.training.pipeline import Assembly
+from runner.training.stage_watch import StageReport
+from runner.verify.stage_coverage import Reach
 from runner.verify.subjects import built, subject
 from runner.verify.variants import required, weakest
 

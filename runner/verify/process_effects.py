@@ -4,8 +4,8 @@ valid.
 
 from __future__ import annotations
 
-from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.verdict import Outcome, Verdict
+from runner.proof.fingerprints import WHOLE_PROCESS
+from runner.proof.verdict import Outcome, Verdict
 
 _culprits: list[tuple[str, ...]] = []
 """Of this process: a baseline that another gate builds here is changed, too."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.plugin.learner import Learner
-from runner.system.tree import tensors
+from runner.system.tensor_trees import tensors
 
 COUNTS = (1, 2, 5)
 """Values of every whole number of a request: steps, samples, symbols."""

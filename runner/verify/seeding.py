@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner.compare.difference import digest
-from runner.compare.isolation import Isolation
-from runner.compare.subject import Build, Subject
 from runner.plugin.registry import Registry
+from runner.proof.difference import digest
+from runner.proof.isolation import Isolation
+from runner.proof.subject import Build, Subject
 from runner.recipe.recipe import Recipe
-from runner.train import evaluation
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training import evaluation
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.subjects import recipe_with
 

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.compare.difference import MISSING, described
-from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import Frame, Isolation, Location
-from runner.compare.states import clones, leaves
-from runner.compare.subject import Build, Subject
 from runner.plugin.contract import Contract, Exact, Statistical
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Ring, Source, State
+from runner.proof.difference import MISSING, described
+from runner.proof.isolation import Frame, Isolation, Location
+from runner.proof.rounding_error import MOST_ULPS
+from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import clones, leaves
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError
-from runner.system.tree import map_leaves
-from runner.train.assemble import Assembly, assemble
-from runner.train.step import Step
+from runner.system.tensor_trees import map_leaves
+from runner.training.pipeline import Assembly, assemble
+from runner.training.step import Step
 from runner.verify.learner_recorder import LearnerRecorder
 from runner.verify.likeness import is_output, unlike
 from runner.verify.subjects import recipe_with

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.compare.states import clones
-from runner.compare.subject import Build, Subject
 from runner.plugin.registry import Registry
+from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import clones
 from runner.recipe.recipe import Recipe
-from runner.system.tree import leaves, map_tensors, tensors
-from runner.train.assemble import assemble
+from runner.system.tensor_trees import leaves, map_tensors, tensors
+from runner.training.pipeline import assemble
 from runner.verify.subjects import LearnerState, Training, baseline_step, recipe_with
 
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from runner.compare.noninferiority import NonInferiority
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Objective
+from runner.proof.noninferiority import NonInferiority
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.hardware import usable_cores
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
-from runner.verify.trainings import Milestone, TrainingOrder, Trainings
+from runner.verify.training_pool import Milestone, TrainingOrder, Trainings
 
 # Parts of a recipe's length; trainings are evaluated after each of them, and may end there.
 PARTS = 5

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.isolation import Isolation
-from runner.compare.states import clones
-from runner.compare.subject import Build, Listener, Subject
-from runner.compare.trajectory import Update
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
+from runner.proof.isolation import Isolation
+from runner.proof.subject import Build, Listener, Subject
+from runner.proof.subject_states import clones
+from runner.proof.trajectory import Update
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import RunnerError
-from runner.train.assemble import Assembly, assemble
-from runner.train.stage_watch import StageReport
-from runner.train.step import Drawn, Step
+from runner.training.pipeline import Assembly, assemble
+from runner.training.stage_watch import StageReport
+from runner.training.step import Drawn, Step
 
 _ASKED_EVERY = 10  # updates on sampled batches between two predictions of a subject
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.system.processor import share_processor
 from runner.verify.variants import weakest

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runner.compare.isolation import STEP, Frame, Isolation, Location
-from runner.compare.states import clones, leaves
-from runner.compare.subject import Build, Subject
-from runner.compare.trajectory import Update
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import State
+from runner.proof.isolation import STEP, Frame, Isolation, Location
+from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import clones, leaves
+from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import Assembly, assemble
-from runner.train.checkpoint import kept
+from runner.training.checkpoint import kept
+from runner.training.pipeline import Assembly, assemble
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 MOST_MODULES = 2

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.child.spawn import may_fork
-from runner.compare.isolation import StepError
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Statistical
+from runner.proof.isolation import StepError
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import DivergedError, RunnerError
-from runner.train.assemble import resolve_device
+from runner.training.pipeline import resolve_device
 from runner.verify.process_effects import culprits
 from runner.verify.statistical import affordable, part_of, seeds_of, statistical
 from runner.verify.subjects import BuildError, recipe_with
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
-from runner.verify.trainings import TrainingOrder, Trainings, training_order
+from runner.verify.training_pool import TrainingOrder, Trainings, training_order
 from runner.verify.variants import ALL, beyond_updates, required, weakest
 from runner.verify.verification import FAILED
 

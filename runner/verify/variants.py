@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from runner.plugin.configs import StageConfig
 from runner.plugin.contract import Close, Contract, Exact, Statistical
-from runner.plugin.faces import StageConfig
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 
@@ -117,7 +117,7 @@ def _wanted(
 
 def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
     """The stages among these that have nothing to do when exactly these are on, with the reason."""
-    from runner.train.assemble import setting_of  # torch comes with it, and a file of an ablation is read without
+    from runner.training.pipeline import setting_of  # torch comes with it, and a file of an ablation is read without
 
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
@@ -142,7 +142,7 @@ def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
 
 def contract_of(recipe: Recipe, kind: str) -> Contract:
     """Returns the contract of a recipe's stage on this machine."""
-    from runner.train.assemble import resolve_device, setting_of
+    from runner.training.pipeline import resolve_device, setting_of
 
     return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
 

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from runner.compare.verdict import Outcome, Verdict, worst
+from runner.proof.verdict import Outcome, Verdict, worst
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
 from runner.system.errors import ExitCode, UsageError
-from runner.system.lines import duration, print_wrapped
+from runner.system.text_lines import duration, print_wrapped
 from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 

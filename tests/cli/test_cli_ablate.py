@@ -8,10 +8,10 @@ import typer
 from ablations import analysed, case, result
 from typer.testing import CliRunner
 
-from runner.cli.prove import ablate
-from runner.measure.recommend import recommend
+from runner.ablation.recommendation import recommend
+from runner.cli.proof import ablate
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import ExitCode
 
 FAST = {"stacked_agents": 3.0}
@@ -34,7 +34,7 @@ def invoke(monkeypatch):
             recommendations = (recommend(given, measured, Registry()),)
             return result(measured, recommendations=recommendations, run_id="abc", signal=asked_to_stop)
 
-        monkeypatch.setattr("runner.measure.ablate.ablate", measure)
+        monkeypatch.setattr("runner.ablation.ablate.ablate", measure)
         return CliRunner().invoke(app, ["ablate", *arguments]), asked
 
     return invoke

@@ -10,7 +10,7 @@ from children import start
 from PIL import Image
 from running import RECIPES, forked, result_of, settings_of, train_here
 
-from runner.train import checkpoint
+from runner.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 OFTEN = {

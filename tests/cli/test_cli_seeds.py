@@ -10,8 +10,8 @@ from runner.cli.seeds import SeedsProgressDisplay, show
 from runner.system.console import Console
 from runner.system.errors import ExitCode
 from runner.system.interval import student
-from runner.train.outputs import NoOutput
-from runner.train.seeds import SeedsResult, _Together
+from runner.training.outputs import NoOutput
+from runner.training.seeds import SeedsResult, _Together
 
 VALUES = {
     "formation_strict": {42: 0.0006556, 43: 0.1792, 44: 0.005835},

@@ -8,8 +8,8 @@ from runner.api import Objective
 from runner.cli import live
 from runner.cli.progress import ProgressDisplay, show
 from runner.system.console import Console
-from runner.train.chosen import Best
-from runner.train.stage_watch import StageReport
+from runner.training.checkpoint_selection import Best
+from runner.training.stage_watch import StageReport
 
 RECIPE = SimpleNamespace(
     name="demo", length=("steps", 1000), headline=("success_rate", "return"), objective=Objective("return", "maximize")

@@ -8,8 +8,8 @@ from runner.plugins.graphs.citation import Graph, borders, normalized_adjacency,
 from runner.plugins.graphs.gcn import propagate
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 NODES, FEATURES, CLASSES = 60, 20, 3
 

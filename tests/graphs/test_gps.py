@@ -8,8 +8,8 @@ from runner.plugins.graphs.gps import Fusion, GpsLayer
 from runner.plugins.graphs.padding import NODES, padded_nodes
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 SMALL = ("device=cpu", "model.layers=2", "model.width=8", "model.heads=2", "train.batch_size=12")
 MOLECULES = [

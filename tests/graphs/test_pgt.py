@@ -11,8 +11,8 @@ from runner.plugins.graphs.attention import Attention, linear_attention, softmax
 from runner.plugins.graphs.contexts import best, chosen_strength, neighbours, personalised_pagerank, probed, reduced
 from runner.plugins.graphs.pgt import info_nce, visible_nodes
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 PROGRESS = Progress("updates", 1)
 NODES, FEATURES, KINDS = 24, 12, ("softmax", "linear")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from running import tiny
 
-from runner.inference.gate import LOOKS, InferenceGate
 from runner.plugin.registry import Registry
 from runner.plugins.grasps.diffusion import ddim
 from runner.plugins.grasps.stages.ddim import DdimConfig
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
-from runner.train.trained import Trained
+from runner.training.pipeline import assemble
+from runner.training.trained_run import Trained
+from runner.verify.inference_gate import LOOKS, InferenceGate
 
 LEVELS = ("model.steps=8", "model.sampling_steps=8")
 

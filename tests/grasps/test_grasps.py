@@ -13,7 +13,7 @@ from runner.plugins.grasps.geometry import rotated, straightening, yaw
 from runner.plugins.grasps.learner import weighted_loss
 from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 LEARNERS = ("grasp_diffusion", "grasp_cvae")
 

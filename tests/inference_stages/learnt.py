@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from running import tiny
 
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 SMALL = {
     "grasp_diffusion": ("model.layers=2", "model.sampler=ddim", "model.sampling_steps=2"),

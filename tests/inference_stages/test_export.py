@@ -12,18 +12,18 @@ from running import RECIPES, tiny
 from torch import nn
 
 from runner.api import UsageError, nbytes
-from runner.inference.model import InferenceModel
 from runner.plugin.registry import Registry
 from runner.plugins.inference import network, quantise
 from runner.plugins.inference.export import ExportConfig
 from runner.plugins.inference.network import ForwardCall
 from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
 from runner.plugins.inference.quantise import QuantiseConfig
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.manifest import NAME
 from runner.system.stored_json import sealed
-from runner.train.assemble import setting_of
+from runner.training.inference_model import InferenceModel
+from runner.training.pipeline import setting_of
 
 
 @pytest.mark.parametrize("name", ["shakespeare_gpt", "grasp_cvae"])

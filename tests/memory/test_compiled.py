@@ -14,8 +14,8 @@ from runner.memory.compiled import CompiledStack, CompiledTracker, generated_cod
 from runner.memory.fake import fake_tensors
 from runner.memory.kinds import Kind, by_kind
 from runner.system.errors import RunnerError, UsageError
-from runner.train import planning
-from runner.train.planning import plan_memory
+from runner.training import planning
+from runner.training.planning import plan_memory
 
 CPU = torch.device("cpu")
 COMPILED = "optimization.compile=on"

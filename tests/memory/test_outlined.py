@@ -17,9 +17,9 @@ from runner.plugins.molecules.smiles import read
 from runner.plugins.molecules.table import PUBLISHED_COUNTS, Table
 from runner.plugins.sequences.walks import encode
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.planning import plan_memory
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.planning import plan_memory
+from runner.training.step import Step
 
 
 def outlined_source(counts):

@@ -8,9 +8,9 @@ from runner.memory.kinds import Kind, by_kind, by_module
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load, shipped
 from runner.system.errors import UsageError
-from runner.system.tree import leaves
-from runner.train import planning
-from runner.train.planning import outline_of, plan_memory
+from runner.system.tensor_trees import leaves
+from runner.training import planning
+from runner.training.planning import outline_of, plan_memory
 
 QUICK = {"mamba2": ["data.context=32"], "marl_p": ["data.followers=1"], "marl_b": ["data.followers=1"]}
 """Settings without which a plan takes seconds, by the beginning of a recipe's name."""
@@ -108,8 +108,8 @@ def test_outlines_say_what_sources_produce(name):
     outline = recipe.data.outline(recipe.train.batch_size)
     if outline is None:
         return
-    from runner.train.assemble import assemble
-    from runner.train.step import Step
+    from runner.training.pipeline import assemble
+    from runner.training.step import Step
 
     pipeline = assemble(recipe)
     drawn = Step(pipeline).next()

@@ -14,10 +14,10 @@ from runner.plugin.averages import AVERAGES, WeightAverages
 from runner.plugin.optimizer import settings_of
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.checkpoint import kept
-from runner.train.evaluation import evaluated
-from runner.train.step import Step
+from runner.training.checkpoint import kept
+from runner.training.evaluation import evaluated
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 CPU = torch.device("cpu")
 GAN = Path(__file__).parents[2] / "docs" / "example_gan.py"

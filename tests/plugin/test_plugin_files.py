@@ -15,7 +15,7 @@ from children import start
 from running import forked, result_of, runner
 
 from runner.child.spawn import Cause, ChildError
-from runner.plugin.mistakes import told
+from runner.plugin.plugin_errors import told
 from runner.plugin.registry import Registry
 from runner.recipe.provenance import code_digests
 from runner.system.errors import PluginError, UsageError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from runner.plugin.registry import GROUP, Registry
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import UsageError
 
 FACES = '''

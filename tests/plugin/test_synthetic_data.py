@@ -14,8 +14,8 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.console import Console
 from runner.system.errors import UsageError
-from runner.tracking import Workspace, card, comparison, comparison_view, listing
-from runner.train.versions import register
+from runner.tracking import Workspace, comparison, comparison_view, listing, run_summary
+from runner.training.model_versions import register
 
 REGISTRY = Registry()
 PUBLISHED = [
@@ -76,7 +76,7 @@ def test_a_run_on_synthetic_data_is_marked_wherever_it_is_shown(runs, capsys):
     for name, display in {
         "closing table": lambda: show_result(first, (), console),
         "ls": lambda: listing.show([run], "", console),
-        "show": lambda: card.show(run, [], console),
+        "show": lambda: run_summary.show(run, [], console),
         "compare": lambda: comparison_view.show(compared, everything=False, console=console),
     }.items():
         display()

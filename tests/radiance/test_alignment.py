@@ -9,8 +9,8 @@ from runner.plugins.radiance.alignment import OFFSETS, best_offsets, shift_azimu
 from runner.plugins.radiance.camera import angles_of, camera_from_angles
 from runner.plugins.radiance.config import PosedViewsConfig, RadianceGanConfig
 from runner.plugins.radiance.reading import read
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 AZIMUTHS = 24
 

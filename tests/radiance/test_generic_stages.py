@@ -7,12 +7,12 @@ import torch
 from running import tiny, train_here
 
 from runner.api import UsageError
-from runner.compare.verdict import Outcome
 from runner.plugin.optimizer import settings_of
 from runner.plugin.registry import Registry
 from runner.plugins.stages.activation_checkpointing import _checkpointed
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.proof.verdict import Outcome
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 from runner.verify.timed_gate import quick
 
 REGISTRY = Registry()

@@ -12,8 +12,8 @@ from runner.api import RunnerError, UsageError
 from runner.plugins.radiance.measures import psnr
 from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
 from runner.plugins.radiance.patches import patch_at
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 
 def learner_of(*sets):

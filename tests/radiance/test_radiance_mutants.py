@@ -10,8 +10,8 @@ from running import tiny, train_here
 
 from runner.api import RunnerError, UsageError
 from runner.plugin.registry import Registry
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 from runner.verify.gate import verify_recipe
 from runner.verify.options import Options
 

@@ -14,8 +14,8 @@ from runner.plugins.radiance.networks import PatchDiscriminator
 from runner.plugins.radiance.ray_batch import RayBatch
 from runner.plugins.radiance.replay import render_and_replay
 from runner.plugins.radiance.stages.merged_discriminator import mixing
-from runner.train.assemble import assemble, resolve_device, setting_of
-from runner.train.step import Step
+from runner.training.pipeline import assemble, resolve_device, setting_of
+from runner.training.step import Step
 
 REGISTRY = Registry()
 

@@ -13,8 +13,8 @@ from runner.api import UsageError
 from runner.plugins.radiance.camera import angles_of, camera_from_angles
 from runner.plugins.radiance.config import PosedViewsConfig
 from runner.plugins.radiance.reading import COLUMNS, lens_of, read
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 ANGLES = [(0.1, 0.4), (0.35, 0.4), (0.6, 0.3), (0.85, 0.2)]
 CAMERAS = camera_from_angles(torch.tensor(ANGLES), 2.5)

@@ -7,7 +7,7 @@ from PIL import Image
 from running import tiny
 
 from runner.plugins.radiance.views import held_out_azimuths
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 
 
 def complaint(folder, text=RECIPE, *sets):

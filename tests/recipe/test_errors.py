@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from runner.recipe.document import Place, Problem, RecipeError
-from runner.system.names import nearest, shown_path, suggestion
+from runner.recipe.yaml_nodes import Place, Problem, RecipeError
+from runner.system.suggestions import nearest, shown_path, suggestion
 
 
 def test_a_problem_shows_file_line_column_key_and_caret(tmp_path, monkeypatch):

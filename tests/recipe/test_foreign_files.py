@@ -5,10 +5,10 @@ from faces import RECIPE, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.recipe.document import RecipeError, read
 from runner.recipe.dumping import dump
 from runner.recipe.loader import layers
 from runner.recipe.lock import read_lock
+from runner.recipe.yaml_nodes import RecipeError, read
 
 SECRET = "root:Tr0ub4dor:19000"
 CONTENTS = st.sampled_from([

@@ -1,9 +1,9 @@
 import pytest
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import from_values, load
 from runner.recipe.lock import write_lock
+from runner.recipe.yaml_nodes import RecipeError
 
 PRUNED = ("inference.prune={ff: 0.5}", "inference.compile=on")
 

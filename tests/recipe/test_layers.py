@@ -3,8 +3,8 @@ from functools import reduce
 import pytest
 from faces import write_recipe
 
-from runner.recipe.document import RecipeError, parse
 from runner.recipe.loader import find, layers, merge, shipped
+from runner.recipe.yaml_nodes import RecipeError, parse
 
 
 def composed(path, *sets):

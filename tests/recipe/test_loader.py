@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import OVERRIDE, RecipeError
 from runner.recipe.dumping import dump
 from runner.recipe.loader import load
 from runner.recipe.recipe import flatten
+from runner.recipe.yaml_nodes import OVERRIDE, RecipeError
 
 
 def loaded(folder, text=RECIPE, *sets):

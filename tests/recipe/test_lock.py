@@ -11,10 +11,10 @@ import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError, read
 from runner.recipe.loader import load
 from runner.recipe.lock import Drift, drift, read_lock, write_lock
 from runner.recipe.provenance import Checkout, checkout
+from runner.recipe.yaml_nodes import RecipeError, read
 from runner.system.manifest import NAME
 from runner.system.secrets import MASK
 

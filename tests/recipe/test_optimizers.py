@@ -14,9 +14,9 @@ from torch import nn
 from runner.api import Context, GradientLearner, Slots, UsageError
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import HOW_TO_COMPUTE, OWN, SPARED, kinds, settings_of
-from runner.recipe.document import RecipeError
 from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 
 SCHEDULES = {model().kind: model for model in get_args(Schedule)}
 PAIR = RECIPE.replace("kind: net", "kind: pair")

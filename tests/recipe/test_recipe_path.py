@@ -7,8 +7,8 @@ from typing import Annotated
 import pytest
 
 from runner.api import Anchor, Config, DataName, RecipePath
-from runner.recipe.document import Problem, parse
-from runner.recipe.fill import fill
+from runner.recipe.validation import fill
+from runner.recipe.yaml_nodes import Problem, parse
 
 
 class PathsConfig(Config):

@@ -5,9 +5,9 @@ from typing import ClassVar
 from faces import RECIPE, FakeCatalog, Net, Uniform, write_recipe
 from pydantic import Field, SecretStr, computed_field
 
-from runner.recipe.document import parse
 from runner.recipe.loader import load
 from runner.recipe.rendering import render
+from runner.recipe.yaml_nodes import parse
 
 
 class Elaborate(Net):

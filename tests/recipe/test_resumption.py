@@ -15,14 +15,14 @@ from runner.recipe.lock import drift, read_lock
 from runner.recipe.recipe import Head, TrackingConfig, TrainConfig
 from runner.recipe.resumption import refuse_fixed, rows, table
 from runner.system.errors import UsageError
-from runner.system.places import LOCK_NAME
+from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Workspace
-from runner.train.assemble import assemble
-from runner.train.checkpoint import load as load_checkpoint
-from runner.train.loop import Loop
-from runner.train.outputs import NoOutput
-from runner.train.run import run
-from runner.train.signals import Stop
+from runner.training.checkpoint import load as load_checkpoint
+from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
+from runner.training.run import run
+from runner.training.signals import Stop
 
 PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
 BASE = ("train.epochs=4", "train.ema=0.9", "train.evaluate_every=2", "train.checkpoint_every=2")

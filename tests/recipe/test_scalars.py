@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe.document import parse
 from runner.recipe.dumping import dump, dump_inline
 from runner.recipe.scalars import resolve
+from runner.recipe.yaml_nodes import parse
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | st.text(max_size=8),

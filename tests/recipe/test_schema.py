@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from faces import FakeCatalog
 
-from runner.measure.experiment import AblationConfig
+from runner.ablation.experiment import AblationConfig
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pydantic import Field, SecretBytes, SecretStr
 
 from runner.api import Config
-from runner.recipe.document import RecipeError, parse, read
 from runner.recipe.dumping import dump
 from runner.recipe.loader import load, secret_assignments
 from runner.recipe.lock import copy_recipe, write_lock
 from runner.recipe.recipe import flatten
 from runner.recipe.rendering import render
+from runner.recipe.yaml_nodes import RecipeError, parse, read
 from runner.system import secrets
 from runner.system.secrets import MASK
 

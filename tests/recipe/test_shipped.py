@@ -4,7 +4,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load, shipped
 from runner.recipe.rendering import render
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 
 @pytest.mark.parametrize("name", shipped())

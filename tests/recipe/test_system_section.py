@@ -3,9 +3,9 @@
 import pytest
 from faces import FakeCatalog, write_recipe
 
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
 from runner.recipe.lock import drift, locked_threads, read_lock, write_lock
+from runner.recipe.yaml_nodes import RecipeError
 
 PASSWORD = "model.password=hunter2"
 USE = {"threads": 3, "threads_reason": "system.threads=3", "wait": "active", "wait_reason": "", "variables": {}}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.recipe.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, RecipeError, parse, read
+from runner.recipe.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_NODES, RecipeError, parse, read
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 9)}]\n" for below, name in zip("abcdefghi", "bcdefghij", strict=False)

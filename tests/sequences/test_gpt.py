@@ -5,10 +5,10 @@ import torch
 
 from runner.api import Progress
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.recipe.yaml_nodes import RecipeError
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 SMALL = ("device=cpu", "model.layers=2", "model.width=16", "model.heads=2", "data.context=12", "train.batch_size=4")
 

@@ -12,11 +12,11 @@ from runner.api import Exact, Progress, Statistical
 from runner.plugin.registry import Registry
 from runner.plugins.molecules.smiles import Atom, Molecule, read
 from runner.plugins.sequences.walks import END, JUMP, LONGEST, VOCABULARY, check, decode, encode
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble, setting_of
-from runner.train.step import Step
+from runner.training.pipeline import assemble, setting_of
+from runner.training.step import Step
 
 TABLE = Path(__file__).parent.parent / "boiling_points.csv"
 SMALL = (

@@ -7,10 +7,10 @@ from runner.plugin.registry import Registry
 from runner.plugins.sequences.config import Mamba2Config
 from runner.plugins.sequences.mamba2 import Mamba2Mixer
 from runner.plugins.sequences.scans import associative, chunked, recurrence
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.recipe.yaml_nodes import RecipeError
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 SMALL = ("device=cpu", "model.layers=2", "model.width=16", "data.context=12", "train.batch_size=4")
 RECIPES = {

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import tiny
 
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 SETS = ("data.synthetic=true", "model.layers=1", "model.width=16", "data.context=8")
 MODELS = {

@@ -9,7 +9,7 @@ from runner.api import UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.sequences.windows import Windows
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(403)) + "äß€𝄞"
 

@@ -18,7 +18,7 @@ from runner.plugin.registry import Registry
 from runner.plugins.sequences import tokenizers as ours
 from runner.plugins.sequences.token_file import description_path, read_description, read_tokens, write_tokens
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "über", "lazy", "€𝄞", "dog", "  ", "\n", "\n\n", "\r\n", "1.5")
 

@@ -16,8 +16,8 @@ from running import settings_of
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.tracking import Workspace
-from runner.train.outputs import NoOutput
-from runner.train.run import run
+from runner.training.outputs import NoOutput
+from runner.training.run import run
 
 PATIENCE_SECONDS = 120.0
 """For whatever another process does: a loaded machine is no reason to fail."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, create_model
 
-from runner.plugin.faces import ServedRequest
+from runner.plugin.configs import ServedRequest
 from runner.serve.example import curl_command, example_of
 
 TYPES = st.sampled_from(

@@ -13,7 +13,7 @@ from serving import server, small, workspace_with
 
 from runner.plugins.radiance.camera import camera_from_angles
 from runner.plugins.radiance.served import ViewRequest, latents_of, responses_of
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 
 @pytest.fixture(scope="module")

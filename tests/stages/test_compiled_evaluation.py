@@ -8,9 +8,9 @@ from running import tiny
 from toy_runs import toy_pipeline
 
 from runner.api import tensors
-from runner.train.assemble import assemble
-from runner.train.guards import FiniteGuard
-from runner.train.step import Step
+from runner.training.guards import FiniteGuard
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 SMALL = {
     "digits_classifier": ("model.widths=[8]", "train.batch_size=32"),

@@ -9,14 +9,14 @@ import torch
 from running import NoDisplay
 
 from runner.api import Close, Exact, RunnerError, UsageError
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
 from runner.tracking import Workspace
-from runner.train.assemble import assemble, setting_of
-from runner.train.run import run
-from runner.train.stage_watch import StageReport, Watch
-from runner.train.step import Step
+from runner.training.pipeline import assemble, setting_of
+from runner.training.run import run
+from runner.training.stage_watch import StageReport, Watch
+from runner.training.step import Step
 from runner.verify.gate import verify_recipe
 from runner.verify.options import Options
 from runner.verify.timed_gate import quick

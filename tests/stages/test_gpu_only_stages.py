@@ -15,7 +15,7 @@ from runner.plugins.stages.compile import CompileConfig
 from runner.plugins.stages.cuda_graph import CudaGraph, CudaGraphConfig
 from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.system.errors import UsageError
-from runner.train.assemble import setting_of
+from runner.training.pipeline import setting_of
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

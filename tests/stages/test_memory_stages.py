@@ -8,10 +8,10 @@ from test_every_stage_and_learner import REGISTRY, recipe_of
 from torch import nn
 
 from runner.api import Close, Statistical, restore
-from runner.compare.verdict import Outcome
 from runner.plugins.stages.activation_checkpointing import _checkpointed
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.proof.verdict import Outcome
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 from runner.verify.timed_gate import quick
 from runner.verify.variants import contract_of
 

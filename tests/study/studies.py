@@ -3,7 +3,7 @@
 import pytest
 from faces import FakeCatalog, write_recipe
 
-from runner.recipe.document import RecipeError
+from runner.recipe.yaml_nodes import RecipeError
 from runner.study.definition import load_study
 
 HEAD = "kind: study\nname: mine\nrecipe: recipe.yaml\n"

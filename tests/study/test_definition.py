@@ -5,7 +5,7 @@ from faces import RECIPE, FakeCatalog, write_recipe
 from studies import AIMS, HEAD, SPACE, problems, read, study_text
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
+from runner.recipe.yaml_nodes import RecipeError
 from runner.study.definition import load_study
 
 SWITCH = "space: {optimization.cache: {choice: [off, on]}}\n"

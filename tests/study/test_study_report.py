@@ -12,12 +12,12 @@ from runner.plugin.registry import Registry
 from runner.study import plan as plan_module
 from runner.study.attempts import Used
 from runner.study.definition import load_study
-from runner.study.pictures import draw
 from runner.study.plan import Forecast, StudyPlan
 from runner.study.report import html, show, show_plan
+from runner.study.study_plots import draw
 from runner.system import secrets
 from runner.system.console import Console
-from runner.system.lines import figure
+from runner.system.text_lines import figure
 
 
 def printed(found, width, *where):

@@ -9,7 +9,7 @@ from records import numbered, source_of
 from runner.api import BatchLayout, Loss, RunnerError
 from runner.plugin.learner import _counted
 from runner.plugins.stages.gradient_accumulation import _scale
-from runner.system.tree import inferred_layout
+from runner.system.tensor_trees import inferred_layout
 
 Pair = namedtuple("Pair", "x y")
 TABLE, MASK = torch.arange(8.0), torch.ones(8, 8).tril()

@@ -14,8 +14,8 @@ from rich.text import Text
 from runner.system import secrets
 from runner.system.console import CleanText, Console, PrintedLines
 from runner.system.escapes import escape
-from runner.system.lines import labelled, print_wrapped, wrapped
 from runner.system.secrets import MASK, register
+from runner.system.text_lines import labelled, print_wrapped, wrapped
 
 
 def printed(*things, **options):

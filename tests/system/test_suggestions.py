@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.system.names import nearest, suggestion
+from runner.system.suggestions import nearest, suggestion
 
 NAMES = ("lr", "weight_decay", "betas", "batch_size", "max_grad_norm", "layers", "dropout", "epochs")
 

@@ -1,4 +1,4 @@
-from runner.system.lines import figures
+from runner.system.text_lines import figures
 from runner.tracking.description import code, describe
 
 

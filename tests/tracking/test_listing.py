@@ -14,7 +14,7 @@ from runner.tracking.listing import listing, show
 from runner.tracking.record import Record
 from runner.tracking.selection import select
 from runner.tracking.workspace import RunFolder
-from runner.train.checkpoint import write_manifest
+from runner.training.checkpoint import write_manifest
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"
 

@@ -9,9 +9,9 @@ import pytest
 from run_folders import run_folder
 
 from runner.system.errors import UsageError
-from runner.system.places import LOCK_NAME
 from runner.system.processes import Owner, boot_id, machine_id
 from runner.system.processes import _born as born
+from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Workspace, recovery
 from runner.tracking import workspace as workspace_module
 from runner.tracking.periodic import Periodic

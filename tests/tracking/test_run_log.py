@@ -126,8 +126,8 @@ def test_a_mistake_in_the_code_leaves_its_traceback(monkeypatch):
     def broken(_self):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr("runner.train.loop.Loop.run", broken)
-    monkeypatch.setattr("runner.plugin.mistakes.FILES", set())  # another test may have loaded one from here
+    monkeypatch.setattr("runner.training.loop.Loop.run", broken)
+    monkeypatch.setattr("runner.plugin.plugin_errors.FILES", set())  # another test may have loaded one from here
     with pytest.raises(ZeroDivisionError):
         train_here("marl_phase1")
     (folder,) = Workspace().runs.iterdir()

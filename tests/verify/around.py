@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from runner.api import Close, Exact, Stage, StageConfig
-from runner.system.tree import map_tensors
+from runner.system.tensor_trees import map_tensors
 
 
 class AroundConfig(StageConfig):

@@ -11,11 +11,11 @@ from runner.plugin.contract import Exact
 from runner.plugin.registry import Registry
 from runner.proof import Outcome
 from runner.recipe.loader import load
-from runner.system.tree import leaves, map_tensors
+from runner.system.tensor_trees import leaves, map_tensors
 from runner.verify.changed_state import changed_state
+from runner.verify.evaluation_checks import answers, is_evaluation, same_evaluations
 from runner.verify.gate import Gate
 from runner.verify.options import Options
-from runner.verify.surroundings import answers, is_evaluation, same_evaluations
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "stale.py"])

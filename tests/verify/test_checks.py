@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import tiny
 
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import UsageError
 from runner.verify.checks import CHECKS, checks_of
 from runner.verify.checks.trainings import TrainingsCheck

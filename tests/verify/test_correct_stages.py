@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
 from runner.verify.timed_gate import quick
 

@@ -9,17 +9,17 @@ from running import RECIPES, TINY_UAV, tiny
 from words import MIXED, REGISTRY, WORDS, words
 
 from runner.api import Close, Exact, Statistical
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
+from runner.proof.verdict import Outcome
 from runner.system.errors import DivergedError, ExitCode, UsageError
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import NOT_BEGUN
 from runner.verify.timed_gate import quick
 from runner.verify.training_plan import TrainingPlan
-from runner.verify.trainings import Trainings
+from runner.verify.training_pool import Trainings
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Close, Exact
-from runner.compare.isolation import STEP, Location
 from runner.proof import Outcome, Subject
-from runner.verify.drawing import REHEARSAL, Drawing, same_draws
+from runner.proof.isolation import STEP, Location
 from runner.verify.generator_states import MOST_IN_ADVANCE, GeneratorStates
+from runner.verify.sampling_checks import REHEARSAL, Drawing, same_draws
 
 PLACE = Location(STEP, "output", "generators.replay")
 

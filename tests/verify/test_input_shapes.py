@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from judging import recipe_of
 from running import tiny
 
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.verify import baseline as baseline_module
+from runner.verify.evaluation_checks import answers, same_answers
 from runner.verify.gate import Gate
 from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
 from runner.verify.options import Options
-from runner.verify.surroundings import answers, same_answers
 
 REGISTRY = Registry([Path(__file__).with_name("wrong_trained.py")])
 OPTIONS = Options(updates=2, horizon=0, budget=0.0)

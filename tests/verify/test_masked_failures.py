@@ -8,9 +8,9 @@ import torch
 from judging import HERE, judge, pair_of
 from running import tiny
 
-from runner.compare.subject import Subject
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.subject import Subject
+from runner.proof.verdict import Outcome
 from runner.verify.checks.masked_failures import MaskedFailuresCheck
 from runner.verify.checks.random_seeds import RandomSeedsCheck
 from runner.verify.seeding import ASSEMBLY, EVALUATION, PREDICTION, UPDATE, find_seeds

@@ -8,16 +8,16 @@ from judging import HERE, LONG, judge, pair_of, recipe_of
 from running import TRAINED, tiny
 
 from runner.api import DatasetConfig, DatasetSource
-from runner.compare.isolation import Isolation
-from runner.compare.verdict import Outcome
 from runner.plugin.context import Context, Slots
 from runner.plugin.registry import Registry
+from runner.proof.isolation import Isolation
+from runner.proof.verdict import Outcome
 from runner.verify.checks.evaluations import EvaluationsCheck
 from runner.verify.checks.held_out_data import HeldOutDataCheck
 from runner.verify.checks.other_data import OtherDataCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
+from runner.verify.evaluation_checks import Asked, answers
 from runner.verify.other_data import HeldOutPart, UnchangeableDataError, differing_metrics, held_out_worlds, renumber
-from runner.verify.surroundings import Asked, answers
 
 REGISTRY = Registry([HERE / "wrong_data.py"])
 HELD_OUT = {

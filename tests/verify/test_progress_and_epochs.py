@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import RECIPES, tiny
 
-from runner.compare.verdict import Outcome
 from runner.plugin.lr_scheduler import CosineConfig, LinearConfig, OneCycleConfig, StepConfig
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
 from runner.verify.checks.epoch import EpochCheck
 from runner.verify.checks.schedules import POINTS, SchedulesCheck, counts_at, find_kinks, spread_points

@@ -9,11 +9,11 @@ from running import tiny
 from runner.plugin.contract import Close, Exact
 from runner.plugin.registry import Registry
 from runner.proof import Outcome
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
+from runner.verify.evaluation_checks import answers, same_answers
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 from runner.verify.requests import COUNTS, request_batches
-from runner.verify.surroundings import answers, same_answers
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "decoding.py", HERE / "wrong_decoding.py"])

@@ -8,10 +8,10 @@ import pytest
 import walkers
 from running import RECIPES, settings_of, tiny
 
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.loader import load
 from runner.verify import simulation
 from runner.verify.baseline import Baseline

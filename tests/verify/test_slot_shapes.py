@@ -7,13 +7,13 @@ import pytest
 from judging import judge, pair_of
 from running import tiny
 
-from runner.compare.verdict import Outcome
 from runner.plugin.contract import Exact
 from runner.plugin.registry import Registry
-from runner.system.tree import tensors
+from runner.proof.verdict import Outcome
+from runner.system.tensor_trees import tensors
 from runner.verify.checks.slot_shapes import SlotShapesCheck
+from runner.verify.evaluation_checks import same_answers
 from runner.verify.slot_calls import record_slot_calls, slot_calls
-from runner.verify.surroundings import same_answers
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "remainders.py"])

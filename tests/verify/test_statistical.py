@@ -16,12 +16,12 @@ from running import tiny
 
 from runner.api import Objective
 from runner.child.spawn import Cause, ChildError
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.verify.statistical import affordable, statistical
 from runner.verify.time_limit import NOT_BEGUN
-from runner.verify.trainings import Milestone, TrainingOrder, Trainings
+from runner.verify.training_pool import Milestone, TrainingOrder, Trainings
 
 MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "trainings"))
 REFERENCE, CHANGED = (TrainingOrder({"seed": 42, "name": name, "train": {}}) for name in ("reference", "changed"))

@@ -15,7 +15,7 @@ from running import tiny
 from words import MIXED, REGISTRY, words
 
 from runner.child.spawn import Cause, ChildError, may_fork
-from runner.compare.verdict import Outcome, Verdict
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.verify import training_plan as plan_module
 from runner.verify import trainings as trainings_module
@@ -26,7 +26,7 @@ from runner.verify.coverage import Coverage
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import Interrupted, OutOfTime, TimeLimit, interruptible
-from runner.verify.trainings import TrainingOrder, Trainings
+from runner.verify.training_pool import TrainingOrder, Trainings
 from runner.verify.variants import Variant, VariantSet
 from runner.verify.verification import _Forecast, judged
 

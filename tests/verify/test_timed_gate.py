@@ -1,8 +1,8 @@
 import pytest
 from running import tiny
 
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.verify.timed_gate import TimedGate
 
 

@@ -8,8 +8,8 @@ from judging import HERE, judge, pair_of
 from running import tiny
 from torch import nn
 
-from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.trained_model import export_module, record_calls
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location
-from runner.compare.states import clones, saved
-from runner.compare.trajectory import Trajectory
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
-from runner.recipe.document import RecipeError
+from runner.proof.isolation import Isolation, Location
+from runner.proof.subject_states import clones, saved
+from runner.proof.trajectory import Trajectory
 from runner.recipe.loader import load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system import generators
 from runner.system.errors import UsageError
-from runner.train.assemble import assemble
-from runner.train.loop import Loop
-from runner.train.outputs import NoOutput
-from runner.train.signals import Stop
+from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
+from runner.training.signals import Stop
 from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry()

@@ -9,10 +9,10 @@ from running import tiny
 from wrong_base import MARL
 
 from runner.api import Close, Exact
-from runner.plugin.faces import GradientLearnerConfig
+from runner.plugin.configs import GradientLearnerConfig
 from runner.plugin.registry import Registry
 from runner.proof import Outcome, close, exact, fresh, health, verify
-from runner.train.assemble import resolve_device, setting_of
+from runner.training.pipeline import resolve_device, setting_of
 from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry([Path(wrong_stages.__file__)])

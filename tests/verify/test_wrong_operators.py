@@ -8,13 +8,13 @@ import wrong_stages
 from running import tiny
 from wrong_base import MARL
 
-from runner.compare.difference import TOLERANCE
-from runner.compare.first_operator import record
-from runner.compare.operator_search import OperatorSearch
-from runner.compare.operators import OperatorRecorder
-from runner.compare.trajectory import Trajectory
-from runner.compare.values import ValueTable
 from runner.plugin.registry import Registry
+from runner.proof.difference import TOLERANCE
+from runner.proof.first_operator import record
+from runner.proof.operator_search import OperatorSearch
+from runner.proof.operators import OperatorRecorder
+from runner.proof.trajectory import Trajectory
+from runner.proof.values import ValueTable
 from runner.verify.subjects import recorded, subject
 
 REGISTRY = Registry([Path(wrong_stages.__file__)])

@@ -7,8 +7,8 @@ from runner.plugins.vision.classifier import ResidualNet
 from runner.plugins.vision.digits import read_digits
 from runner.plugins.vision.image_classifier import shifted
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 PROGRESS = Progress("updates", 1)
 

@@ -18,8 +18,8 @@ from runner.plugins.vision.convolution.key import DIRECTIONS, ConvKey
 from runner.plugins.vision.convolution.modules import Convolution, TransposedConvolution
 from runner.plugins.vision.convolution.registry import BACKENDS, NATIVE, backend_named, legal_backends, refusals
 from runner.plugins.vision.convolution.workspace import GrowingWorkspace, new_workspace
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 PADDED = ConvGeometry(padding=(1, 1))
 WITH_BUFFERS = ["im2col", "winograd"]

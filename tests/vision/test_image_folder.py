@@ -10,8 +10,8 @@ from runner.api import UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.vision.image_folder import Images, is_held_out
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.step import Step
 
 RECIPE = """\
 name: folder

@@ -4,7 +4,7 @@ from torch import nn
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.train.assemble import assemble
+from runner.training.pipeline import assemble
 
 
 def network(*sets):

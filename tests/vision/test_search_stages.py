@@ -22,9 +22,9 @@ from runner.recipe.lock import read_lock
 from runner.system.errors import UsageError
 from runner.system.tuning_machine import tuning_machine
 from runner.tracking import Workspace
-from runner.train.assemble import assemble
-from runner.train.run import run
-from runner.train.step import Step
+from runner.training.pipeline import assemble
+from runner.training.run import run
+from runner.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 NAME = "digits_classifier"
@@ -91,7 +91,7 @@ def test_the_lock_has_the_plans_and_its_run_does_not_search(selecting):
 
 def test_an_evaluation_of_another_process_uses_the_plans_of_the_run(selecting):
     from runner.tracking.workspace import RunFolder
-    from runner.train.evaluate import evaluate
+    from runner.training.evaluate import evaluate
 
     result = trained()
     searched = len(selecting)

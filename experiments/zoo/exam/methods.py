@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._dynamo.utils import same
 
 from exam.entry import Entry
-from runner.compare.isolation import Frame
-from runner.compare.states import saved
-from runner.compare.trajectory import Trajectory, Update
 from runner.proof import Build, clock, verify
+from runner.proof.isolation import Frame
+from runner.proof.subject_states import saved
+from runner.proof.trajectory import Trajectory, Update
 
 ROUNDS = 8
 SECONDS = 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
+from runner.proof.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

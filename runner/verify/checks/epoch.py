@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
+from runner.proof.verdict import Verdict
 from runner.verify.epoch import same_epoch, samples
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.proof.verdict import Outcome, Verdict, worst
+from runner.verify.evaluation_checks import answers, same_evaluations
 from runner.verify.options import UPDATES_BETWEEN_EVALUATIONS
-from runner.verify.surroundings import answers, same_evaluations
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.registry import Registry
-from runner.verify.drawing import OBSERVED, Observation, draws, observe_or_message
+from runner.proof.subject import Build
+from runner.proof.verdict import Outcome, Verdict
 from runner.verify.other_data import HeldOutPart, World, held_out_worlds
+from runner.verify.sampling_checks import OBSERVED, Observation, draws, observe_or_message
 from runner.verify.subjects import BuildError, built
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from runner.compare.horizon import APART, same_algebra, same_bits
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Exact
+from runner.proof.long_runs import APART, same_algebra, same_bits
+from runner.proof.verdict import Outcome, Verdict
 from runner.verify.subjects import course
 
 if TYPE_CHECKING:

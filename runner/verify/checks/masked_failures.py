@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.compare.isolation import StepError
-from runner.compare.masked import same_decisions, same_digits, same_small_numbers, unmasked
-from runner.compare.trajectory import Update
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
+from runner.proof.isolation import StepError
+from runner.proof.masked_failures import same_decisions, same_digits, same_small_numbers, unmasked
+from runner.proof.trajectory import Update
+from runner.proof.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

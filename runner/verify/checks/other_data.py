@@ -6,15 +6,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runner.compare.isolation import Isolation, StepError
-from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
 from runner.plugin.registry import Registry
+from runner.proof.isolation import Isolation, StepError
+from runner.proof.subject import Build
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
-from runner.verify.drawing import Drawing, draws, evaluate, same_draws
 from runner.verify.other_data import World, differing_metrics, other_world
+from runner.verify.sampling_checks import Drawing, draws, evaluate, same_draws
 from runner.verify.subjects import BuildError, built
 
 if TYPE_CHECKING:

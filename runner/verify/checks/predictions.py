@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
+from runner.proof.verdict import Verdict
+from runner.verify.evaluation_checks import SIZES, answers, same_answers
 from runner.verify.input_shapes import MOST_SHAPES
-from runner.verify.surroundings import SIZES, answers, same_answers
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

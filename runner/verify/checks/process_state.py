@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
-from runner.verify.patches import changed_since, files_of, patches
+from runner.proof.fingerprints import WHOLE_PROCESS
+from runner.proof.verdict import Outcome, Verdict
+from runner.verify.global_patches import changed_since, files_of, patches
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.isolation import StepError
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
+from runner.proof.isolation import StepError
+from runner.proof.verdict import Outcome, Verdict
 from runner.verify.seeding import MOMENTS, UPDATE, find_seeds, seed_uses
 from runner.verify.subjects import built
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.compare.subject import Build
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
-from runner.verify.drawing import GOING_ON, draws, same_when_resumed
+from runner.proof.subject import Build
+from runner.proof.verdict import Verdict
+from runner.verify.sampling_checks import GOING_ON, draws, same_when_resumed
 from runner.verify.subjects import built
 
 if TYPE_CHECKING:

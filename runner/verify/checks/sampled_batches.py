@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close
-from runner.verify.drawing import Drawing, draws, same_draws
+from runner.proof.verdict import Verdict
+from runner.verify.sampling_checks import Drawing, draws, same_draws
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from runner.compare.single_updates import same_updates
-from runner.compare.trajectory import Update
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.progress import Progress
+from runner.proof.single_updates import same_updates
+from runner.proof.trajectory import Update
+from runner.proof.verdict import Verdict
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runner.compare.isolation import StepError
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Statistical
+from runner.proof.isolation import StepError
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
 from runner.verify.simulation import FEWEST_DRAWS, MOST_DRAWS, SimulationComparison, simulations
 from runner.verify.unexercised import NOT_EXERCISED

@@ -6,13 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runner.compare.states import on_host
-from runner.compare.trajectory import Update
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
+from runner.proof.subject_states import on_host
+from runner.proof.trajectory import Update
+from runner.proof.verdict import Outcome, Verdict
+from runner.verify.evaluation_checks import same_answers
 from runner.verify.input_shapes import keep_answered, reshape_inputs
 from runner.verify.slot_calls import SlotCall, record_slot_calls, slot_calls
-from runner.verify.surroundings import same_answers
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.difference import MISSING, described
-from runner.compare.isolation import Frame, Isolation, Location, StepError
-from runner.compare.single_updates import same_updates
-from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.proof.difference import MISSING, described
+from runner.proof.isolation import Frame, Isolation, Location, StepError
+from runner.proof.single_updates import same_updates
+from runner.proof.subject import Build
+from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
+from runner.verify.evaluation_checks import alike
 from runner.verify.likeness import unlike
 from runner.verify.options import TRAINED_UPDATES
 from runner.verify.subjects import built
-from runner.verify.surroundings import alike
 from runner.verify.trained_model import MOST_MODULES, Restoration, run_exports, trained_models
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Statistical
+from runner.proof.verdict import Verdict
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

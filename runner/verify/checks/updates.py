@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runner.compare.checks.gradients import health
-from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import compare
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.proof.checks.gradients import health
+from runner.proof.fingerprints import WHOLE_PROCESS
+from runner.proof.verdict import Outcome, Verdict
+from runner.proof.verify_subjects import compare
 from runner.verify.options import LATE
 from runner.verify.variants import beyond_updates
 

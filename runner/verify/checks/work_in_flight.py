@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.compare.device_queues import device_queues
-from runner.compare.verdict import Outcome, Verdict
-from runner.compare.work_in_flight import MOST_UPDATES, compare_in_flight
 from runner.plugin.check import Check
-from runner.train.assemble import resolve_device
+from runner.proof.device_queues import device_queues
+from runner.proof.verdict import Outcome, Verdict
+from runner.proof.work_in_flight import MOST_UPDATES, compare_in_flight
+from runner.training.pipeline import resolve_device
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage

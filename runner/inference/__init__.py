@@ -1,1 +1,0 @@
-"""Builds, verifies and measures a trained model with the stages of a recipe's `inference`."""

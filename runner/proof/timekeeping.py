@@ -1,0 +1,58 @@
+"""Checks that measured time is the time of the work: clocks that are intact, and work that is finished."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from runner.proof.subject import Subject
+from runner.system.stopwatch import Stopwatch
+from runner.system.tensor_trees import tensors
+
+MOST_READ = 32
+"""Tensors of a state that are read after a timed block."""
+LEAST_DEFERRED = 0.05
+"""Share of a block's time from which on time that results take when they are read counts as well."""
+
+
+class Timekeepers:
+    """The functions by which time is measured, as they are when it is made.
+
+    Attributes:
+        fault: The functions that were found replaced, in words; else empty.
+    """
+
+    def __init__(self) -> None:
+        self._functions = [(time, "perf_counter")]
+        if torch.cuda.is_available():
+            self._functions += [(torch.cuda, "synchronize"), (torch.cuda, "Event")]
+        self._originals = [getattr(owner, name) for owner, name in self._functions]
+        self.fault = ""
+
+    def check(self) -> None:
+        """Notes functions that have been replaced, and puts them back."""
+        for (owner, name), original in zip(self._functions, self._originals, strict=True):
+            if getattr(owner, name) is not original:
+                self.fault = f"'{owner.__name__}.{name}', by which time is measured, was replaced"
+                setattr(owner, name, original)
+
+
+def deferred_seconds(stopwatch: Stopwatch, subject: Subject, output: Any) -> float:
+    """Returns the time that the first reading of a state and an output takes longer than the second one.
+
+    Work that a step leaves to a thread or a queue, or does when somebody looks at a result, is done in the first.
+    """
+    first = stopwatch.seconds(partial(read_results, subject, output))
+    again = stopwatch.seconds(partial(read_results, subject, output))
+    return max(0.0, first - again)
+
+
+def read_results(subject: Subject, output: Any = None) -> None:
+    """Reads a state and an output, so that no work is left."""
+    held = [tensor for part in subject.state.values() for tensor in tensors(part.state_dict())]
+    for tensor in (*tensors(output), *held[:: max(1, len(held) // MOST_READ)]):
+        if tensor.layout == torch.strided and tensor.numel():
+            tensor.detach()[(0,) * tensor.dim()].item()

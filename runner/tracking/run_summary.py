@@ -1,0 +1,117 @@
+"""Summary of one run, ablation, study or group of seeds."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from runner.system.console import CleanText, Console
+from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.text_lines import figure, labelled
+from runner.tracking.keys import interval_keys
+from runner.tracking.listing import headed, metric, objective, progress, span, tags_and_note
+from runner.tracking.seeds import PICTURE
+
+_LABEL = 10
+"""Columns of the labels."""
+_MOST = 12
+"""Displayed metrics in addition to the evaluation's; all are in ``run.json``."""
+
+
+def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Prints the result of ``listing.described`` for a run, and the runs below it
+    if it is a group of seeds.
+    """
+    console.print(headed(run["name"], run["status"]), soft_wrap=True)
+    for label, lines in _sections(run, below).items():
+        for first_column, text in labelled(f"{label:{_LABEL}}", lines, console.width):
+            console.print(CleanText.assemble((first_column, "bold"), text), soft_wrap=True)
+
+
+def _sections(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the lines of the summary by label."""
+    settings = [f"{path}={value}" for path, value in (run["overrides"] or {}).items()]
+    run_id = [f"MLflow id {run['run_id']}"] if run["run_id"] else []
+    return {
+        "reason": run["reason"].splitlines() if run["reason"] else [],
+        "recipe": [run["recipe"]] if run["recipe"] else [],
+        "data": [SYNTHETIC_REMARK] if run["synthetic"] else [],
+        "settings": settings or ["as in the recipe"],
+        "tags": list(tags_and_note(run)),
+        "result": list(_result(run)),
+        "training": list(_training(run)),
+        "runs": list(_runs(run, below)),
+        "progress": list(_progress(run)),
+        "run": [*run_id, run["run_dir"]],
+        "next": list(_next(run)),
+    }
+
+
+def _result(run: Mapping[str, Any]) -> Iterator[str]:
+    """The newest evaluation, headline first."""
+    metrics = run["metrics"] or {}
+    headline = [name for name in run["headline"] or () if name in metrics]
+    names = sorted(metrics)
+    if run["kind"] == "run":
+        names = [name for name in names if name.startswith("eval/")]
+    ordered_names = dict.fromkeys([*headline, *names])
+    intervals = {name: interval_keys(name) for name in ordered_names if run["kind"] == "seeds"}
+    # The bounds of an interval are shown with their metric.
+    bound_names = {key for keys in intervals.values() for key in keys}
+    for name in ordered_names:
+        if name in bound_names:
+            continue
+        bounds = [figure(metrics[key]) for key in intervals.get(name, ()) if key in metrics]
+        interval = f" [{', '.join(bounds)}]" if bounds else ""
+        yield f"{metric(name, metrics[name])}{interval}"
+
+
+def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the runs of a group of seeds."""
+    seeds = {digest: seed for seed, digest in (run["digests"] or {}).items()}
+    for member in below:
+        seed = seeds.get(member["digest"], "?")
+        yield f"{member['name']}: seed {seed}, {member['status']}, {objective(member)}"
+
+
+def _training(run: Mapping[str, Any]) -> Iterator[str]:
+    """Losses and the like, of a run."""
+    metrics = run["metrics"] or {}
+    if run["kind"] == "run":
+        names = sorted(name for name in metrics if name.startswith("train/"))
+        for name in names[:_MOST]:
+            yield metric(name.removeprefix("train/"), metrics[name])
+    if "perf/update_ms" in metrics:
+        yield f"{figure(metrics['perf/update_ms'], 3)} ms per update"
+
+
+def _progress(run: Mapping[str, Any]) -> Iterator[str]:
+    if run["goal"] is not None:
+        yield f"{progress(run)} in {span(run['seconds'])}"
+    if run["last_checkpoint"] is not None:
+        yield f"last checkpoint at {run['last_checkpoint']:,}"
+    if run["started"] is not None:
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
+        # Another machine's clock may be ahead.
+        age = max(0.0, time.time() - run["started"])
+        yield f"started {date}, {span(age)} ago"
+
+
+def _next(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the commands for a run."""
+    digits = run["name"].rpartition("-")[2]
+    if run["unsent_bytes"] and run["status"] != "RUNNING":
+        yield f"runner sync {digits}"
+    if run["kind"] == "study":
+        yield f"runner study show {run['name']}"
+    elif run["kind"] == "ablation":
+        yield f"its report: {run['run_dir']}/README.md"
+    elif run["kind"] == "seeds":
+        yield f"its curves: {run['run_dir']}/{PICTURE}.png"
+        if run["status"] == "FINISHED":
+            yield f"runner compare {digits} OTHER_GROUP"
+    elif run["resumable"]:
+        yield f"runner resume {run['name']}"
+    elif run["status"] == "FINISHED":
+        yield f"runner compare {digits} OTHER_RUN"
+    if run["not_resumable"] and run["status"] != "FINISHED":
+        yield run["not_resumable"]

@@ -1,0 +1,1 @@
+"""Training: pipeline, training step, guards, checkpoints and resumption."""

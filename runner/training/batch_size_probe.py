@@ -1,0 +1,47 @@
+"""A child process that trains a few steps with one batch size and reports their speed.
+
+Memory that was once too little stays fragmented, and a crash must not take the training with it.
+"""
+
+import resource
+import time
+
+import torch
+
+from runner.child.protocol import Parent
+from runner.plugin.registry import Registry
+from runner.plugin.stage import Probe
+from runner.recipe.recipe import Recipe
+from runner.system.hardware import available_memory
+from runner.system.processor import share_processor
+from runner.training.pipeline import assemble
+from runner.training.step import Step
+
+WARM_UP = 3
+SECONDS = 0.5
+
+
+def main(parent: Parent) -> None:
+    """Sends a ``Probe`` after training long enough for a reliable measurement."""
+    recipe, registry = parent.load()
+    with share_processor(recipe.system.threads, recipe.system.wait):
+        parent.tell(**vars(_probe(recipe, registry, parent.options["batch_size"])))
+
+
+def _probe(recipe: Recipe, registry: Registry, batch_size: int) -> Probe:
+    pipeline = assemble(recipe, registry.files, batch_size=batch_size)
+    device, cuda = pipeline.device, pipeline.device.type == "cuda"
+    limit = torch.cuda.mem_get_info(device)[0] if cuda else available_memory()
+    step = Step(pipeline)
+    steps, started = -WARM_UP, 0.0
+    while steps < 1 or time.perf_counter() - started < SECONDS:
+        while step() is None:  # the source has nothing to learn from yet
+            pass
+        if cuda:
+            torch.cuda.synchronize(device)
+        steps += 1
+        if steps == 0:
+            started = time.perf_counter()
+    speed = steps * pipeline.batch_size / (time.perf_counter() - started)
+    peak = torch.cuda.max_memory_reserved(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Probe(speed, peak, limit)

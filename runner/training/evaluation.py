@@ -1,0 +1,43 @@
+"""Evaluates a learner on held-out data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runner.plugin.batches import seeded
+from runner.plugin.context import derived_seed
+from runner.plugin.metric_names import check_metric_name
+from runner.system.errors import RunnerError
+
+if TYPE_CHECKING:
+    from runner.training.pipeline import Assembly
+
+
+def evaluated(pipeline: Assembly) -> dict[str, float]:
+    """Evaluates the learner in evaluation mode, with the same random numbers every time.
+
+    Raises:
+        RunnerError: The evaluation returns no numbers by name, or the declared objective is not among them.
+    """
+    seed = derived_seed(pipeline.context.seed, "evaluation")
+    with seeded(seed, pipeline.device), pipeline.learner.evaluating():
+        metrics = pipeline.source.evaluate(pipeline.learner)
+    return checked(metrics, pipeline)
+
+
+def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
+    """Returns the metrics of an evaluation.
+
+    Raises:
+        RunnerError: The metrics are not numbers by name, or the declared objective is missing.
+    """
+    objective = pipeline.recipe.declared_objective
+    who = f"{type(pipeline.source).__name__}.evaluate"
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
+    for name in metrics:
+        check_metric_name(name, who)
+    if objective and objective.name not in metrics:
+        there = ", ".join(metrics) or "there are none"
+        raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,154 @@
+"""Repeats updates of a training with the baseline: the same learner without any stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.plugin.progress import Progress
+from runner.proof.subject_states import clones, leaves
+from runner.system import generators
+from runner.system.tensor_trees import map_tensors
+from runner.training.step import Drawn, Step
+
+if TYPE_CHECKING:
+    from runner.plugin.source import State
+    from runner.training.pipeline import Assembly
+
+NOTHING = nullcontext()
+Values = dict[str, Any]
+"""Tensors and numbers by dotted path: what an update returned, and the state that it left."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The values that determine the result of an update.
+
+    Attributes:
+        state: The learner's complete state before it.
+        drawn: Its batch and noise.
+        counts: The progress before it.
+    """
+
+    state: State
+    drawn: Drawn
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, step: Step, drawn: Drawn) -> Snapshot:
+        """Copies the state of a training before an update on this batch."""
+        state = clones(step.learner.complete_state())
+        return cls(state, clones(drawn), step.progress.state_dict())
+
+
+def values_of(output: Any, state: State) -> Values:
+    """Returns copies of the result of an update and of the learner's state after it."""
+    tree = {"output": output, "learner": state}
+    return {path: clones(value) for path, value in leaves(tree)}
+
+
+class GradientNoise:
+    """Changes numbers by a unit of their last digit; gradients by one of the largest gradient.
+
+    A gradient that is zero except for rounding errors has a random sign, and Adam turns it into
+    full steps. That is why gradients get separate noise.
+
+    Args:
+        seed: Of the noise.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def perturb(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor with numbers that are changed relative to their size."""
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            return tensor
+        return tensor * (1 + self._random(tensor) * torch.finfo(tensor.dtype).eps)
+
+    def add_to_gradients(self, optimizer: Optimizer) -> None:
+        """Adds noise to the gradients of an optimizer's parameters, in place."""
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.grad.layout == torch.strided
+        ]
+        gradients = [gradient for gradient in gradients if gradient.is_floating_point() and gradient.numel()]
+        largest = max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
+        for gradient in gradients:
+            gradient.add_(self._random(gradient), alpha=largest * torch.finfo(gradient.dtype).eps)
+
+    def _random(self, tensor: Tensor) -> Tensor:
+        numbers = 2 * torch.rand(tensor.shape, generator=self._generator) - 1
+        return numbers.to(tensor.device, tensor.dtype)
+
+
+class BaselineLearner:
+    """A learner without stages that repeats updates of a training.
+
+    Args:
+        pipeline: Of the training. A second learner is built, with as many parameters and optimizers.
+    """
+
+    def __init__(self, pipeline: Assembly) -> None:
+        with generators.Globals().apart():
+            self.learner = pipeline.build_another_learner()
+        self._noise: GradientNoise | None = None
+        self.learner.slots.wrap("optimizer_step", lambda step: partial(self._step_optimizer, step))
+        unit, length = pipeline.recipe.length
+        self._progress = Progress(unit, length, pipeline.progress.epoch_samples)
+        self._update = self.learner.update if pipeline.recipe.train.ema is None else self.learner.averaged_update
+        self._rates = [[float(group["lr"]) for group in each.param_groups] for _, each in self.learner.optimizers()]
+        self._schedule = pipeline.recipe.lr_scheduler
+
+    def repeat(self, step: Step, snapshot: Snapshot, *, noise: GradientNoise | None = None) -> Values:
+        """Makes the update of a snapshot, and leaves the process's random generators as they were.
+
+        Args:
+            step: The training's, which seeds updates.
+            snapshot: What the update starts from; it is not changed.
+            noise: Perturbs the state before, and gradients.
+        """
+        output = self.update_from(step, snapshot, noise=noise)
+        return values_of(output, self.learner.complete_state())
+
+    def update_from(
+        self,
+        step: Step,
+        snapshot: Snapshot,
+        *,
+        noise: GradientNoise | None = None,
+        around: AbstractContextManager[Any] = NOTHING,
+    ) -> Any:
+        """Makes the update inside of a context, and returns what it returned; the learner has the state after it."""
+        state = clones(snapshot.state) if noise is None else map_tensors(noise.perturb, clones(snapshot.state))
+        self._noise = noise
+        drawn = clones(snapshot.drawn)
+        with generators.Globals().apart():
+            self.learner.load_complete_state(state)
+            self._progress.load_state_dict(snapshot.counts)
+            self._set_rates(self._schedule.factor(self._progress.fraction))
+            step.seed(snapshot.counts["updates"])
+            with around:
+                return self._update(drawn.batch, drawn.noise, self._progress)
+
+    def _step_optimizer(self, step: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
+        if self._noise is not None:
+            self._noise.add_to_gradients(optimizer)
+        return step(optimizer)
+
+    def _set_rates(self, factor: float) -> None:
+        for (_, optimizer), rates in zip(self.learner.optimizers(), self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate * factor)
+                else:
+                    group["lr"] = rate * factor

@@ -1,0 +1,113 @@
+"""Result of a training."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any
+
+from runner.recipe.recipe import Recipe
+from runner.system.errors import ExitCode
+from runner.system.workspace_paths import LOCK_NAME
+from runner.tracking import Status
+from runner.tracking.tracker import Tracker
+from runner.training.checkpoint_selection import Best, best_of
+from runner.training.loop import Loop
+from runner.training.stage_watch import StageReport
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a training, as ``runner run --json`` prints it."""
+
+    run_id: str
+    run_name: str
+    status: Status
+    tracking_uri: str
+    run_dir: str
+    lock: str
+    resumed_at: int | None
+    """The step from which it was resumed; None if it started from the beginning."""
+    stages: list[StageReport]
+    metrics: dict[str, float]
+    """The most recent value of every metric."""
+    newest_checkpoint: str | None
+    """The checkpoint from which the run can be resumed or evaluated; None without one."""
+    best: Best | None
+    """The best checkpoint; None without an objective, or before the first evaluation."""
+    seconds: float
+    """Wall-clock time of the command, as in ``runner ls`` and in MLflow."""
+    startup_seconds: float
+    """Of these, until the first update was over."""
+    shares: dict[str, float]
+    """Shares of ``seconds`` by activity; ``startup`` and ``other`` included."""
+    resume: str
+    """The command that resumes an unfinished run."""
+    exit_code: ExitCode
+    synthetic: bool = False
+    """Whether the data are synthetic."""
+    sentinel: str | None = None
+    """Comparisons that ``train.sentinel`` made; None without one."""
+
+    def data(self) -> dict[str, Any]:
+        """Returns the result as one JSON object."""
+        data = dataclasses.asdict(self)
+        data["stages"] = {report.pop("kind"): report for report in data["stages"]}
+        del data["exit_code"]
+        return data
+
+
+def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult:
+    """Returns the result of a run whose final status is set.
+
+    Args:
+        loop: The training.
+        tracker: What logged it.
+        resumed_at: The step from which it was resumed, if it was.
+    """
+    pipeline = loop.pipeline
+    signal = loop.stop.asked
+    for kind, stage in pipeline.stages.items():
+        pipeline.reports[kind].notes += stage.closing_notes()
+    exit_code = ExitCode.DONE
+    if signal is not None and not loop.complete:
+        exit_code = stopped_by(signal, pipeline.recipe)
+    newest = loop.writer.newest()
+    seconds = tracker.closed - tracker.began
+    startup = (loop.steady_since or tracker.closed) - tracker.began
+    return RunResult(
+        run_id=tracker.run_id,
+        run_name=tracker.run_name,
+        status="FINISHED" if loop.complete else "KILLED",
+        tracking_uri=tracker.tracking_uri,
+        run_dir=str(tracker.run_dir),
+        lock=str(tracker.run_dir / LOCK_NAME),
+        resumed_at=resumed_at,
+        stages=list(pipeline.reports.values()),
+        metrics=loop.metrics,
+        newest_checkpoint=None if newest is None else str(newest),
+        best=best_of(loop.writer.folder, pipeline.recipe),
+        seconds=seconds,
+        startup_seconds=startup,
+        shares=_shares(loop, startup, seconds),
+        resume=loop.again,
+        exit_code=exit_code,
+        synthetic=pipeline.recipe.data.is_synthetic(),
+        sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
+    )
+
+
+def _shares(loop: Loop, startup: float, seconds: float) -> dict[str, float]:
+    """Returns the shares of the command's time by activity, which add up to 1."""
+    shares = {"startup": startup / seconds}
+    for activity, spent in loop.spent.items():
+        if activity != "startup" and spent > 0:
+            shares[activity] = spent / seconds
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
+    return shares
+
+
+def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
+    """Returns the exit code of a training that a signal has stopped."""
+    return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))

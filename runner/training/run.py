@@ -1,0 +1,330 @@
+"""Trains one recipe, from its assembly to the final status; also the interface for Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from runner.plugin.plugin_errors import described, mistake, told
+from runner.plugin.registry import Registry
+from runner.recipe.loader import assignments, load
+from runner.recipe.lock import (
+    copy_recipe,
+    data_drift,
+    locked_threads,
+    read_lock,
+    update_lock,
+    write_lock,
+    write_tuning,
+)
+from runner.recipe.provenance import Checkout, source
+from runner.recipe.recipe import Recipe
+from runner.recipe.resumption import Change, refuse_fixed
+from runner.recipe.yaml_nodes import is_lock
+from runner.system import generators
+from runner.system.errors import ExitCode, PluginError, RunnerError, UsageError
+from runner.system.faults import reach
+from runner.system.processor import ProcessorUse, share_processor
+from runner.system.secrets import redact
+from runner.system.suggestions import shown_path
+from runner.system.terminal import print_error
+from runner.system.workspace_paths import LOCK_NAME
+from runner.tracking import RunFolder, Status, Workspace, run_log
+from runner.tracking.description import DESCRIPTION
+from runner.tracking.lookup import computing
+from runner.tracking.run_curves import CURVES, draw_run
+from runner.tracking.tracker import Tracker
+from runner.training.budget import fitted
+from runner.training.checkpoint_selection import load_resumed
+from runner.training.interruption import interruptible
+from runner.training.loop import Loop
+from runner.training.model import write_model
+from runner.training.outputs import Display, NoOutput
+from runner.training.pipeline import Assembly, assemble, resolve_device
+from runner.training.result import RunResult, result_of, stopped_by
+from runner.training.run_tags import description_of, resume_tags, stage_tags, start_tags
+from runner.training.signals import Stop, stop_on_signals
+from runner.training.stall_report import StallReport
+from runner.training.tuning import fresh_tuning
+
+PathLike = str | Path
+PATIENCE_SECONDS = 30.0
+STOPPED_PATIENCE_SECONDS = 5.0
+# A scheduler kills soon after SIGTERM; metrics missing in MLflow are then in the spool.
+_LAST_SECONDS = 1.0
+CURVE_SECONDS = 20.0
+"""Seconds of a run from which on its evaluations are drawn, which takes about one."""
+_ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", CURVES, run_log.NAME)
+_log = logging.getLogger(__name__)
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
+def train(
+    recipe: PathLike | Mapping[str, Any],
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+    *,
+    plugins: Sequence[PathLike | type[Any]] = (),
+    tags: Mapping[str, str] | None = None,
+    note: str = "",
+) -> RunResult:
+    """Trains a recipe and logs it to MLflow, as ``runner run`` does.
+
+    Args:
+        recipe: a recipe file, the lock of a run, the name of a recipe that ships, or a mapping with
+            the structure of a file.
+        set: values that override the recipe's, by dotted path.
+        plugins: Python files with plugins, or classes of their settings.
+        tags: of the run in MLflow, in addition to the runner's tags.
+        note: the description of the run in MLflow.
+
+    Returns:
+        Metrics, run id, folder and more. After an interruption, its ``status`` is ``KILLED``, and
+            ``resume`` is the command that continues the run.
+
+    Raises:
+        RunnerError: the recipe is wrong, or the training failed.
+    """
+    registry = Registry(plugins)
+    loaded = load(recipe, assignments(set or {}), registry)
+    return run(loaded, registry, Workspace(), NoOutput(), own_tags=tags, note=note)
+
+
+def run(
+    recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
+    drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
+    parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False, retune: bool = False,
+    started: float | None = None,
+) -> RunResult:  # fmt: skip
+    """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
+
+    A resumed run has its lock's recipe; ``drift`` lists the changes since then. ``parent`` is a
+    group and its MLflow run; ``started`` is the start of the command (``perf_counter``), now by
+    default. With ``retune``, stages search again instead of using the tuning choices of a lock.
+
+    Raises:
+        RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the recipe, a plugin raised
+            an error, the recipe cannot run here, the store cannot be reached, or the training failed.
+    """
+    began = time.perf_counter() if started is None else started
+    state = None
+    with ExitStack() as stack:
+        display = watch = stack.enter_context(StallReport(display, recipe.train.stall_s))
+        stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
+        stack.enter_context(told())
+        log = stack.enter_context(run_log.RunLog())
+        if folder is None:
+            recipe = fitted(recipe, registry, log.keep)
+        else:
+            stack.enter_context(_claimed(folder, takeover))
+            state = load_resumed(folder.checkpoints)
+        changes = _changes(folder, recipe)
+        use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
+        generators.seed(recipe.seed)
+        pipeline, fingerprint = _assembled(recipe, registry, state, retune, display)
+        drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
+        cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
+        checkout = None if state else source(recipe.path)
+        tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
+        stop = stack.enter_context(stop_on_signals(interrupts=True))
+        if folder is not None:
+            tags |= resume_tags(recipe, changes, drift, step)
+        with display.phase("opening the tracking store"):
+            if folder is None:
+                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "", began)
+            else:
+                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step, began)
+        stop.give_up = partial(_give_up, tracker, recipe, watch)
+        log.open(tracker.run_dir)
+        log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
+        tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
+        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
+        if folder is None:
+            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint, checkout)
+        else:
+            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
+            _restore(loop, state, accept)
+        watch.stop = stop  # from here on, its limit ends what does not return
+        with interruptible(loop, stop):
+            loop.run()
+    return result_of(loop, tracker, None if folder is None else step)
+
+
+@contextmanager
+def _claimed(folder: RunFolder, takeover: bool) -> Iterator[None]:
+    """Keeps other processes away from the folder of a run."""
+    folder.claim(takeover=takeover)
+    try:
+        yield
+    finally:
+        folder.release()
+
+
+def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
+    """Returns the settings with which a run is resumed and which it did not have before."""
+    if folder is None:
+        return []
+    return refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
+
+
+def _assembled(
+    recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool, display: Display
+) -> tuple[Assembly, str | None]:
+    """Builds the pipeline of a run that starts or is resumed, and returns it with the fingerprint of its data."""
+    with display.phase("building model and data"):
+        tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
+        resumed = state["pipeline"] if state else None
+        pipeline = assemble(recipe, registry.files, resumed=resumed, tuning=tuning)
+        _report_start(pipeline)
+    with display.phase("checking the data"):
+        return pipeline, pipeline.source.fingerprint()
+
+
+def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
+    """Writes the tuning choices into the lock, also those that follow during the training."""
+    if data := pipeline.tuning.data():
+        write_tuning(run_dir, data)
+    pipeline.tuning.listen(partial(write_tuning, run_dir))
+
+
+@contextmanager
+def _shared_processor(
+    recipe: Recipe, workspace: Workspace, folder: RunFolder | None, log: run_log.RunLog
+) -> Iterator[ProcessorUse]:
+    """Uses the processor according to the recipe; a resumed run has the number of
+    threads of its start.
+    """
+    threads = None if folder is None else locked_threads(folder.path / LOCK_NAME)
+    system = recipe.system
+    with share_processor(system.threads, system.wait, threads, computing(workspace)) as use:
+        log.keep(str(use))
+        yield use
+
+
+def _write_start(
+    pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None,
+    checkout: Checkout | None,
+) -> None:  # fmt: skip
+    """Writes a copy of the recipe and the lock of a new run."""
+    recipe, start = pipeline.recipe, pipeline.start
+    copy_recipe(recipe, run_dir / "recipe.yaml")
+    begun = None if start is None else dataclasses.asdict(start)
+    facts: dict[str, Any] = {"processor": use.data(), "fingerprint": fingerprint, "checkout": checkout}
+    write_lock(recipe, run_dir, registry, init_from=begun, tuning=pipeline.tuning.data(), **facts)
+    _record_tuning(pipeline, run_dir)
+    reach("start.locked")
+
+
+def _report_start(pipeline: Assembly) -> None:
+    """Prints what is unusual about the first weights, if they are those of another run."""
+    if pipeline.start is None:
+        return
+    path = pipeline.recipe.path
+    locked = read_lock(path).get("init_from") if is_lock(path) else None
+    for remark in pipeline.start.remarks(locked):
+        _log.warning(remark)
+
+
+def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool) -> list[str]:
+    """Returns a message if the data differ from those of the lock that is resumed or run again.
+
+    Raises:
+        UsageError: the data of a run have changed, and that was not allowed.
+    """
+    lock = recipe.path if folder is None else folder.path / LOCK_NAME
+    change = data_drift(read_lock(lock), recipe, fingerprint) if is_lock(lock) else None
+    if change is None:
+        return []
+    _log.warning("drift: %s", change)
+    if folder is not None and not allow_drift:
+        reason = "its data have changed; restore them, or accept that with --allow-drift"
+        raise UsageError(f"run {folder.name} would not continue as it started: {reason}")
+    return [str(change)]
+
+
+def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]) -> None:
+    """Loads a checkpoint, if there is one; ``accept`` then records what has changed since."""
+    if state is not None:
+        loop.load_state_dict(state)
+    accept()
+    _record_tuning(loop.pipeline, loop.writer.folder.parent)
+    reach("resume.loaded")
+
+
+@contextmanager
+def _concluded(
+    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry, log: run_log.RunLog
+) -> Iterator[Loop]:
+    """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
+    again = registry.command(f"runner resume {tracker.run_name}")
+    loop: Loop | None = None
+    status: Status = "FAILED"
+    reason = ""
+    try:
+        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again))
+        loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
+        yield loop
+        status = "FINISHED" if loop.complete else "KILLED"
+        if loop.complete:
+            loop.measure_roofline_fraction()
+        for name, value in stage_tags(pipeline).items():
+            tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
+        if loop.sentinel is not None:
+            tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
+        request = pipeline.learner.config.request
+        if loop.complete and (model := write_model(tracker.run_dir, request)) is not None:
+            tracker.model(*model)
+        if loop.complete and time.perf_counter() - tracker.began > CURVE_SECONDS:
+            with display.phase("drawing the evaluations"):
+                draw_run(RunFolder(tracker.run_dir), pipeline.recipe)
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    except BaseException as error:
+        found = None if isinstance(error, RunnerError) else mistake(error)
+        said = str(error) if isinstance(error, RunnerError) else described(error)
+        reason = redact(said) if found is None else str(found).partition("\n")[0]
+        if not isinstance(error, RunnerError):
+            log.keep("".join(traceback.format_exception(error)))
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start a new run"
+            raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
+        if found is not None:
+            log_path = shown_path(tracker.run_dir / run_log.NAME)
+            raise PluginError(f"{found}\n    the complete traceback is in {log_path}") from error
+        if isinstance(error, SystemExit):
+            raise RunnerError(reason) from error
+        raise
+    finally:
+        ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
+        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again, ended, loop.metrics if loop else {}))
+        log.keep(": ".join(filter(None, [status, reason])))
+        for pattern in _ARTIFACTS:
+            for path in sorted(tracker.run_dir.glob(pattern)):
+                tracker.artifact(path)
+        with display.phase("sending metrics to MLflow"):
+            tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+
+
+def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signals | None) -> None:
+    """Ends the process with its true status, because the training lets no exception through."""
+    status: Status = "FAILED" if asked is None else "KILLED"
+    reason = f"{watch.where()} does not return"
+    if asked is not None:
+        reason = f"stopped by {asked.name} although {reason}"
+    print_error(reason)
+    # A store that hangs must not keep this process, either.
+    closing = threading.Thread(target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True)
+    closing.start()
+    closing.join(_LAST_SECONDS)
+    os._exit(ExitCode.FAILED if asked is None else stopped_by(asked, recipe))
