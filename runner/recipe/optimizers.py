@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
+from runner.plugin.optimizer import RUNNER_SETTINGS, OptimizerSettings, kinds, settings_of
 from runner.recipe.validation import face_of, fill, split_kind
 from runner.recipe.yaml_nodes import Node, Problem, parse
 from runner.system.suggestions import nearest
@@ -83,7 +83,7 @@ def _optimizer(
         return None
     # Another optimizer has other scales, so that the default learning rate and the like are not for it.
     is_default_kind = kind.value == default_kind
-    defaults = {key: value for key, value in default.items() if key in OWN or (is_default_kind and key != "kind")}
+    defaults = {key: value for key, value in default.items() if key in RUNNER_SETTINGS or (is_default_kind and key != "kind")}
     base = parse(json.dumps(defaults), f"default of role {role}", problems)
     complete = replace(settings, value={**base.children, **settings.children})
     return fill(settings_of(str(kind.value)), complete, path, problems)

@@ -7,7 +7,7 @@ import pytest
 from running import runner
 
 from runner.plugin.registry import Registry
-from runner.plugin.static_checks import imported, lacking, works_of
+from runner.plugin.static_checks import imported, lacking, implementation_of
 from runner.system.errors import UsageError
 
 FACES = '''
@@ -155,9 +155,9 @@ def test_what_cannot_be_read_is_left_to_the_run(validated, net):
 def test_every_plugin_here_can_be_read_without_importing_torch():
     code = (
         "import sys\nfrom runner.plugin.registry import SECTIONS, Registry\n"
-        "from runner.plugin.static_checks import works_of\n"
+        "from runner.plugin.static_checks import implementation_of\n"
         "registry = Registry()\n"
-        "works = [works_of(registry.get(section, kind)) for section in SECTIONS for kind in registry.kinds(section)]\n"
+        "works = [implementation_of(registry.get(section, kind)) for section in SECTIONS for kind in registry.kinds(section)]\n"
         "assert len(works) > 10 and all(works) and not any(each.abstract for each in works)\n"
         "assert 'torch' not in sys.modules"
     )
@@ -178,4 +178,4 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
     with pytest.raises(UsageError) as caught:
         imported(face())
     assert str(caught.value) == message
-    assert works_of(face).owners["metrics"] == "runner.plugin.learner.GradientLearner"
+    assert implementation_of(face).owners["metrics"] == "runner.plugin.learner.GradientLearner"
