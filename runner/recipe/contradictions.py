@@ -27,20 +27,27 @@ def conflicts(
     ``stages`` are the stages that are on, by section, in the order in which they attach; ``root``
     contains the places.
     """
-    contradictions: list[tuple[str, str]] = []  # path and message
+    # Pairs of a dotted path and a message.
+    contradictions: list[tuple[str, str]] = []
     if train is not None:
         contradictions += _of_length(data, train)
     if model is not None and data is not None:
         contradictions += _of_model_and_data(root, model, data)
     for section, section_stages in stages.items():
         contradictions += _of_stages(root, section, model, section_stages)
-    return [Problem(root.asked(path), path, message) for path, message in contradictions]
+    return [
+        Problem(root.asked(path), path, message) for path, message in contradictions
+    ]
 
 
-def _of_model_and_data(root: Node, model: LearnerConfig, data: SourceConfig) -> Iterator[tuple[str, str]]:
+def _of_model_and_data(
+    root: Node, model: LearnerConfig, data: SourceConfig
+) -> Iterator[tuple[str, str]]:
     if model.learns_from != data.provides:
         citation = root.asked("model.kind").cited()
-        learner = f"model '{model.kind}' ({citation}) learns from {model.learns_from} data"
+        learner = (
+            f"model '{model.kind}' ({citation}) learns from {model.learns_from} data"
+        )
         yield "data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"
         return
     missing = unmeasured(type(model), type(data))
@@ -49,9 +56,13 @@ def _of_model_and_data(root: Node, model: LearnerConfig, data: SourceConfig) -> 
 
 
 def _of_stages(
-    root: Node, section: str, model: LearnerConfig | None, stages: Mapping[str, StageConfig | None]
+    root: Node,
+    section: str,
+    model: LearnerConfig | None,
+    stages: Mapping[str, StageConfig | None],
 ) -> Iterator[tuple[str, str]]:
-    owners: dict[str, str] = {}  # the stage that replaces a slot
+    # By slot, the stage that replaces it: two stages cannot replace the same one.
+    owners: dict[str, str] = {}
     for kind, stage in stages.items():
         if stage is None:
             continue
@@ -59,15 +70,14 @@ def _of_stages(
         for required in stage.requires:
             if required not in stages:
                 state = _state_of_missing_stage(root, section, required)
-                yield path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"
+                hint = f"switch it on, or '{kind}' off"
+                yield path, f"requires '{required}', which {state}: {hint}"
         for slot in sorted(stage.claims):
             owner = owners.setdefault(slot, kind)
             if owner != kind:
                 citation = root.asked(f"{section}.{owner}").cited()
-                yield (
-                    path,
-                    f"replaces '{slot}', and so does '{owner}' ({citation}): switch one of them off",
-                )
+                problem = f"replaces '{slot}', and so does '{owner}' ({citation})"
+                yield path, f"{problem}: switch one of them off"
         if model is not None:
             slots = sorted(stage.claims | stage.wraps)
             # Several slots may be missing for one reason, which is reported once.
@@ -82,7 +92,9 @@ def _state_of_missing_stage(root: Node, section: str, kind: str) -> str:
     return f"is switched off ({node.anchor.cited()})"
 
 
-def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:
+def _of_length(
+    data: SourceConfig | None, train: TrainConfig
+) -> Iterator[tuple[str, str]]:
     set_units = [unit for unit in UNITS if getattr(train, unit) is not None]
     available_units = [unit for unit in UNITS if data is None or unit in data.units]
     if not set_units:
@@ -92,7 +104,10 @@ def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[
 
     first_unit = set_units[0]
     for unit in set_units[1:]:
-        yield f"train.{unit}", f"set either train.{first_unit} or train.{unit}, not both"
+        yield (
+            f"train.{unit}",
+            f"set either train.{first_unit} or train.{unit}, not both",
+        )
     if data is None:
         return
     if first_unit not in available_units:
