@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +16,9 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.implementation import declaring_class, implementation_of, split_name
 from runner.system.errors import UsageError
-from runner.system.suggestions import method_named, shown_path
+from runner.system.suggestions import shown_path
 
 if TYPE_CHECKING:
     from runner.plugin.configs import Face
@@ -81,10 +81,12 @@ def imported(face: Face) -> type[Any]:
     from runner.plugin.source import Source
     from runner.plugin.stage import Stage
 
-    works: Any = face.implementation()
+    works: Any = implementation_of(type(face))
     if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
-        who, got = method_named(face, "implementation"), getattr(works, "__name__", works)
-        raise UsageError(f"{who} should return a Learner, a Source or a Stage, got {got!r}")
+        actual = getattr(works, "__name__", works)
+        raise UsageError(
+            f"{type(face).__name__}.implementation should be a Learner, a Source or a Stage, got {actual!r}"
+        )
     if inspect.isabstract(works):
         raise UsageError(_of_class(works).lacks(sorted(works.__abstractmethods__)))
     return works
@@ -94,10 +96,12 @@ def imported(face: Face) -> type[Any]:
 def works_of(face: type[Face]) -> Works | None:
     """Returns the implementation of a configuration class; None if it cannot be read."""
     implementation = face.implementation
+    if isinstance(implementation, type):
+        return _of_class(implementation)
+    module = declaring_class(face).__module__
+    module_name, name = split_name(implementation)
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(implementation)))
-        (returned,) = (each.value for each in ast.walk(tree) if isinstance(each, ast.Return))
-        return None if returned is None else _named(ast.unparse(returned), tree, implementation.__module__)
+        return _class(resolve_name(module_name, _package_of(module)) if module_name else module, name)
     except (LookupError, OSError, TypeError, ValueError, SyntaxError, ImportError, RecursionError):
         return None
 
@@ -119,7 +123,7 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     """Returns the targets of imported names, also of those that are imported only for
     annotations.
     """
-    package = module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
+    package = _package_of(module)
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -130,6 +134,11 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
             base = resolve_name("." * node.level + (node.module or ""), package)
             found |= {each.asname or each.name: f"{base}.{each.name}" for each in node.names}
     return found
+
+
+def _package_of(module: str) -> str:
+    """Returns the package to which relative imports in a module refer."""
+    return module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
 
 
 def _class(module: str, name: str) -> Works:

@@ -23,46 +23,34 @@ class SkipsEverySecondConfig(FakeConfig):
     """Skips every second update, and returns what the one before has returned."""
 
     kind: ClassVar[str] = "skips_every_second"
-
-    def implementation(self) -> type[Stage]:
-        """What skips."""
-        return SkipsEverySecond
+    implementation = "SkipsEverySecond"
 
 
 class ReplaysConfig(FakeConfig):
     """Returns what an earlier update has returned, and trains nothing."""
 
     kind: ClassVar[str] = "replays"
-
-    def implementation(self) -> type[Stage]:
-        """What replays."""
-        return Replays
+    implementation = "Replays"
 
 
 class OldGradientsConfig(FakeConfig):
     """Takes the gradients of every second batch from the batch before."""
 
     kind: ClassVar[str] = "old_gradients"
+    implementation = "OldGradients"
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     def contract(self, setting: Setting) -> Close:
         """What it falsely promises."""
         return Close()
 
-    def implementation(self) -> type[Stage]:
-        """What takes an old batch."""
-        return OldGradients
-
 
 class RemembersEightConfig(FakeConfig):
     """Remembers for the last eight batches that it has seen them: harmless, and worth nothing."""
 
     kind: ClassVar[str] = "remembers_eight"
+    implementation = "RemembersEight"
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
-
-    def implementation(self) -> type[Stage]:
-        """What remembers."""
-        return RemembersEight
 
 
 class Fake(Stage):

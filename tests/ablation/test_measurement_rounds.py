@@ -171,7 +171,7 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
         "class BreaksConfig(StageConfig):\n    kind = 'breaks'\n    phase = 3\n"
         "    wraps = frozenset({'update'})\n"
         "    def contract(self, setting):\n        return Exact()\n"
-        "    def implementation(self):\n        return Breaks\n"
+        "    implementation = 'Breaks'\n"
         "class Breaks(Stage):\n"
         "    def attach(self, pipeline):\n        pipeline.slots.wrap('update', self.broken)\n"
         "    def broken(self, step):\n"

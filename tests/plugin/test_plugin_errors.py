@@ -11,6 +11,7 @@ from toy_runs import toy
 
 import runner
 from runner.api import Learner, RunnerError
+from runner.plugin.implementation import implementation_of
 from runner.plugin.plugin_errors import told
 from runner.plugin.registry import Registry
 from runner.system.errors import PluginError, UsageError
@@ -78,7 +79,7 @@ MISTAKES = {
 def test_a_mistake_is_one_message(said, tmp_path, monkeypatch):
     kind, owner, name, wrong = MISTAKES[said]
     recipe = toy(tmp_path, f"model.kind={kind}", "train.updates=4")
-    monkeypatch.setattr(type(recipe.model) if owner == "face" else recipe.model.implementation(), name, wrong)
+    monkeypatch.setattr(type(recipe.model) if owner == "face" else implementation_of(type(recipe.model)), name, wrong)
     with pytest.raises(RunnerError, match=said):
         assemble(recipe)
 

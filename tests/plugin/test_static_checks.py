@@ -17,35 +17,27 @@ from runner.api import DatasetConfig, GradientLearnerConfig, LearnerConfig, Stag
 class NetConfig(GradientLearnerConfig):
     """A net."""
     kind, learns_from = "my_net", "pictures"
-    def implementation(self):
-        from heavy_works import Net
-        return Net
+    implementation = "heavy_works:Net"
 
 
 class PlainConfig(LearnerConfig):
     """A learner with an update of its own."""
     kind, learns_from = "my_plain", "pictures"
-    def implementation(self):
-        import heavy_works as works
-        return works.Plain
+    implementation = "heavy_works:Plain"
 
 
 class PicturesConfig(DatasetConfig):
     """Pictures."""
     kind, provides = "my_pictures", "pictures"
-    def implementation(self):
-        from heavy_works import Pictures
-        return Pictures
+    implementation = "heavy_works:Pictures"
 
 
 class SwitchConfig(StageConfig):
     """A stage."""
     kind, phase = "my_switch", 1
+    implementation = "heavy_works:Switch"
     def contract(self, setting):
         return Exact()
-    def implementation(self):
-        from heavy_works import Switch
-        return Switch
 '''
 HEAD = """
 import sys
@@ -169,7 +161,7 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
     path.write_text(
         "from torch import nn\nfrom runner.api import GradientLearner, GradientLearnerConfig\n"
         "class BothConfig(GradientLearnerConfig):\n    kind, learns_from = 'both', 'pictures'\n"
-        "    def implementation(self):\n        return Both\n"
+        "    implementation = 'Both'\n"
         "class Both(nn.Module, GradientLearner):\n    def build(self, config, shapes, context): ...\n"
     )
     face = Registry([path], installed=()).get("model", "both")
