@@ -109,7 +109,7 @@ class Measured:
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
         self.meter.read()
         seconds = self.stopwatch.seconds(block) / len(batches) * scale
-        return {"seconds": seconds, **self.meter.read()._asdict()}
+        return {"seconds": seconds, "contention": self.meter.read()._asdict()}
 
     def sleep(self) -> dict[str, Any]:
         """Makes threads sleep while they wait for each other, from the next command on."""

@@ -245,7 +245,7 @@ class Actor:
             "judge": {"updates": 13, "caught": "", "reason": ""},
             "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
             "memory": {"free_bytes": 2**40, "own_bytes": 1, "host_bytes": 1, "device_bytes": None},
-            "update": {"seconds": self.seconds},
+            "update": {"seconds": self.seconds, "contention": {"waited": 0.0, "other_cores": 0.0}},
             "train": {"seconds": 1.0, "done": 1, "share": 0.1, "updates": 1, "spent": {}},
         }[command]
 
