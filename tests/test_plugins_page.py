@@ -1,6 +1,7 @@
 """Every block of code in the page on plugins is one of a file that is tested, or is run here."""
 
 import ast
+import inspect
 import math
 import re
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_names_that_the_page_gives_exist(base):
     section |= {"Stage": "attach prepare state_dict"}
     for name in section[base.__name__].split():
         assert re.search(rf"`{name}\b", PAGE.read_text())
-        assert hasattr(base, name) or name in base.__annotations__
+        assert hasattr(base, name) or any(name in inspect.get_annotations(parent) for parent in base.__mro__)
 
 
 def test_every_block_of_python_parses():

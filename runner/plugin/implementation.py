@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.static_checks import declaring_class, of_class, split_name
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.plugin.configs import Face
+
+
+def imported(face: Face) -> type[Any]:
+    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
+    from runner.plugin.learner import Learner  # with torch, which validation does without
+    from runner.plugin.source import Source
+    from runner.plugin.stage import Stage
+
+    works: Any = implementation_of(type(face))
+    if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
+        actual = getattr(works, "__name__", works)
+        raise UsageError(
+            f"{type(face).__name__}.implementation should be a Learner, a Source or a Stage, got {actual!r}"
+        )
+    if inspect.isabstract(works):
+        raise UsageError(of_class(works).lacks(sorted(works.__abstractmethods__)))
+    return works
 
 
 def implementation_of(config: type[Face]) -> type[Any]:
@@ -31,17 +50,6 @@ def implementation_of(config: type[Face]) -> type[Any]:
         raise UsageError(f"{_setting_of(owner)}: module '{module.__name__}' has no class '{name}'")
     named: type[Any] = getattr(module, name)
     return named
-
-
-def declaring_class(config: type[Face]) -> type[Any]:
-    """Returns the class that sets ``implementation``: relative names are those of its module."""
-    return next(base for base in config.__mro__ if "implementation" in vars(base))
-
-
-def split_name(implementation: str) -> tuple[str, str]:
-    """Splits ``MODULE:CLASS``; the module is empty if the class is in the module of the settings."""
-    module_name, _, name = implementation.rpartition(":")
-    return module_name, name
 
 
 def _import(module_name: str, name: str, importing: ModuleType) -> ModuleType:

@@ -101,13 +101,13 @@ class Registry:
         base = _FACES[section]
         if not (isinstance(face, type) and issubclass(face, base)):
             raise UsageError(f"{where} is no {base.__name__}: {face!r}")
+        if inspect.isabstract(face):
+            raise UsageError(f"{where} is abstract: a method of {base.__name__} is missing")
         if not isinstance(getattr(face, "implementation", None), str | type):
             raise UsageError(
                 f"{where}: {face.__name__}.implementation should be the name of a class, for instance "
                 'implementation = "Net" or ".net:Net"'
             )
-        if inspect.isabstract(face):
-            raise UsageError(f"{where} is abstract: a method of {base.__name__} is missing")
         if getattr(face, "kind", None) != kind:
             raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
         return face

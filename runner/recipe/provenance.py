@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import runner
-from runner.plugin.implementation import split_name
 from runner.plugin.siblings import FOLDERS
+from runner.plugin.static_checks import split_name
 from runner.recipe.repository import GitError, open_repository
 
 _PACKAGE = "runner"

@@ -54,7 +54,7 @@ def _making(name, built=True):
 
 
 MISTAKES = {
-    r"Toy\.build in .*test_mistakes\.py:\d+ should return a module with parameters to train, got NoneType": (
+    r"Toy\.build in .*test_plugin_errors\.py:\d+ should return a module with parameters to train, got NoneType": (
         "toy", "works", "build", lambda *_: None,
     ),
     r"Pair makes a role 'generatr', which PairConfig\.roles does not have - did you mean 'generator'": (
@@ -63,14 +63,14 @@ MISTAKES = {
     r"PairConfig\.roles names 'discriminator', which Pair never makes: make it with self\.role": (
         "toy_pair", "works", "__init__", _making("generator"),
     ),
-    r"Pair\.__init__ in .*test_mistakes\.py:\d+ should call super\(\)\.__init__\(config, shapes, context\)": (
+    r"Pair\.__init__ in .*test_plugin_errors\.py:\d+ should call super\(\)\.__init__\(config, shapes, context\)": (
         "toy_pair", "works", "__init__", _making("generator", built=False),
     ),
     r"PairConfig\.slots names 'juge', and Pair has no such method - did you mean 'judge'": (
         "toy_pair", "face", "slots", frozenset({"juge"}),
     ),
-    r"PairConfig\.implementation in .* should return a Learner, a Source or a Stage, got 'int'": (
-        "toy_pair", "face", "implementation", lambda self: int,
+    r"PairConfig\.implementation should be a Learner, a Source or a Stage, got 'int'": (
+        "toy_pair", "face", "implementation", int,
     ),
 }  # fmt: skip
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 from running import runner
 
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
-from runner.plugin.static_checks import imported, lacking, works_of
+from runner.plugin.static_checks import lacking, works_of
 from runner.system.errors import UsageError
 
 FACES = '''
