@@ -53,6 +53,13 @@ class RemembersEightConfig(FakeConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
 
+class PostponesConfig(FakeConfig):
+    """Makes updates only when somebody reads the parameters."""
+
+    kind: ClassVar[str] = "postpones"
+    implementation = "Postpones"
+
+
 class Fake(Stage):
     """A step that is replaced now and then."""
 
@@ -128,3 +135,38 @@ class RemembersEight(Stage):
             return loss
 
         pipeline.slots.wrap("loss", remembering)
+
+
+class Postpones(Stage):
+    """Updates wait in a list until the state is read."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the update, and the reading of the state."""
+        self.waiting = []
+        self.is_open = False
+        read_state = pipeline.learner.state_dict
+
+        def state_dict():
+            self.catch_up()
+            return read_state()
+
+        pipeline.learner.state_dict = state_dict
+        pipeline.slots.wrap("update", self.postponed)
+
+    def catch_up(self) -> None:
+        """Makes the updates that wait."""
+        waiting, self.waiting = self.waiting, []
+        for step, arguments in waiting:
+            self.last = step(*arguments)
+
+    def postponed(self, step):
+        """The update, later."""
+
+        def update(*arguments):
+            if not self.is_open:
+                self.last = step(*arguments)
+            else:
+                self.waiting.append((step, arguments))
+            return self.last
+
+        return update
