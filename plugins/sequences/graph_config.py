@@ -22,8 +22,6 @@ from .config import LanguageModelConfig
 
 if TYPE_CHECKING:
     from ..molecules.smiles import Molecule
-    from .graph_gpt import GraphGpt
-    from .graph_walks import GraphWalks
 
 
 PADDED = 16
@@ -49,6 +47,7 @@ class GraphGptConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "graph_gpt"
+    implementation = ".graph_gpt:GraphGpt"
     learns_from: ClassVar[str] = "graph_tokens"
     depends_on_progress: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = LanguageModelConfig.roles
@@ -80,12 +79,6 @@ class GraphGptConfig(GradientLearnerConfig):
         """Returns whether dropout is used."""
         return self.dropout > 0
 
-    def implementation(self) -> type[GraphGpt]:
-        """Returns the learner in torch."""
-        from .graph_gpt import GraphGpt
-
-        return GraphGpt
-
 
 class GraphWalksConfig(MoleculesConfig):
     """A table of molecules, each as the tokens of a walk over all its bonds, with one measured
@@ -98,6 +91,7 @@ class GraphWalksConfig(MoleculesConfig):
     """
 
     kind: ClassVar[str] = "graph_walks"
+    implementation = ".graph_walks:GraphWalks"
     provides: ClassVar[str] = "graph_tokens"
     shapes_vary: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("rmse", "nats_per_token")
@@ -139,12 +133,6 @@ class GraphWalksConfig(MoleculesConfig):
             buckets=tuple(buckets),
             sizes={"vocabulary": VOCABULARY, "longest": LONGEST},
         )
-
-    def implementation(self) -> type[GraphWalks]:
-        """Returns the source in torch."""
-        from .graph_walks import GraphWalks
-
-        return GraphWalks
 
 
 def batch_of_walks(rows: int, length: int) -> Mapping[str, TensorOutline]:

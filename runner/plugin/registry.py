@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 from runner.plugin.check import Check
 from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.siblings import FOLDERS
-from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
 from runner.system.files import sha256
 from runner.system.suggestions import shown_path, suggestion
@@ -119,16 +118,18 @@ class Registry:
                 f"{plugin} cannot be imported: {_import_failure(error)}"
             ) from error
         base = dict(_BASES)[section]
-        if not (isinstance(config, type) and issubclass(config, (base, Stage))):
+        if not (isinstance(config, type) and issubclass(config, base)):
             raise UsageError(f"{plugin} is no {base.__name__}: {config!r}")
-        old_feature = _old_feature(config)
-        if old_feature:
-            problem = "is written for version 1 of the plugin API, and this is 2"
-            hint = "docs/plugins.md has a section on moving"
-            raise UsageError(f"{plugin} {problem}: {old_feature}; {hint}")
         if inspect.isabstract(config):
             problem = f"a method of {base.__name__} is missing"
             raise UsageError(f"{plugin} is abstract: {problem}")
+        if not isinstance(getattr(config, "implementation", None), str | type):
+            expected = (
+                'the name of a class, for instance implementation = "Net" or ".net:Net"'
+            )
+            raise UsageError(
+                f"{plugin}: {config.__name__}.implementation should be {expected}"
+            )
         declared_kind = getattr(config, "kind", None)
         if declared_kind != kind:
             raise UsageError(f"{plugin} calls itself kind {declared_kind!r}")
@@ -179,8 +180,6 @@ class Registry:
         module, provider = _import_file(path)
         checks = []
         configs = []
-        # Version 1 of the API registered stages themselves, which ``get`` reports.
-        bases: list[tuple[Section, type[Any]]] = [*_BASES, ("optimization", Stage)]
         for value in list(vars(module).values()):
             if not isinstance(value, type) or value.__module__ != module.__name__:
                 continue
@@ -188,7 +187,7 @@ class Registry:
             if issubclass(value, Check) and "name" in vars(value):
                 checks.append(value.__name__)
             if "kind" in vars(value):
-                configs += [(section, value) for section in _sections(value, bases)]
+                configs += [(section, value) for section in _sections(value)]
         if not configs and not checks:
             expected = "LearnerConfig, SourceConfig or StageConfig with a kind"
             raise UsageError(f"{shown_path(path)} has no {expected}")
@@ -199,12 +198,12 @@ class Registry:
             self._add(section, vars(config)["kind"], provider, load)
 
     def _add_class(self, config: type[Any]) -> None:
-        sections = _sections(config, _BASES)
+        sections = _sections(config)
         if not sections or not isinstance(getattr(config, "kind", None), str):
             expected = "the LearnerConfig, SourceConfig or StageConfig with a kind"
             raise UsageError(
                 f"plugins: class {config.__name__} is not of settings: "
-                f"pass {expected} whose implementation() returns it"
+                f"pass {expected} whose implementation it is"
             )
         MODULES.add(config.__module__)
         name = f"{config.__module__}.{config.__qualname__}"
@@ -279,11 +278,9 @@ def packages() -> frozenset[str]:
     return frozenset(names)
 
 
-def _sections(
-    config: type[Any], bases: Iterable[tuple[Section, type[Any]]]
-) -> list[Section]:
+def _sections(config: type[Any]) -> list[Section]:
     """Returns the sections of a recipe that can name a class that is not installed."""
-    sections = [section for section, base in bases if issubclass(config, base)]
+    sections = [section for section, base in _BASES if issubclass(config, base)]
     if issubclass(config, StageConfig):
         return [section for section in sections if section in config.sections]
     return sections
@@ -302,24 +299,6 @@ def _provider(distribution: Distribution | None) -> Provider:
     if distribution is None:
         return Provider("unknown", "")
     return Provider(distribution.name, distribution.version)
-
-
-def _old_feature(config: type[Any]) -> str | None:
-    """Returns the feature of a class that identifies the plugin API's first version;
-    None without one.
-    """
-    if issubclass(config, Stage):
-        return "a stage's settings are a StageConfig, whose implementation() names the Stage"
-    if issubclass(config, LearnerConfig) and callable(config.slots):
-        return "slots is a set of names on the class, no method"
-    if not issubclass(config, SourceConfig):
-        return None
-    attributes = vars(config)
-    if "simulates" in attributes:
-        return "simulates is gone: units contains the counts of a source"
-    if isinstance(attributes.get("objective"), tuple):
-        return "objective is an Objective(name, direction), no tuple"
-    return None
 
 
 def _import_failure(error: BaseException) -> str:
@@ -356,7 +335,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules in the file's folder are importable, too: last in the order, so that a random.py there
-    # shadows nothing, and permanently, because implementation() imports code later.
+    # shadows nothing, and permanently, because implementations are imported later.
     folder = resolved.parent
     FOLDERS.add(folder)
     # A file may be newer than the listing of its folder that the import system has cached.

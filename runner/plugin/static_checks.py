@@ -7,9 +7,7 @@ Unreadable code counts as complete until it is imported.
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +15,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import UsageError
-from runner.system.suggestions import method_named, shown_path
+from runner.system.suggestions import shown_path
 
 if TYPE_CHECKING:
     from runner.plugin.configs import PluginConfig
@@ -29,8 +26,8 @@ _SOURCE = "runner.plugin.source.Source"
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """The class of an implementation, according to its source code.
+class ClassDescription:
+    """A class, according to its source code.
 
     Attributes:
         name: Name of the class.
@@ -61,7 +58,7 @@ def lacking(config: type[PluginConfig]) -> str | None:
     A source that can draw declares that twice: by a method, and by the suffixes of
     files in its settings.
     """
-    implementation = implementation_of(config)
+    implementation = describe_implementation(config)
     if implementation is None:
         return None
     if implementation.abstract:
@@ -81,8 +78,8 @@ def unmeasured(model: type[PluginConfig], data: type[PluginConfig]) -> str | Non
     """Returns a message if a learner cannot be evaluated on the source's held-out
     batches; else None.
     """
-    learner = implementation_of(model)
-    source = implementation_of(data)
+    learner = describe_implementation(model)
+    source = describe_implementation(data)
     if learner is None or source is None or learner.owners.get("metrics") != _LEARNER:
         return None
     if _DATASET not in (source.owners.get("evaluate"), source.owners.get("rehearse")):
@@ -90,34 +87,18 @@ def unmeasured(model: type[PluginConfig], data: type[PluginConfig]) -> str | Non
     return f"{learner.lacks(['metrics'])}, with which {source.name} evaluates"
 
 
-def imported(config: PluginConfig) -> type[Any]:
-    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
-    # These modules import torch, which validation does without.
-    from runner.plugin.learner import Learner
-    from runner.plugin.source import Source
-    from runner.plugin.stage import Stage
-
-    cls: Any = config.implementation()
-    if not isinstance(cls, type) or not issubclass(cls, Learner | Source | Stage):
-        method = method_named(config, "implementation")
-        actual = getattr(cls, "__name__", cls)
-        expected = "a Learner, a Source or a Stage"
-        raise UsageError(f"{method} should return {expected}, got {actual!r}")
-    if inspect.isabstract(cls):
-        raise UsageError(_of_class(cls).lacks(sorted(cls.__abstractmethods__)))
-    return cls
-
-
 @cache
-def implementation_of(config: type[PluginConfig]) -> Implementation | None:
+def describe_implementation(config: type[PluginConfig]) -> ClassDescription | None:
     """Returns the implementation of a config; None if it cannot be read."""
-    method = config.implementation
+    implementation = config.implementation
+    if isinstance(implementation, type):
+        return describe_class(implementation)
+    module = declaring_class(config).__module__
+    module_name, name = split_name(implementation)
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
-        (statement,) = (node for node in ast.walk(tree) if isinstance(node, ast.Return))
-        if statement.value is None:
-            return None
-        return _named(ast.unparse(statement.value), tree, method.__module__)
+        if module_name:
+            module = resolve_name(module_name, _package_of(module))
+        return _class(module, name)
     # A class that is made at run time, a file that is gone, or code for another version of Python
     # is judged when it is imported.
     except (
@@ -132,7 +113,18 @@ def implementation_of(config: type[PluginConfig]) -> Implementation | None:
         return None
 
 
-def _named(dotted: str, tree: ast.AST, module: str) -> Implementation:
+def declaring_class(config: type[PluginConfig]) -> type[Any]:
+    """Returns the class that sets ``implementation``: relative names are those of its module."""
+    return next(base for base in config.__mro__ if "implementation" in vars(base))
+
+
+def split_name(implementation: str) -> tuple[str, str]:
+    """Splits ``MODULE:CLASS``; the module is empty for a class in the module of the settings."""
+    module_name, _, name = implementation.rpartition(":")
+    return module_name, name
+
+
+def _named(dotted: str, tree: ast.AST, module: str) -> ClassDescription:
     """Returns the class to which a name in a module refers.
 
     Args:
@@ -157,9 +149,7 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     """Returns the targets of imported names, also of those that are imported only for
     annotations.
     """
-    package = module
-    if not hasattr(sys.modules.get(module), "__path__"):
-        package = module.rpartition(".")[0]
+    package = _package_of(module)
     targets = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -176,7 +166,14 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     return targets
 
 
-def _class(module: str, name: str) -> Implementation:
+def _package_of(module: str) -> str:
+    """Returns the package to which relative imports in a module refer."""
+    if hasattr(sys.modules.get(module), "__path__"):
+        return module
+    return module.rpartition(".")[0]
+
+
+def _class(module: str, name: str) -> ClassDescription:
     """Returns a class of a module, from the module itself if it is imported already.
 
     Raises:
@@ -186,7 +183,7 @@ def _class(module: str, name: str) -> Implementation:
         # Not by getattr, for which a module may import something.
         value = vars(sys.modules[module]).get(name)
         if isinstance(value, type):
-            return _of_class(value)
+            return describe_class(value)
     file, tree = _source(module)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -197,7 +194,7 @@ def _class(module: str, name: str) -> Implementation:
 
 def _of_definition(
     node: ast.ClassDef, file: Path, tree: ast.AST, module: str
-) -> Implementation:
+) -> ClassDescription:
     owners: dict[str, str] = {}
     abstract: set[str] = set()
     # A method of the first base precedes one of the second.
@@ -216,10 +213,11 @@ def _of_definition(
             abstract.discard(member)
             if is_abstract:
                 abstract.add(member)
-    return Implementation(node.name, file, owners, frozenset(abstract))
+    return ClassDescription(node.name, file, owners, frozenset(abstract))
 
 
-def _of_class(cls: type[Any]) -> Implementation:
+def describe_class(cls: type[Any]) -> ClassDescription:
+    """Describes an imported class."""
     owners = {}
     for base in reversed(cls.__mro__):
         for name in vars(base):
@@ -227,7 +225,7 @@ def _of_class(cls: type[Any]) -> Implementation:
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None) or cls.__module__
     abstract = frozenset(getattr(cls, "__abstractmethods__", ()))
-    return Implementation(cls.__name__, Path(file), owners, abstract)
+    return ClassDescription(cls.__name__, Path(file), owners, abstract)
 
 
 @cache

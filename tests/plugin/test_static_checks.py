@@ -6,8 +6,9 @@ import sys
 import pytest
 from running import runner
 
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
-from runner.plugin.static_checks import imported, lacking, implementation_of
+from runner.plugin.static_checks import describe_implementation, lacking
 from runner.system.errors import UsageError
 
 FACES = '''
@@ -17,35 +18,27 @@ from runner.api import DatasetConfig, GradientLearnerConfig, LearnerConfig, Stag
 class NetConfig(GradientLearnerConfig):
     """A net."""
     kind, learns_from = "my_net", "pictures"
-    def implementation(self):
-        from heavy_works import Net
-        return Net
+    implementation = "heavy_works:Net"
 
 
 class PlainConfig(LearnerConfig):
     """A learner with an update of its own."""
     kind, learns_from = "my_plain", "pictures"
-    def implementation(self):
-        import heavy_works as works
-        return works.Plain
+    implementation = "heavy_works:Plain"
 
 
 class PicturesConfig(DatasetConfig):
     """Pictures."""
     kind, provides = "my_pictures", "pictures"
-    def implementation(self):
-        from heavy_works import Pictures
-        return Pictures
+    implementation = "heavy_works:Pictures"
 
 
 class SwitchConfig(StageConfig):
     """A stage."""
     kind, phase = "my_switch", 1
+    implementation = "heavy_works:Switch"
     def contract(self, setting):
         return Exact()
-    def implementation(self):
-        from heavy_works import Switch
-        return Switch
 '''
 HEAD = """
 import sys
@@ -155,10 +148,11 @@ def test_what_cannot_be_read_is_left_to_the_run(validated, net):
 def test_every_plugin_here_can_be_read_without_importing_torch():
     code = (
         "import sys\nfrom runner.plugin.registry import SECTIONS, Registry\n"
-        "from runner.plugin.static_checks import implementation_of\n"
+        "from runner.plugin.static_checks import describe_implementation\n"
         "registry = Registry()\n"
-        "works = [implementation_of(registry.get(section, kind)) for section in SECTIONS for kind in registry.kinds(section)]\n"
-        "assert len(works) > 10 and all(works) and not any(each.abstract for each in works)\n"
+        "kinds = [(section, kind) for section in SECTIONS for kind in registry.kinds(section)]\n"
+        "classes = [describe_implementation(registry.get(*pair)) for pair in kinds]\n"
+        "assert len(classes) > 10 and all(classes) and not any(each.abstract for each in classes)\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -169,7 +163,7 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
     path.write_text(
         "from torch import nn\nfrom runner.api import GradientLearner, GradientLearnerConfig\n"
         "class BothConfig(GradientLearnerConfig):\n    kind, learns_from = 'both', 'pictures'\n"
-        "    def implementation(self):\n        return Both\n"
+        "    implementation = 'Both'\n"
         "class Both(nn.Module, GradientLearner):\n    def build(self, config, shapes, context): ...\n"
     )
     face = Registry([path], installed=()).get("model", "both")
@@ -178,4 +172,4 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
     with pytest.raises(UsageError) as caught:
         imported(face())
     assert str(caught.value) == message
-    assert implementation_of(face).owners["metrics"] == "runner.plugin.learner.GradientLearner"
+    assert describe_implementation(face).owners["metrics"] == "runner.plugin.learner.GradientLearner"

@@ -22,6 +22,7 @@ class ChunkedScanConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "chunked_scan"
+    implementation = "ChunkedScan"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
@@ -31,10 +32,6 @@ class ChunkedScanConfig(StageConfig):
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the scan in chunks."""
-        return ChunkedScan
 
 
 class ChunkedScan(Stage):

@@ -36,6 +36,7 @@ class WalkCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "walk_cache"
+    implementation = "WalkCache"
     phase: ClassVar[int] = 1
 
     variants: Annotated[int, Field(ge=1)] = 1
@@ -71,10 +72,6 @@ class WalkCacheConfig(StageConfig):
                 f"each worker of prefetch {reason}; switch one of the two off"
             )
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return WalkCache
 
 
 class WalkCache(Stage):

@@ -1,0 +1,74 @@
+"""Imports the class that a plugin's settings name as their implementation."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from runner.plugin.static_checks import declaring_class, describe_class, split_name
+from runner.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.plugin.configs import PluginConfig
+
+
+def imported(config: PluginConfig) -> type[Any]:
+    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
+    # These modules import torch, which validation does without.
+    from runner.plugin.learner import Learner
+    from runner.plugin.source import Source
+    from runner.plugin.stage import Stage
+
+    cls: Any = implementation_of(type(config))
+    if not isinstance(cls, type) or not issubclass(cls, Learner | Source | Stage):
+        setting = f"{type(config).__name__}.implementation"
+        expected = "a Learner, a Source or a Stage"
+        actual = getattr(cls, "__name__", cls)
+        raise UsageError(f"{setting} should be {expected}, got {actual!r}")
+    if inspect.isabstract(cls):
+        raise UsageError(describe_class(cls).lacks(sorted(cls.__abstractmethods__)))
+    return cls
+
+
+def implementation_of(config: type[PluginConfig]) -> type[Any]:
+    """Imports and returns the Learner, Source or Stage of a class of settings.
+
+    Raises:
+        UsageError: The named module or class does not exist.
+    """
+    implementation = config.implementation
+    if not isinstance(implementation, str):
+        return implementation
+    owner = declaring_class(config)
+    module_name, name = split_name(implementation)
+    module = sys.modules[owner.__module__]
+    if module_name:
+        module = _import(module_name, name, module)
+    if not hasattr(module, name):
+        problem = f"module '{module.__name__}' has no class '{name}'"
+        raise UsageError(f"{_setting_of(owner)}: {problem}")
+    cls: type[Any] = getattr(module, name)
+    return cls
+
+
+def _import(module_name: str, name: str, importing: ModuleType) -> ModuleType:
+    """Imports a module as an import statement in another module does.
+
+    The statement of a plugin file finds modules in the file's folder, with an importer of the file.
+    """
+    scope = vars(importing)
+    available: Any = scope.get("__builtins__", builtins)
+    namespace = available if isinstance(available, dict) else vars(available)
+    absolute_name = module_name.lstrip(".")
+    level = len(module_name) - len(absolute_name)
+    module: ModuleType = namespace["__import__"](
+        absolute_name, scope, None, (name,), level
+    )
+    return module
+
+
+def _setting_of(owner: type[Any]) -> str:
+    return f"{owner.__qualname__}.implementation = {vars(owner)['implementation']!r}"
