@@ -184,8 +184,10 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     are not a mapping.
     """
     if not isinstance(values, Mapping):
-        expected = "values by dotted path, as {'train.epochs': 2}"
-        raise UsageError(f"settings should be {expected}, got {values!r:.80}")
+        raise UsageError(
+            "settings should be values by dotted path, as {'train.epochs': 2}, "
+            f"got {values!r:.80}"
+        )
     return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 
