@@ -28,7 +28,12 @@ from runner.verify.evaluation_checks import (
 )
 from runner.verify.global_patches import belongings
 from runner.verify.input_shapes import keep_answered, reshape_inputs
-from runner.verify.options import LATE, TRAINED_UPDATES, UPDATES_BETWEEN_EVALUATIONS, Options
+from runner.verify.options import (
+    LATE,
+    TRAINED_UPDATES,
+    UPDATES_BETWEEN_EVALUATIONS,
+    Options,
+)
 from runner.verify.sampling_checks import knows_its_learner
 from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.trained_model import (
@@ -81,7 +86,9 @@ class Baseline:
     def active(self) -> tuple[str, ...]:
         """The recipe's stages that are active on this machine, in their order."""
         variants = variants_of(self.recipe, resolve_device(self.recipe.device))
-        return tuple(kind for kind in self.recipe.stages if kind not in variants.inactive)
+        return tuple(
+            kind for kind in self.recipe.stages if kind not in variants.inactive
+        )
 
     @cached_property
     def batches(self) -> list[Any]:
@@ -98,7 +105,10 @@ class Baseline:
     @property
     def has_fixed_epochs(self) -> bool:
         """Returns whether the data have epochs whose batches do not depend on what was learned."""
-        return self._source.epoch_samples is not None and not self._source.depends_on_learner
+        return (
+            self._source.epoch_samples is not None
+            and not self._source.depends_on_learner
+        )
 
     @property
     def has_simulator(self) -> bool:
@@ -110,7 +120,11 @@ class Baseline:
         with baseline_step(self.recipe, self.registry) as step:
             source = step.source
             depends = knows_its_learner(source)
-            return SourceFacts(step.progress.epoch_samples, depends, type(source).bind is not Source.bind)
+            return SourceFacts(
+                step.progress.epoch_samples,
+                depends,
+                type(source).bind is not Source.bind,
+            )
 
     @cached_property
     def questions(self) -> list[Update]:
@@ -120,7 +134,9 @@ class Baseline:
                 step(step.next())
             batches = [self.batches[0].batch, self.batches[1].batch]
             self.input_sizes = sizes_of_questions(step.pipeline, batches[0])
-            return questions(step.pipeline, batches, clones(step.learner.complete_state()))
+            return questions(
+                step.pipeline, batches, clones(step.learner.complete_state())
+            )
 
     @cached_property
     def other_shapes(self) -> list[Update]:
@@ -131,7 +147,9 @@ class Baseline:
         if self.recipe.model.prediction_batch is not None:
             return []
         first = self.questions[0]
-        variants = [Update(Asked(inputs)) for inputs in reshape_inputs(first.batch.inputs)]
+        variants = [
+            Update(Asked(inputs)) for inputs in reshape_inputs(first.batch.inputs)
+        ]
         # An index that is out of range is an exception on a CPU; on a GPU, it ends the process.
         build = answers(replace(self.recipe, device="cpu"), self.registry, ())
         return keep_answered(build, on_host(first.states or {}), variants)
@@ -163,12 +181,17 @@ class Baseline:
         """Several evaluations with updates between them and after them."""
         first_batches = self.batches[: self.options.updates]
         updates = first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :]
-        return evaluations(self.questions[0].states, updates, self.recipe.train.batch_size)
+        return evaluations(
+            self.questions[0].states, updates, self.recipe.train.batch_size
+        )
 
     def count_evaluations(self) -> int:
         """Returns how many evaluations were compared in a precision at most."""
         counts = [
-            sum(is_evaluation(update) for update in self.evaluations[: len(evaluated.frames)])
+            sum(
+                is_evaluation(update)
+                for update in self.evaluations[: len(evaluated.frames)]
+            )
             for evaluated in self._evaluated.values()
         ]
         return max(counts, default=0)
@@ -177,7 +200,9 @@ class Baseline:
         """Returns the results of the baseline's evaluations."""
         if in_float64 not in self._evaluated:
             build = answers(self.recipe, self.registry, ())
-            self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64, EVALUATION_SECONDS)
+            self._evaluated[in_float64] = evaluated(
+                build, self.evaluations, in_float64, EVALUATION_SECONDS
+            )
         return self._evaluated[in_float64]
 
     def long_run(self, seconds: float) -> LongRun:

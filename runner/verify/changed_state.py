@@ -47,4 +47,8 @@ def _enlarge(tensor: Tensor) -> Tensor:
 
 
 def _has_numbers(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.layout == torch.strided and tensor.dim() > 0
+    return (
+        tensor.is_floating_point()
+        and tensor.layout == torch.strided
+        and tensor.dim() > 0
+    )

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) -> Verdict:
+def conclude(
+    pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()
+) -> Verdict:
     """Returns the worst verdict of a pair's checks, with what they exclude and what they did not cover.
 
     Args:
@@ -31,7 +33,9 @@ def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) ->
         return replace(verdict, summary="; ".join([verdict.summary, *notes]))
     idle = pair.idle
     if pair.stages and set(pair.stages) <= idle.keys():
-        summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
+        summary = "; ".join(
+            f"{kind} is inactive: {reason}" for kind, reason in idle.items()
+        )
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
     # Trainings run in other processes, and longer.
     if not verdict or verdict.contract == "Statistical":
@@ -47,7 +51,10 @@ def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) ->
 def _primary(pair: StagePair) -> Verdict:
     """Returns the verdict on updates, or that on trainings where only these can show the contract."""
     verdicts = [verdict for _, verdict in pair.results]
-    is_trained = verdicts[-1].contract == "Statistical" and pair.results[-1][0].name == "trainings"
+    is_trained = (
+        verdicts[-1].contract == "Statistical"
+        and pair.results[-1][0].name == "trainings"
+    )
     return verdicts[-1] if is_trained else verdicts[0]
 
 
@@ -71,13 +78,22 @@ def _with_exclusion(pair: StagePair, verdict: Verdict) -> Verdict:
     """Returns the verdict with how rare an error may be that all checks together exclude."""
     verdicts = [result for _, result in pair.results]
     compared = 0 if isinstance(pair.contract, Statistical) else len(pair.batches)
-    horizon = max((result.evidence.get("horizon", compared) for result in verdicts), default=compared)
+    horizon = max(
+        (result.evidence.get("horizon", compared) for result in verdicts),
+        default=compared,
+    )
     around = [
         {"check": check.name, "verdict": result.outcome, "summary": result.summary}
         for check, result in pair.results[1:]
     ]
-    text = verdict.summary.replace(excluded(compared), excluded(horizon) + _of_samples(pair, verdicts, horizon))
-    return replace(verdict, summary=text, evidence=verdict.evidence | {"horizon": horizon, "around": around})
+    text = verdict.summary.replace(
+        excluded(compared), excluded(horizon) + _of_samples(pair, verdicts, horizon)
+    )
+    return replace(
+        verdict,
+        summary=text,
+        evidence=verdict.evidence | {"horizon": horizon, "around": around},
+    )
 
 
 def _of_samples(pair: StagePair, verdicts: Sequence[Verdict], horizon: int) -> str:
@@ -85,5 +101,12 @@ def _of_samples(pair: StagePair, verdicts: Sequence[Verdict], horizon: int) -> s
     few = len(pair.batches)
     if isinstance(pair.contract, Exact | Statistical) or horizon <= few:
         return ""
-    samples = min((result.evidence["drawn"] for result in verdicts if "drawn" in result.evidence), default=horizon)
-    return f" (of samples, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""
+    samples = min(
+        (result.evidence["drawn"] for result in verdicts if "drawn" in result.evidence),
+        default=horizon,
+    )
+    return (
+        f" (of samples, in more than 1 of {max(1, samples // 3):,})"
+        if samples < horizon
+        else ""
+    )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 _BEGINNING = 0.25  # share of the budget in which trainings start before other checks
-_SHARES = 2  # times its even share of the remaining budget is what a set of stages may take
+_SHARES = (
+    2  # times its even share of the remaining budget is what a set of stages may take
+)
 _LEAST_SHARE = 0.5  # of the remaining budget; a set that is interrupted has spent its time without a verdict
 _LONG_RUNS = 20  # a long run may take one of so many parts of the remaining budget
 
@@ -56,10 +58,16 @@ class Coverage:
     @property
     def not_begun(self) -> str:
         """Returns the summary of a verdict for which no training was started."""
-        hint = "a larger --budget has room for them" if self.budget else "'runner verify' trains"
+        hint = (
+            "a larger --budget has room for them"
+            if self.budget
+            else "'runner verify' trains"
+        )
         return f"{NOT_BEGUN}; {hint}"
 
-    def verdict(self, pair: StagePair, checks: Sequence[Check], partial: str) -> Verdict:
+    def verdict(
+        self, pair: StagePair, checks: Sequence[Check], partial: str
+    ) -> Verdict:
         """Returns the verdict on a set of stages whose checks the budget did not cover.
 
         Args:
@@ -80,4 +88,6 @@ class Coverage:
             f"{kept}not covered within the budget of {self.budget:g} s: "
             f"{', '.join(missed)}{reached}; choose a larger --budget"
         )
-        return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary, {"covered": covered})
+        return Verdict(
+            Outcome.INCONCLUSIVE, pair.promise_name, summary, {"covered": covered}
+        )

@@ -43,7 +43,12 @@ def samples(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             step.count(drawn.batch)
             step.progress.updates += 1
             counts = step.progress.state_dict() | {_EPOCHS: step.progress.epochs}
-            return {"batch": drawn.batch, "noise": drawn.noise, "progress": counts, "unmodified": is_unmodified}
+            return {
+                "batch": drawn.batch,
+                "noise": drawn.noise,
+                "progress": counts,
+                "unmodified": is_unmodified,
+            }
 
         return Subject(sample, {}, seed=step.seed, parameters=lambda: ())
 
@@ -54,7 +59,9 @@ def _same(batch: Any, copy: Any) -> bool:
     return unlike(_frame_of(batch), _frame_of(copy), form=False, content=0.0) is None
 
 
-def same_epoch(baseline: Build, changed: Build, contract: Contract, most: int, seconds: float) -> Verdict:
+def same_epoch(
+    baseline: Build, changed: Build, contract: Contract, most: int, seconds: float
+) -> Verdict:
     """Compares the batches of an epoch, its last one and the first two of the next.
 
     Args:
@@ -69,7 +76,11 @@ def same_epoch(baseline: Build, changed: Build, contract: Contract, most: int, s
     count = complete = beyond = 0
     try:
         reference, candidate = (Isolation(build, 0) for build in (baseline, changed))
-        while count < most and beyond < _LAG and (count < 2 * _LAG or time.monotonic() < deadline):
+        while (
+            count < most
+            and beyond < _LAG
+            and (count < 2 * _LAG or time.monotonic() < deadline)
+        ):
             expected, frame = _next_frame(reference), _next_frame(candidate)
             count += 1
             modified = expected.pop(_UNMODIFIED) and not frame.pop(_UNMODIFIED)
@@ -80,14 +91,25 @@ def same_epoch(baseline: Build, changed: Build, contract: Contract, most: int, s
             if location is not None:
                 values = (values.get(location, MISSING) for values in (expected, frame))
                 summary = f"batch {count:,} is another one: {described(count, location, *values)}"
-                reproduction = Reproduction(baseline, changed, Trajectory(count * [None], 0), count, name)
+                reproduction = Reproduction(
+                    baseline, changed, Trajectory(count * [None], 0), count, name
+                )
                 return Verdict(Outcome.FAIL, name, summary, reproduction=reproduction)
             complete = expected[Location(STEP, "output", f"progress.{_EPOCHS}")]
             beyond += complete >= 1
     except StepError as error:
         return error.verdict(name, baseline)
-    extent = "an epoch, to its last batch," if complete else f"{count:,} batches, less than an epoch,"
-    return Verdict(Outcome.PASS, name, f"{extent} are the same", {"batches": count, "epochs": complete})
+    extent = (
+        "an epoch, to its last batch,"
+        if complete
+        else f"{count:,} batches, less than an epoch,"
+    )
+    return Verdict(
+        Outcome.PASS,
+        name,
+        f"{extent} are the same",
+        {"batches": count, "epochs": complete},
+    )
 
 
 def _next_frame(isolation: Isolation) -> Frame:

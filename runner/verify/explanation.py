@@ -49,7 +49,10 @@ def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation
     from runner.verify.gate import Gate
 
     gate = Gate(recipe, registry, options, lambda _: None)
-    pairs = {_name(stages, gate.baseline.active): gate.pair(stages) for stages in gate.plan.judged_sets()}
+    pairs = {
+        _name(stages, gate.baseline.active): gate.pair(stages)
+        for stages in gate.plan.judged_sets()
+    }
     by_contract = {pair.promise_name: pair for pair in pairs.values()}
     checks = []
     for check in gate.checks:
@@ -69,12 +72,22 @@ def _name(stages: tuple[str, ...], active: Sequence[str]) -> str:
 
 def show(explanation: Explanation, console: Console) -> None:
     """Prints the sets of stages, and one row for every check."""
-    sets = ", ".join(f"{name} ({contract})" for name, contract in explanation.sets.items())
-    console.print(CleanText(f"{explanation.recipe}: {len(explanation.sets)} sets of stages are judged: {sets}"))
+    sets = ", ".join(
+        f"{name} ({contract})" for name, contract in explanation.sets.items()
+    )
+    console.print(
+        CleanText(
+            f"{explanation.recipe}: {len(explanation.sets)} sets of stages are judged: {sets}"
+        )
+    )
     check = Column("check", no_wrap=True)
-    table = Table(check, "question", "cost for each set", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        check, "question", "cost for each set", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for row in explanation.checks:
-        table.add_row(CleanText(row.name), CleanText(row.question), CleanText(_cost(row.costs)))
+        table.add_row(
+            CleanText(row.name), CleanText(row.question), CleanText(_cost(row.costs))
+        )
     console.print(table)
 
 
@@ -85,10 +98,17 @@ def _cost(costs: dict[str, str]) -> str:
         contracts.setdefault(cost, []).append(contract)
     if len(contracts) == 1 and len(costs) > 1:
         return next(iter(contracts))
-    return "; ".join(f"{', '.join(names)}: {cost}" for cost, names in contracts.items()) or "not run"
+    return (
+        "; ".join(f"{', '.join(names)}: {cost}" for cost, names in contracts.items())
+        or "not run"
+    )
 
 
 def list_checks(checks: Sequence[PairCheck | type[PairCheck]]) -> str:
     """Returns the checks as the rows of a table in Markdown."""
-    rows = [f"| {check.name} | {check.question} | {check.catches} |" for check in checks]
-    return "\n".join(["| check | question | catches, for example |", "|---|---|---|", *rows])
+    rows = [
+        f"| {check.name} | {check.question} | {check.catches} |" for check in checks
+    ]
+    return "\n".join(
+        ["| check | question | catches, for example |", "|---|---|---|", *rows]
+    )

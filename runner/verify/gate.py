@@ -47,7 +47,9 @@ def verify_recipe(
     possible = variants_of(recipe, device, ("alone", "all"))
     gate = Gate(recipe, registry, options, say, phase)
     with gate.plan.trainings.ahead(device, gate.plan.begin):
-        report = judged(recipe, possible, options.stages, gate, say, options.budget, phase)
+        report = judged(
+            recipe, possible, options.stages, gate, say, options.budget, phase
+        )
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -98,7 +100,9 @@ class Gate:
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         """Runs the checks within the share of the budget that these stages have."""
         pair = self.pair(stages)
-        share = self.coverage.share(self.plan.judged_sets(), trained=pair.is_statistical)
+        share = self.coverage.share(
+            self.plan.judged_sets(), trained=pair.is_statistical
+        )
         try:
             with self.coverage.limit.within(share):
                 verdict = self._run_checks(pair)

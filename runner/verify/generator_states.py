@@ -11,7 +11,11 @@ MOST_IN_ADVANCE = 8
 
 def without_generators(frame: Frame) -> Frame:
     """Returns a frame without the states of random generators."""
-    return {location: value for location, value in frame.items() if not _is_generator(location)}
+    return {
+        location: value
+        for location, value in frame.items()
+        if not _is_generator(location)
+    }
 
 
 class GeneratorStates:

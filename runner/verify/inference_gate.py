@@ -65,7 +65,9 @@ def verify_inference(
     """
     recipe = answering(trained)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    return judged(recipe, possible, kinds, InferenceGate(trained, say), say, phase=phase)
+    return judged(
+        recipe, possible, kinds, InferenceGate(trained, say), say, phase=phase
+    )
 
 
 def answering(trained: Trained) -> Recipe:
@@ -76,7 +78,9 @@ def answering(trained: Trained) -> Recipe:
     """
     recipe = trained.recipe
     if not recipe.inference:
-        raise UsageError(f"recipe '{recipe.name}' has no section 'inference' with a stage that is on")
+        raise UsageError(
+            f"recipe '{recipe.name}' has no section 'inference' with a stage that is on"
+        )
     return replace(recipe, stages=recipe.inference)
 
 
@@ -127,7 +131,11 @@ class InferenceGate:
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Returns the stages without effect, with the reason."""
-        return {report.kind: str(report.reason) for report in self._reports.get(stages, ()) if not report.active}
+        return {
+            report.kind: str(report.reason)
+            for report in self._reports.get(stages, ())
+            if not report.active
+        }
 
     def subject(self, stages: tuple[str, ...]) -> Build:
         """Returns a function that makes models with these stages, whose step predicts."""
@@ -138,7 +146,9 @@ class InferenceGate:
             # The comparison casts batches to float64, but not other inputs of a network.
             if torch.get_default_dtype() == torch.float64:
                 for module in model.learner.modules().values():
-                    module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
+                    module.register_forward_pre_hook(
+                        lambda _, given: map_tensors(_widened, given)
+                    )
 
             def answer(inputs: Any) -> dict[str, Any]:
                 return {"predict": model.answer(model.pipeline.transfer(inputs))}
@@ -151,7 +161,11 @@ class InferenceGate:
     def _asked(self) -> list[Update]:
         inputs = list(questions(build(self.trained, ()).pipeline))
         first = inputs[0]
-        more = [Update(question, place=first) for question in inputs[1:BATCHES] if _same_form(question, first)]
+        more = [
+            Update(question, place=first)
+            for question in inputs[1:BATCHES]
+            if _same_form(question, first)
+        ]
         return [Update(first), *more, *map(Update, inputs[BATCHES:])]
 
     def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
@@ -207,11 +221,17 @@ class InferenceGate:
         if self.trained.recipe.data.evaluation_seed is None:
             looks = (len(self.evaluations(())),)
         if looks == (1,):
-            return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
+            return self._once(
+                objective, *self.evaluations(()), *self.evaluations(stages)
+            )
         relative = objective.unit is None
-        test = NonInferiority(margin=objective.margin, most=looks[-1], relative=relative, looks=looks)
+        test = NonInferiority(
+            margin=objective.margin, most=looks[-1], relative=relative, looks=looks
+        )
         for first, look in pairwise((0, *looks)):
-            compared = [self.evaluations(variant, look)[first:look] for variant in ((), stages)]
+            compared = [
+                self.evaluations(variant, look)[first:look] for variant in ((), stages)
+            ]
             # Without a unit, the margin is a share of the improvement by the training.
             untrained = [0.0] * (look - first)
             if relative:
@@ -244,7 +264,9 @@ class InferenceGate:
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
-    def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
+    def evaluations(
+        self, stages: tuple[str, ...] | None, count: int = 1
+    ) -> list[float]:
         """Returns the objective with these stages, or before training, on data that all sets share.
 
         Args:
@@ -253,7 +275,9 @@ class InferenceGate:
                 data; otherwise there is one for every part of the held-out data, or for all of it.
         """
         data = self.trained.recipe.data
-        values = self.values.setdefault(("before the training",) if stages is None else stages, [])
+        values = self.values.setdefault(
+            ("before the training",) if stages is None else stages, []
+        )
         if data.evaluation_seed is None:
             values += [] if values else self._of_parts(stages)
             return values
@@ -264,13 +288,19 @@ class InferenceGate:
                 self.trained.recipe,
                 data=_with(data, data.evaluation_seed, first + number),
             )
-            values.append(evaluated(self._pipeline(stages, recipe)).get(self._objective.name, math.nan))
+            values.append(
+                evaluated(self._pipeline(stages, recipe)).get(
+                    self._objective.name, math.nan
+                )
+            )
         return values
 
     def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
         pipeline = self._pipeline(stages, self.trained.recipe)
         parts = _parts(pipeline)
-        means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        means = (
+            [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        )
         return means or [evaluated(pipeline).get(self._objective.name, math.nan)]
 
     @property
@@ -292,11 +322,18 @@ def _parts(pipeline: Assembly) -> list[Batch] | None:
     held_out = getattr(pipeline.source, "held_out_batches", None)
     if held_out is None:
         return None
-    batches: list[Batch] = [pipeline.transfer(batch) for batch, _ in zip(held_out(), range(PARTS), strict=False)]
+    batches: list[Batch] = [
+        pipeline.transfer(batch)
+        for batch, _ in zip(held_out(), range(PARTS), strict=False)
+    ]
     # A few large batches are cut, because a test needs pairs.
     pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(batch) // pieces) for batch in batches]
-    parts = [piece for batch, size in zip(batches, sizes, strict=True) for piece in pipeline.source.split(batch, size)]
+    parts = [
+        piece
+        for batch, size in zip(batches, sizes, strict=True)
+        for piece in pipeline.source.split(batch, size)
+    ]
     return parts[:PARTS] if len(parts) >= FEWEST_PARTS else None
 
 
@@ -315,7 +352,9 @@ def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[fl
 
 
 def _same_form(first: Any, second: Any) -> bool:
-    return [tensor.shape for tensor in tensors(first)] == [tensor.shape for tensor in tensors(second)]
+    return [tensor.shape for tensor in tensors(first)] == [
+        tensor.shape for tensor in tensors(second)
+    ]
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -330,4 +369,8 @@ def _at(config: Any, path: str) -> Any:
 
 def _with(config: Any, path: str, value: Any) -> Any:
     name, _, remainder = path.partition(".")
-    return config.model_copy(update={name: _with(getattr(config, name), remainder, value) if remainder else value})
+    return config.model_copy(
+        update={
+            name: _with(getattr(config, name), remainder, value) if remainder else value
+        }
+    )

@@ -57,7 +57,9 @@ def _resize_tensor(size: int, new_size: int, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def keep_answered(build: Build, states: Mapping[str, Any], updates: Iterable[Update]) -> list[Update]:
+def keep_answered(
+    build: Build, states: Mapping[str, Any], updates: Iterable[Update]
+) -> list[Update]:
     """Returns the updates that a subject answers with finite numbers, also in float64.
 
     Args:
@@ -74,7 +76,11 @@ def keep_answered(build: Build, states: Mapping[str, Any], updates: Iterable[Upd
             # A baseline need not run in float64.
             continue
         copy = to_float64 if in_float64 else clones
-        answered = [update for update in answered if _is_answered(isolation, copy(on_host(update.batch)))]
+        answered = [
+            update
+            for update in answered
+            if _is_answered(isolation, copy(on_host(update.batch)))
+        ]
     return answered
 
 

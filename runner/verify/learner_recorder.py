@@ -48,7 +48,9 @@ class LearnerRecorder:
         self.answers = []
         self._replies = deque(clones(replies))
 
-    def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(
+        self, name: str, method: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
         # A learner may change its arguments in place.
         arguments = clones([args, options])
         answer = method(*args, **options)
@@ -58,7 +60,9 @@ class LearnerRecorder:
         self.calls.append({"method": name, "arguments": arguments})
         self.answers.append(clones(answer))
         reply = self._replies.popleft() if self._replies else answer
-        return reply if self.generator is None else map_tensors(self._draw_answer, reply)
+        return (
+            reply if self.generator is None else map_tensors(self._draw_answer, reply)
+        )
 
     def _draw_answer(self, answer: Tensor) -> Tensor:
         if not answer.is_floating_point():

@@ -15,7 +15,12 @@ _OUTPUT = 1e-3
 
 
 def unlike(
-    own: Frame, theirs: Frame, form: bool, content: float = CONTENT, share: float = 0.0, rounded: bool = False
+    own: Frame,
+    theirs: Frame,
+    form: bool,
+    content: float = CONTENT,
+    share: float = 0.0,
+    rounded: bool = False,
 ) -> Location | None:
     """Returns the first output that differs from the baseline's, except in a share of elements;
     only the form of numbers counts with ``form``.
@@ -28,13 +33,20 @@ def unlike(
         returned = rounded and is_output(location.name)
         value, other = (each.get(location, MISSING) for each in (own, theirs))
         if returned and isinstance(value, float) and isinstance(other, float):
-            value, other = (torch.tensor(each, dtype=torch.float64) for each in (value, other))
+            value, other = (
+                torch.tensor(each, dtype=torch.float64) for each in (value, other)
+            )
         if not isinstance(value, Tensor) or location.name.startswith("generators."):
             alike = digest(value) == digest(other)
         else:
-            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
+            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (
+                value.shape,
+                value.dtype,
+            )
             alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other, content, share, returned))
+            alike = alike and (
+                form or _same_content(value, other, content, share, returned)
+            )
         if not alike:
             return location
     return None
@@ -45,7 +57,9 @@ def is_output(path: str) -> bool:
     return path.partition(".")[0] == "output"
 
 
-def _same_content(value: Tensor, other: Tensor, content: float, share: float, returned: bool) -> bool:
+def _same_content(
+    value: Tensor, other: Tensor, content: float, share: float, returned: bool
+) -> bool:
     error = absolute_difference(value, other)
     if error is None or not error.numel():
         return True
@@ -53,5 +67,7 @@ def _same_content(value: Tensor, other: Tensor, content: float, share: float, re
     if value.is_floating_point():
         relative = max(content, _OUTPUT) if returned else content
         largest = float(value.detach().abs().max())
-        allowed = relative * max(largest, 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
+        allowed = relative * max(
+            largest, 0.0 if value.dim() else 1.0
+        )  # a mean may be nearly zero
     return float((error > allowed).double().mean()) <= share

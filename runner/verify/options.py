@@ -18,9 +18,15 @@ class Options:
     updates: int = 12  # compared one by one for Exact and Close
     # Length of a training for Statistical; by default, as long as the budget allows.
     steps: int | None = None
-    seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
-    budget: float = 3600.0  # in seconds: it limits the length of trainings, and none starts later
-    stages: tuple[str, ...] = ()  # only these sets; all, and the complete recipe, if empty
+    seeds: int = (
+        8  # the most pairs of trainings for one stage; a PASS takes as many at least
+    )
+    budget: float = (
+        3600.0  # in seconds: it limits the length of trainings, and none starts later
+    )
+    stages: tuple[
+        str, ...
+    ] = ()  # only these sets; all, and the complete recipe, if empty
     # Updates of a long run, which bounds the rate of errors that could be missed; 0 for none.
     horizon: int = 2040
     names_operators: bool = True

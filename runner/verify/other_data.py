@@ -92,12 +92,18 @@ def held_out_worlds(recipe: Recipe) -> tuple[World, World] | None:
     path = data.evaluation_seed
     if path is None:
         has_samples = isinstance(data, DatasetConfig)
-        return (World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))) if has_samples else None
+        return (
+            (World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1)))
+            if has_samples
+            else None
+        )
     size = data.evaluation_size
     if size is not None:
         data = _with_setting(data, size, min(_setting(data, size), _SEEDED_SIZE))
     seeds = (_setting(data, path), _setting(data, path) + 1)
-    first, second = (replace(recipe, data=_with_setting(data, path, seed)) for seed in seeds)
+    first, second = (
+        replace(recipe, data=_with_setting(data, path, seed)) for seed in seeds
+    )
     return World(first, HeldOutPart(0)), World(second, HeldOutPart(1))
 
 
@@ -154,14 +160,20 @@ def _with_setting(config: Any, path: str, value: Any) -> Any:
 
 
 def differing_metrics(
-    expected: dict[str, Any], metrics: dict[str, Any], *, is_exact: bool, tolerance: float = 1e-4
+    expected: dict[str, Any],
+    metrics: dict[str, Any],
+    *,
+    is_exact: bool,
+    tolerance: float = 1e-4,
 ) -> str | None:
     """Returns the name of the first metric that is another number; None if there is none."""
     for name, value in expected.items():
         metric = metrics.get(name, MISSING)
         if digest(value) == digest(metric):
             continue
-        is_close = isinstance(metric, float) and abs(metric - value) <= tolerance * max(1.0, abs(value))
+        is_close = isinstance(metric, float) and abs(metric - value) <= tolerance * max(
+            1.0, abs(value)
+        )
         if is_exact or not is_close:
             return name
     return None

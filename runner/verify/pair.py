@@ -80,7 +80,11 @@ class StagePair:
         a long run is configured.
         """
         promises_numbers = isinstance(self.contract, Exact | Close)
-        return bool(self.baseline.options.horizon) and promises_numbers and not self.is_inactive
+        return (
+            bool(self.baseline.options.horizon)
+            and promises_numbers
+            and not self.is_inactive
+        )
 
     @property
     def batches(self) -> list[Any]:
@@ -102,7 +106,9 @@ class StagePair:
 
     def candidate(self, make: MakeBuild) -> Build:
         """Returns a maker of a subject of the candidate."""
-        return built(self.reach.watched(make(self.recipe, self.baseline.registry, self.stages)))
+        return built(
+            self.reach.watched(make(self.recipe, self.baseline.registry, self.stages))
+        )
 
     @cached_property
     def reach(self) -> Reach:
@@ -121,7 +127,11 @@ class StagePair:
     def _single(self) -> tuple[str, ...]:
         """The stage that is judged, if the others are only what it requires."""
         stages = self.recipe.stages
-        alone = [kind for kind in self.stages if {kind, *required(stages, kind)} == {*self.stages}]
+        alone = [
+            kind
+            for kind in self.stages
+            if {kind, *required(stages, kind)} == {*self.stages}
+        ]
         return tuple(alone[:1])
 
     @property
@@ -138,7 +148,11 @@ class StagePair:
 
     @property
     def _inactive(self) -> dict[str, str]:
-        return {report.kind: str(report.reason) for report in self.reports if not report.active}
+        return {
+            report.kind: str(report.reason)
+            for report in self.reports
+            if not report.active
+        }
 
     @cached_property
     def closeness(self) -> Verdict:

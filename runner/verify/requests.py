@@ -38,7 +38,11 @@ def request_batches(learner: Learner, inputs: Any) -> list[list[ServedRequest]]:
         return []
     sizes = {size for tensor in tensors(inputs) for size in tensor.shape[1:]}
     lengths = sorted({1, 2} | {size + step for size in sizes for step in (-1, 0, 1)})
-    accepted = (variant for variant in _variants(request, example, lengths) if learner.refused(variant) is None)
+    accepted = (
+        variant
+        for variant in _variants(request, example, lengths)
+        if learner.refused(variant) is None
+    )
     variants = list(itertools.islice(accepted, _MOST))
     groups: dict[Hashable, list[ServedRequest]] = defaultdict(list)
     for variant in variants:
@@ -56,14 +60,20 @@ def _variants(
     base = {**example, **small}
     first = request.model_validate(base)
     yield first
-    changes: list[tuple[str, Any]] = [(name, count) for name in numbers for count in COUNTS]
+    changes: list[tuple[str, Any]] = [
+        (name, count) for name in numbers for count in COUNTS
+    ]
     for name in _numbers(request, "number"):
         value = getattr(first, name)
         if isinstance(value, float):
             changes.append((name, _SHARE * value))
     for name, value in example.items():
         if isinstance(value, str) and value:
-            changes += [(name, (value * (length // len(value) + 1))[:length]) for length in lengths if length]
+            changes += [
+                (name, (value * (length // len(value) + 1))[:length])
+                for length in lengths
+                if length
+            ]
     for name, value in changes:
         try:
             yield request.model_validate({**base, name: value})
@@ -78,5 +88,7 @@ def _numbers(request: type[ServedRequest], kind: str) -> list[str]:
     return [
         name
         for name, schema in properties.items()
-        if any(option.get("type") == kind for option in (schema, *schema.get("anyOf", ())))
+        if any(
+            option.get("type") == kind for option in (schema, *schema.get("anyOf", ()))
+        )
     ]

@@ -35,20 +35,37 @@ from runner.training.checkpoint import kept
 from runner.training.packing import UnpackableError
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.step import Step
-from runner.verify.generator_states import MOST_IN_ADVANCE, GeneratorStates, without_generators
+from runner.verify.generator_states import (
+    MOST_IN_ADVANCE,
+    GeneratorStates,
+    without_generators,
+)
 from runner.verify.likeness import CONTENT, is_output, unlike
 from runner.verify.subjects import BuildError, LearnerState, recipe_with
 
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
 GOING_ON = 4  # updates of a resumed training that are compared
 _STUCK = 1000  # updates in which every training comes further
-OBSERVED = (3, 4, 4)  # updates of a training before its first evaluation, between both, and after the second
+OBSERVED = (
+    3,
+    4,
+    4,
+)  # updates of a training before its first evaluation, between both, and after the second
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
-CHECKPOINT, REHEARSAL, EVALUATION = object(), object(), object()  # special inputs of the step of ``draws``
-_ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
+CHECKPOINT, REHEARSAL, EVALUATION = (
+    object(),
+    object(),
+    object(),
+)  # special inputs of the step of ``draws``
+_ROUNDING = (
+    MOST_ULPS * torch.finfo(torch.float32).eps
+)  # how far off an element may be, of the largest
 _ELEMENTS = 0.05  # and how many may be further off in the first updates
-_ELSEWHERE, _OFTEN = 2, 0.1  # limits of deviating samples: their number, and their share of updates
+_ELSEWHERE, _OFTEN = (
+    2,
+    0.1,
+)  # limits of deviating samples: their number, and their share of updates
 
 
 def draws(
@@ -89,12 +106,26 @@ def draws(
             if asked is EVALUATION:
                 return {"metrics": evaluation.evaluated(pipeline)}
             drawn = step.next()
-            before = {_PROGRESS: dict(vars(step.progress)), "batch": drawn.batch, "noise": drawn.noise}
+            before = {
+                _PROGRESS: dict(vars(step.progress)),
+                "batch": drawn.batch,
+                "noise": drawn.noise,
+            }
             output = step(drawn)
-            after = {name: each.get_state() for name, each in pipeline.context.generators.items()}
+            after = {
+                name: each.get_state()
+                for name, each in pipeline.context.generators.items()
+            }
             counted = pipeline.source.statistics().items()
-            statistics = {name: torch.tensor(value, dtype=torch.float64) for name, value in counted}
-            return before | {"generators": after, "output": output, "statistics": statistics}
+            statistics = {
+                name: torch.tensor(value, dtype=torch.float64)
+                for name, value in counted
+            }
+            return before | {
+                "generators": after,
+                "output": output,
+                "statistics": statistics,
+            }
 
         parts: dict[str, Stateful] = {"learner": LearnerState(step)}
         if knows_its_learner(pipeline.source):
@@ -105,7 +136,10 @@ def draws(
 
 
 def _assembled(
-    recipe: Recipe, registry: Registry, resumed: State | None, change: Callable[[Source], None] | None
+    recipe: Recipe,
+    registry: Registry,
+    resumed: State | None,
+    change: Callable[[Source], None] | None,
 ) -> Assembly:
     if change is None:
         return assemble(recipe, registry.files, resumed=resumed and resumed["pipeline"])
@@ -117,7 +151,9 @@ def _assembled(
         return source
 
     size = recipe.train.batch_size
-    return Assembly(recipe, registry.files, resolve_device(recipe.device), size, None, build_source)
+    return Assembly(
+        recipe, registry.files, resolve_device(recipe.device), size, None, build_source
+    )
 
 
 def knows_its_learner(source: Source) -> bool:
@@ -141,10 +177,14 @@ def _interrupted(step: Step) -> State:
         if step.progress.position != before and step.progress.samples > first:
             break
     else:
-        raise RuntimeError(f"after {_STUCK} more updates, the progress of the training has not changed")
+        raise RuntimeError(
+            f"after {_STUCK} more updates, the progress of the training has not changed"
+        )
     for stage in step.pipeline.stages.values():
         stage.closing_notes()
-    return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
+    return kept(
+        {"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()}
+    )
 
 
 class _AllButLearner:
@@ -156,7 +196,9 @@ class _AllButLearner:
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned of another one."""
         own = self.step.pipeline.state_dict()
-        self.step.pipeline.load_state_dict(state | {name: own[name] for name in ("learner", "stages")})
+        self.step.pipeline.load_state_dict(
+            state | {name: own[name] for name in ("learner", "stages")}
+        )
         self.step.reset()
 
 
@@ -168,7 +210,9 @@ class Drawing(NamedTuple):
     seconds: float = 0.0
 
 
-def same_draws(baseline: Build, changed: Build, contract: Contract, length: Drawing) -> Verdict:
+def same_draws(
+    baseline: Build, changed: Build, contract: Contract, length: Drawing
+) -> Verdict:
     """Returns whether both sample the same for an update after learning the same, and use the same
     number of random numbers.
 
@@ -179,30 +223,54 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     all state that determines samples (``_LedElsewhere``). Where the stage promises neither bits nor
     algebra, only the form of batches is compared.
     """
-    name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _LedElsewhere(length.updates)
+    name, form, elsewhere = (
+        type(contract).__name__,
+        isinstance(contract, Statistical),
+        _LedElsewhere(length.updates),
+    )
     deadline = time.monotonic() + length.seconds
     random = GeneratorStates()
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         knows = "pipeline" in one.subject.state
-        led, content = knows and isinstance(contract, Close), CONTENT if knows else _ROUNDING
+        led, content = (
+            knows and isinstance(contract, Close),
+            CONTENT if knows else _ROUNDING,
+        )
         for update in range(1, max(length.updates, length.most) + 1):
             if update > length.updates and time.monotonic() >= deadline:
                 break
-            own, theirs = (_advanced(each, output=update <= _SOON and not form) for each in (one, other))
+            own, theirs = (
+                _advanced(each, output=update <= _SOON and not form)
+                for each in (one, other)
+            )
             samples = without_generators(own), without_generators(theirs)
             found = unlike(*samples, form, content, rounded=True)
-            much = found is not None and unlike(*samples, form, content, _ELEMENTS, rounded=True) is not None
+            much = (
+                found is not None
+                and unlike(*samples, form, content, _ELEMENTS, rounded=True) is not None
+            )
             # The baseline's states are needed also where the sample differs.
             overdue = random.add(update, own, theirs)
             if found is None:
                 found = overdue
                 much = found is not None
             elsewhere.count(parted=found is not None)
-            counted = found is not None and found.name.startswith(f"{_PROGRESS}.")  # which rounding does not change
-            if found is not None and (counted or not (led and elsewhere.is_excused(much=much))):
-                reproduction = Reproduction(baseline, changed, Trajectory(update * [None], 0), update, "Close")
-                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
+            counted = found is not None and found.name.startswith(
+                f"{_PROGRESS}."
+            )  # which rounding does not change
+            if found is not None and (
+                counted or not (led and elsewhere.is_excused(much=much))
+            ):
+                reproduction = Reproduction(
+                    baseline, changed, Trajectory(update * [None], 0), update, "Close"
+                )
+                return Verdict(
+                    Outcome.FAIL,
+                    name,
+                    _not_the_same(update, found, own, theirs),
+                    reproduction=reproduction,
+                )
             if led:
                 other.load({"learner": one.subject.state["learner"].state_dict()})
                 if elsewhere.is_over(much=much):
@@ -217,12 +285,24 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             baseline_frame = _advanced(one)
             random.add(later, baseline_frame, baseline_frame)
         if (found := random.first_ahead) is not None:
-            reproduction = Reproduction(baseline, changed, Trajectory(update * [None], 0), update, "Close")
-            return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
+            reproduction = Reproduction(
+                baseline, changed, Trajectory(update * [None], 0), update, "Close"
+            )
+            return Verdict(
+                Outcome.FAIL,
+                name,
+                _not_the_same(update, found, own, theirs),
+                reproduction=reproduction,
+            )
     except StepError as error:
         return error.verdict(name, baseline)
     drawn = {"drawn": elsewhere.excluded()}
-    return Verdict(Outcome.PASS, name, f"the same is drawn for {elsewhere.updates:,} updates", drawn)
+    return Verdict(
+        Outcome.PASS,
+        name,
+        f"the same is drawn for {elsewhere.updates:,} updates",
+        drawn,
+    )
 
 
 class _LedElsewhere:
@@ -247,7 +327,9 @@ class _LedElsewhere:
     def is_excused(self, *, much: bool) -> bool:
         """Returns whether rounding may explain the last update."""
         early = self.updates <= max(self.steady, self._given + _SOON)
-        return self._times <= _ELSEWHERE + _OFTEN * self.updates and not (much and early)
+        return self._times <= _ELSEWHERE + _OFTEN * self.updates and not (
+            much and early
+        )
 
     def is_over(self, *, much: bool) -> bool:
         """Returns whether the state that determines samples must be copied now,
@@ -271,14 +353,20 @@ def _not_the_same(update: int, found: Location, own: Frame, theirs: Frame) -> st
     returned = is_output(found.name)
     place = found if returned else found._replace(slot="next_batch")
     what = "the result of an update" if returned else "the sample"
-    difference = described(update, place, *(each.get(found, MISSING) for each in (own, theirs)))
+    difference = described(
+        update, place, *(each.get(found, MISSING) for each in (own, theirs))
+    )
     return f"{what} is not the same: {difference}"
 
 
 def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
     """Returns the samples of the next update, and its results if ``output`` is set."""
     (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
-    return {Location(STEP, "output", path): value for path, value in found.items() if output or not is_output(path)}
+    return {
+        Location(STEP, "output", path): value
+        for path, value in found.items()
+        if output or not is_output(path)
+    }
 
 
 def same_when_resumed(
@@ -298,11 +386,17 @@ def same_when_resumed(
     form = isinstance(contract, Statistical)
     found = _otherwise(changed, updates, form)
     if found is None or _otherwise(baseline, updates, form) is not None:
-        return Verdict(Outcome.PASS, name, "a resumed training continues as if it had not been interrupted")
+        return Verdict(
+            Outcome.PASS,
+            name,
+            "a resumed training continues as if it had not been interrupted",
+        )
     return Verdict(Outcome.FAIL, name, found)
 
 
-def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
+def _otherwise(
+    make: Callable[[State | None], Build], updates: int, form: bool
+) -> str | None:
     """Returns the first difference in a resumed training; None without a difference."""
     try:
         isolation = Isolation(make(None), 0)
@@ -311,10 +405,14 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
         resumed = Isolation(make(checkpoint), 0)
         resumed.updates = isolation.updates
         for update in range(1, GOING_ON + 1):
-            own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
+            own, theirs = (
+                _advanced(each, output=True) for each in (isolation, resumed)
+            )
             found = unlike(own, theirs, form)
             if found is not None:
-                difference = described(update, found, *(each.get(found, MISSING) for each in (own, theirs)))
+                difference = described(
+                    update, found, *(each.get(found, MISSING) for each in (own, theirs))
+                )
                 return f"a resumed training is another one: {difference}"
     except (StepError, BuildError, CheckpointError, UnpackableError) as error:
         return f"a training cannot be kept and resumed, or its end reported: {error}"
@@ -334,9 +432,13 @@ class Observation(NamedTuple):
 
     def parting(self, other: Observation) -> tuple[int, str] | None:
         """Returns the first update, from 1, and the name of a value that differs; None if none does."""
-        for number, (prints, others) in enumerate(zip(self.prints, other.prints, strict=True), start=1):
+        for number, (prints, others) in enumerate(
+            zip(self.prints, other.prints, strict=True), start=1
+        ):
             names = dict.fromkeys((*prints, *others))
-            name = next((name for name in names if prints.get(name) != others.get(name)), None)
+            name = next(
+                (name for name in names if prints.get(name) != others.get(name)), None
+            )
             if name is not None:
                 return number, name
         return None
@@ -354,7 +456,9 @@ def observe(build: Build) -> Observation:
         if number:
             observation.metrics.extend(isolation.advance([EVALUATION], _prints))
         observation.prints.extend(isolation.advance([None] * count, _prints))
-    state = {str(location): digest(value) for location, value in isolation.initial().items()}
+    state = {
+        str(location): digest(value) for location, value in isolation.initial().items()
+    }
     observation.prints.append(state)
     return observation
 

@@ -20,7 +20,12 @@ from runner.training.step import Step
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.subjects import recipe_with
 
-ASSEMBLY, UPDATE, PREDICTION, EVALUATION = "the assembly", "an update", "a prediction", "an evaluation"
+ASSEMBLY, UPDATE, PREDICTION, EVALUATION = (
+    "the assembly",
+    "an update",
+    "a prediction",
+    "an evaluation",
+)
 MOMENTS = (ASSEMBLY, UPDATE, UPDATE, UPDATE, PREDICTION, EVALUATION, UPDATE)
 """Actions in their order."""
 _MEASURED = 2
@@ -106,7 +111,9 @@ def find_seeds(build: Build) -> list[tuple[str, str]]:
     first, second = (Isolation(build, seed) for seed in _SEEDS)
     seeds = []
     for moment in MOMENTS:
-        states, expected = (isolation.advance([moment], dict)[0] for isolation in (first, second))
+        states, expected = (
+            isolation.advance([moment], dict)[0] for isolation in (first, second)
+        )
         for name, state in states.items():
             is_seeded = not state if name == _TORCH else state == expected[name]
             if is_seeded:

@@ -118,7 +118,9 @@ class SimulatedPipeline:
             self.step(drawn)
         # Only the baseline's source is certain to record its events.
         occurred = self.source.events() if self.trained is not None else {}
-        metrics = self._evaluate(is_random=request.is_random) if request.evaluates else {}
+        metrics = (
+            self._evaluate(is_random=request.is_random) if request.evaluates else {}
+        )
         generators = self.pipeline.context.generators
         state = self.source.state_dict()
         values = {
@@ -128,8 +130,12 @@ class SimulatedPipeline:
             "calls": self.recorder.calls,
             _ANSWERS: self.recorder.answers,
             "evaluation": metrics,
-            "statistics": _as_tensors(self.source.statistics()) if request.reports else {},
-            "generators": {name: generator.get_state() for name, generator in generators.items()},
+            "statistics": _as_tensors(self.source.statistics())
+            if request.reports
+            else {},
+            "generators": {
+                name: generator.get_state() for name, generator in generators.items()
+            },
             "state": map_leaves(_newest_rows, state, (Ring,)),
         }
         results = Reply(tuple(self.recorder.answers), clones(self._output))
@@ -150,7 +156,9 @@ class SimulatedPipeline:
         return self._output
 
     def _evaluate(self, *, is_random: bool) -> dict[str, Any]:
-        self.recorder.generator = torch.Generator().manual_seed(0) if is_random else None
+        self.recorder.generator = (
+            torch.Generator().manual_seed(0) if is_random else None
+        )
         try:
             with self.pipeline.learner.evaluating():
                 return _as_tensors(self.source.evaluate(self.recorder.learner))
@@ -166,7 +174,9 @@ class SimulatedPipeline:
         rounds = [ring.written // ring.capacity for ring in rings]
         earlier = self._rounds or [0] * len(rings)
         self._rounds = rounds
-        refills = [count > previous for count, previous in zip(rounds, earlier, strict=True)]
+        refills = [
+            count > previous for count, previous in zip(rounds, earlier, strict=True)
+        ]
         return {OVERWRITTEN: sum(refills)}
 
 
@@ -177,7 +187,10 @@ def _newest_rows(ring: Ring) -> dict[str, Any]:
 
 
 def _as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+    return {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in metrics.items()
+    }
 
 
 class SourceState:
@@ -210,9 +223,13 @@ def simulations(
     chosen = recipe_with(resized, registry, stages)
 
     def build() -> Subject:
-        simulation = SimulatedPipeline(assemble(chosen, registry.files), trains=not stages)
+        simulation = SimulatedPipeline(
+            assemble(chosen, registry.files), trains=not stages
+        )
         state = {"source": SourceState(simulation.source)}
-        return Subject(simulation.draw, state, seed=simulation.step.seed, parameters=lambda: ())
+        return Subject(
+            simulation.draw, state, seed=simulation.step.seed, parameters=lambda: ()
+        )
 
     return build
 
@@ -259,7 +276,9 @@ class SimulationComparison:
         self._has_rounded = False
         self._crossings = 0
 
-    def run(self, seconds: float, earlier: Mapping[str, int], *, evaluates: bool) -> str | None:
+    def run(
+        self, seconds: float, earlier: Mapping[str, int], *, evaluates: bool
+    ) -> str | None:
         """Returns a description of the first difference; None if there is none.
 
         Args:
@@ -298,14 +317,22 @@ class SimulationComparison:
         # Every size has a separate buffer.
         if OVERWRITTEN in self.events:
             counts[OVERWRITTEN] = self.events[OVERWRITTEN]
-        has_all_events = bool(self.events) and all(counts[name] >= ENOUGH for name in self.events)
-        return self.draws < MOST_DRAWS and not has_all_events and time.monotonic() < deadline
+        has_all_events = bool(self.events) and all(
+            counts[name] >= ENOUGH for name in self.events
+        )
+        return (
+            self.draws < MOST_DRAWS
+            and not has_all_events
+            and time.monotonic() < deadline
+        )
 
     def _find_difference(self, expected: Draw, actual: Draw) -> str | None:
         excluded: tuple[str, ...] = () if expected.is_settled else _UNSETTLED
         if self._is_statistical:
             # The learner may answer with other numbers; the source receives the baseline's.
-            answers, candidate_answers = (_frame({_ANSWERS: draw.values[_ANSWERS]}) for draw in (expected, actual))
+            answers, candidate_answers = (
+                _frame({_ANSWERS: draw.values[_ANSWERS]}) for draw in (expected, actual)
+            )
             location = unlike(answers, candidate_answers, form=True)
             if location is not None:
                 return self._describe(location, answers, candidate_answers)
@@ -316,7 +343,9 @@ class SimulationComparison:
         if location is None:
             return None
         if not self._is_exact:
-            location = unlike(baseline, candidate, form=False, content=_ROUNDING, rounded=True)
+            location = unlike(
+                baseline, candidate, form=False, content=_ROUNDING, rounded=True
+            )
             if location is None or self._is_excused(location):
                 self._synchronize(expected, actual)
                 return None

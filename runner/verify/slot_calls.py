@@ -51,12 +51,16 @@ def slot_calls(recipe: Recipe, registry: Registry, stages: Collection[str]) -> B
             return {request.slot: map_tensors(Tensor.detach, output)}
 
         state = {"learner": LearnerState(training.whole_step)}
-        return Subject(call, state, seed=training.whole_step.seed, parameters=lambda: ())
+        return Subject(
+            call, state, seed=training.whole_step.seed, parameters=lambda: ()
+        )
 
     return build
 
 
-def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]) -> list[SlotCall]:
+def record_slot_calls(
+    recipe: Recipe, registry: Registry, slots: Collection[str]
+) -> list[SlotCall]:
     """Returns the first call of each slot in an update of the baseline.
 
     Calls with other arguments or results than tensors and numbers are left out: objects of one
@@ -64,7 +68,9 @@ def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]
     """
     calls: dict[str, SlotCall] = {}
 
-    def record(name: str, step: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    def record(
+        name: str, step: Callable[..., Any], *inputs: Any, **options: Any
+    ) -> Any:
         # A slot may change its inputs in place.
         copies = clones(inputs)
         output = step(*inputs, **options)
@@ -83,4 +89,6 @@ def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]
 def _has_tensors(value: Any) -> bool:
     """Returns whether a tree consists of tensors, with numbers and texts among them."""
     plain = Tensor | bool | int | float | str | None
-    return next(tensors(value), None) is not None and all(isinstance(leaf, plain) for _, leaf in leaves(value))
+    return next(tensors(value), None) is not None and all(
+        isinstance(leaf, plain) for _, leaf in leaves(value)
+    )

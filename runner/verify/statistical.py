@@ -32,7 +32,12 @@ def part_of(length: int) -> int:
 
 
 def affordable(
-    reference: TrainingOrder, changed: TrainingOrder, unit: str, pairs: int, changes: int, trainings: Trainings
+    reference: TrainingOrder,
+    changed: TrainingOrder,
+    unit: str,
+    pairs: int,
+    changes: int,
+    trainings: Trainings,
 ) -> int:
     """Returns the longest length with which all trainings fit into the budget: at
     least a fifth of the recipe's length.
@@ -57,19 +62,28 @@ def affordable(
     length, seeds = trainings.length, seeds_of(reference, pairs)
     lengths: list[int] = [*range(trainings.every, length, trainings.every), length]
     trainings.run([reference, changed], seeds[:1], lengths[0])
-    found = [(1, trainings.newest(reference, seeds)), (changes, trainings.newest(changed, seeds))]
+    found = [
+        (1, trainings.newest(reference, seeds)),
+        (changes, trainings.newest(changed, seeds)),
+    ]
     at_a_time, left = min(usable_cores(), pairs * (1 + changes)), trainings.seconds_left
 
     def needed(steps: int) -> float:
         """Seconds for what is left of all trainings of this length."""
         whole = sum(times * pairs * _cost(known, steps) for times, known in found)
-        over = sum(_cost(known, min(steps, each.done)) for _, known in found for each in known)
+        over = sum(
+            _cost(known, min(steps, each.done)) for _, known in found for each in known
+        )
         return (whole - over) / at_a_time / (1 - _SPARE)
 
-    steps = next((each for each in reversed(lengths) if needed(each) <= left), lengths[0])
+    steps = next(
+        (each for each in reversed(lengths) if needed(each) <= left), lengths[0]
+    )
     if steps < length:
         enough = 60 * math.ceil((trainings.budget - left + needed(length)) / 60)
-        trainings.say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
+        trainings.say(
+            f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}"
+        )
     return steps
 
 
@@ -96,15 +110,21 @@ def statistical(
         DivergedError: a training with the stage did.
     """
     name, sign = objective.name, objective.sign
-    test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
+    test = NonInferiority(
+        margin=objective.margin, most=most_seeds, relative=objective.unit is None
+    )
     for first, look in itertools.pairwise((0, *test.looks)):
         seeds = seeds_of(reference, look)[first:]
-        if trainings.seconds_left < 0 and not trainings.are_over([reference, changed], seeds, length):
+        if trainings.seconds_left < 0 and not trainings.are_over(
+            [reference, changed], seeds, length
+        ):
             break
         try:
             results = trainings.run([reference, changed], seeds, length)
         except OutOfTime:
-            raise OutOfTime(f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else "") from None
+            raise OutOfTime(
+                f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else ""
+            ) from None
         missing = [milestone for milestone in results if not _measured(milestone, name)]
         if missing:
             summary = f"eval/{name} is not measured, or no finite number: declare the objective"
@@ -114,19 +134,30 @@ def statistical(
             test.add(*pair)
         learnt = sum(without for without, _ in test.pairs) / len(test)
         if learnt <= 0:
-            summary = f"the reference learns nothing: {name} does not improve; train longer"
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, test.evidence())
+            summary = (
+                f"the reference learns nothing: {name} does not improve; train longer"
+            )
+            return Verdict(
+                Outcome.INCONCLUSIVE, "Statistical", summary, test.evidence()
+            )
         trainings.say(f"{name}, {len(test)} seeds: {test.summary()}")
         if test.decision() is not None:
             break
     if not len(test):
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
-    return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
+    return Verdict(
+        test.conclude(),
+        "Statistical",
+        f"{name}: {test.summary()}",
+        {"metric": name, **test.evidence()},
+    )
 
 
 def _measured(milestone: Milestone, name: str) -> bool:
     """Returns whether a metric was measured before the training and here; a
     declared objective always is.
     """
-    values = [metrics.get(name, math.nan) for metrics in (milestone.before, milestone.after)]
+    values = [
+        metrics.get(name, math.nan) for metrics in (milestone.before, milestone.after)
+    ]
     return all(map(math.isfinite, values))

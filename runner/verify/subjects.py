@@ -38,7 +38,9 @@ class Recorded(NamedTuple):
     # The input of the learner's ``predict`` in this batch; predictions are
     # compared, too, unless it is None.
     inputs: Any
-    progress: dict[str, int]  # before the update: learning rates depend on it, and what is not done in every update
+    progress: dict[
+        str, int
+    ]  # before the update: learning rates depend on it, and what is not done in every update
 
 
 class BuildError(Exception):
@@ -56,7 +58,9 @@ def built(make: Build) -> Build:
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
-            raise BuildError(f"the pipeline cannot be built: {type(error).__name__}: {error} ({where})") from error
+            raise BuildError(
+                f"the pipeline cannot be built: {type(error).__name__}: {error} ({where})"
+            ) from error
 
     return build
 
@@ -74,11 +78,16 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
             on[kind] = settings[kind] if kind in recipe.stages else "on"
             wanted += registry.get("optimization", kind).requires
     values["optimization"] = dict.fromkeys(settings, "off") | on
-    return from_values(values, str(recipe.path), recipe.origins, registry, recipe.tuning)
+    return from_values(
+        values, str(recipe.path), recipe.origins, registry, recipe.tuning
+    )
 
 
 def subject(
-    recipe: Recipe, registry: Registry, stages: Collection[str], built: Callable[[Assembly], None] = lambda _: None
+    recipe: Recipe,
+    registry: Registry,
+    stages: Collection[str],
+    built: Callable[[Assembly], None] = lambda _: None,
 ) -> Build:
     """Makes subjects that train the recipe with only these stages on.
 
@@ -102,7 +111,9 @@ def subject(
     return build
 
 
-def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[float] = ()) -> list[Recorded]:
+def recorded(
+    recipe: Recipe, registry: Registry, updates: int, late: Sequence[float] = ()
+) -> list[Recorded]:
     """Batches and noise of the first updates of the baseline's training, after its warm-up.
 
     The last one comes again as if these shares of the training were over.
@@ -112,12 +123,17 @@ def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[fl
         found.extend(_recorded(step) for _ in range(updates))
         ended = step.progress.whole / step.progress.position
     for share in late:
-        counts = {unit: round(share * ended * count) for unit, count in step.progress.state_dict().items()}
+        counts = {
+            unit: round(share * ended * count)
+            for unit, count in step.progress.state_dict().items()
+        }
         found.append(found[-1]._replace(progress=counts))
     return found
 
 
-def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Generator[Update]:
+def course(
+    recipe: Recipe, registry: Registry, updates: int, apart: int
+) -> Generator[Update]:
     """Yields the updates of the baseline's training, at most ``updates``; every ``apart``-th has
     the state before it.
 
@@ -128,9 +144,17 @@ def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Gene
         for number in range(updates):
             if step.progress.position >= step.progress.whole:
                 return
-            state = {"learner": clones(step.learner.complete_state())} if number % apart == 0 else None
+            state = (
+                {"learner": clones(step.learner.complete_state())}
+                if number % apart == 0
+                else None
+            )
             update = _recorded(step)
-            yield Update(update._replace(inputs=None) if (number + 1) % _ASKED_EVERY else update, state, number)
+            yield Update(
+                update._replace(inputs=None) if (number + 1) % _ASKED_EVERY else update,
+                state,
+                number,
+            )
 
 
 def _recorded(step: Step) -> Recorded:
@@ -190,7 +214,9 @@ class Training:
         return output if inputs is None else output | self._answer(inputs)
 
     def _answer(self, inputs: Any) -> dict[str, Any]:
-        self.answers = True  # slots of predictions are not part of the update's sequence
+        self.answers = (
+            True  # slots of predictions are not part of the update's sequence
+        )
         # As in an evaluation and a server: the graph of a large prediction may take gigabytes.
         with torch.no_grad():
             answer = self.pipeline.learner.predict(inputs)
@@ -200,7 +226,9 @@ class Training:
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that are observed in an update."""
 
-        def observed(name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def observed(
+            name: str, step: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
             output = step(*args, **kwargs)
             if not self.answers:
                 listener(name, output)
@@ -215,13 +243,22 @@ class Training:
         """
         if not self.draws:
             return {}
-        drawn = {name: each.get_state() for name, each in self.pipeline.context.generators.items()}
-        return {**self.pipeline.source.state_dict(), "generators": drawn, "progress": vars(self.pipeline.progress)}
+        drawn = {
+            name: each.get_state()
+            for name, each in self.pipeline.context.generators.items()
+        }
+        return {
+            **self.pipeline.source.state_dict(),
+            "generators": drawn,
+            "progress": vars(self.pipeline.progress),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Refuses one."""
         if state:
-            raise ValueError("the state of a source is compared, but does not move between subjects")
+            raise ValueError(
+                "the state of a source is compared, but does not move between subjects"
+            )
 
 
 class LearnerState:
@@ -239,12 +276,17 @@ class LearnerState:
 
 
 def remarks(
-    reports: Sequence[StageReport], recipe: Recipe, registry: Registry, batches: Sequence[Any]
+    reports: Sequence[StageReport],
+    recipe: Recipe,
+    registry: Registry,
+    batches: Sequence[Any],
 ) -> Iterator[str]:
     """Yields remarks of stages, and undeclared random numbers of a learner:
     possible reasons for different numbers.
     """
-    yield from dict.fromkeys(f"{report.kind}: {note}" for report in reports for note in report.notes)
+    yield from dict.fromkeys(
+        f"{report.kind}: {note}" for report in reports for note in report.notes
+    )
     if draws_unsaid(recipe, registry, batches[0]):
         kind = recipe.model.kind
         yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not declare"

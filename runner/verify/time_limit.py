@@ -43,7 +43,11 @@ class Interrupted(BaseException):
     @property
     def exit_code(self) -> ExitCode:
         """Returns 130 for SIGINT and 143 for SIGTERM."""
-        return ExitCode.INTERRUPTED if self.signal is signal.SIGINT else ExitCode.TERMINATED
+        return (
+            ExitCode.INTERRUPTED
+            if self.signal is signal.SIGINT
+            else ExitCode.TERMINATED
+        )
 
 
 @contextmanager
@@ -81,7 +85,9 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._deadlines: list[float] = []  # of the contexts that are entered, the outermost first
+        self._deadlines: list[
+            float
+        ] = []  # of the contexts that are entered, the outermost first
 
     @property
     def seconds_left(self) -> float:
@@ -98,7 +104,10 @@ class TimeLimit:
             return
         if seconds <= 0:
             raise OutOfTime
-        handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        handler, timer = (
+            signal.getsignal(signal.SIGALRM),
+            signal.getitimer(signal.ITIMER_REAL),
+        )
         entered = time.monotonic()
         self._deadlines.append(time.monotonic() + seconds)
         signal.signal(signal.SIGALRM, _raise)

@@ -22,19 +22,27 @@ class TimedGate(ExitStack):
         self._child: Child | None = None
         self._recipe: Recipe | None = None
 
-    def __call__(self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float) -> Verdict:
+    def __call__(
+        self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float
+    ) -> Verdict:
         """Returns the verdict without any training, within the given seconds."""
         if self._child is None or recipe is not self._recipe:
             self.close()
             self._recipe = recipe
-            self._child = self.enter_context(Child("runner.verify.timed_gate", recipe, plugin_files=registry.files))
+            self._child = self.enter_context(
+                Child("runner.verify.timed_gate", recipe, plugin_files=registry.files)
+            )
         try:
             told = self._child.ask(",".join(stages), seconds)
         except ChildError as error:
             self._child = None
             late = f"no verdict within the {seconds:.0f} s that were left"
-            summary = late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"
-            return Verdict(Outcome.INCONCLUSIVE, type(weakest(recipe, stages)).__name__, summary)
+            summary = (
+                late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"
+            )
+            return Verdict(
+                Outcome.INCONCLUSIVE, type(weakest(recipe, stages)).__name__, summary
+            )
         return Verdict(Outcome(told["outcome"]), told["contract"], told["summary"])
 
 
@@ -44,7 +52,11 @@ def main(parent: Parent) -> None:
     with share_processor(recipe.system.threads, recipe.system.wait):
         for stages in parent.commands():
             verdict = quick(recipe, registry, stages.split(","))
-            parent.tell(outcome=str(verdict.outcome), contract=verdict.contract, summary=verdict.summary)
+            parent.tell(
+                outcome=str(verdict.outcome),
+                contract=verdict.contract,
+                summary=verdict.summary,
+            )
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

@@ -70,10 +70,16 @@ class Exports(NamedTuple):
     def results(self) -> list[str]:
         """Returns the names of all results."""
         counts = {call.name: 1 + len(self.inputs[call.name]) for call in self.calls}
-        return [f"program.{name}.{number}" for name, count in counts.items() for number in range(count)]
+        return [
+            f"program.{name}.{number}"
+            for name, count in counts.items()
+            for number in range(count)
+        ]
 
 
-def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+def trained_models(
+    recipe: Recipe, registry: Registry, stages: Collection[str]
+) -> Build:
     """Makes subjects that train, and then use the trained model.
 
     For an update that was ``Recorded``, the step performs it. For a ``Restoration``, it returns the
@@ -95,7 +101,10 @@ def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) 
                 return {"program": run_programs(pipeline.learner, request)}
             restored = restore(plain, registry, pipeline)
             inputs = request.inputs
-            return {"trained": predict(pipeline.learner, inputs), "restored": predict(restored.learner, inputs)}
+            return {
+                "trained": predict(pipeline.learner, inputs),
+                "restored": predict(restored.learner, inputs),
+            }
 
         state = {"learner": LearnerState(training.whole_step)}
         return Subject(act, state, seed=training.whole_step.seed, parameters=lambda: ())
@@ -110,7 +119,11 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
         CheckpointError: The model does not fit the recipe without stages.
         UnpackableError: A checkpoint cannot hold it.
     """
-    learner = {name: entry for name, entry in pipeline.learner.complete_state().items() if name != "optimizers"}
+    learner = {
+        name: entry
+        for name, entry in pipeline.learner.complete_state().items()
+        if name != "optimizers"
+    }
     model: State = {
         "learner": learner,
         "stages": {},
@@ -126,7 +139,9 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
 
 
 def updates_before(
-    batches: Sequence[Recorded], states: Mapping[str, Any] | None, request: Restoration | Exports
+    batches: Sequence[Recorded],
+    states: Mapping[str, Any] | None,
+    request: Restoration | Exports,
 ) -> list[Update]:
     """Returns updates with these batches from a state, and then the request."""
     first, *others = (batch._replace(inputs=None) for batch in batches)
@@ -142,7 +157,11 @@ def run_exports(build: Build, updates: Sequence[Update]) -> Frame:
             isolation.load(update.states, update.seed)
         isolation.advance([update.batch], lambda _: None)
     (output,) = isolation.advance([last.batch], lambda returned: dict(leaves(returned)))
-    return {Location(STEP, "output", path): value for path, value in output.items() if value is not None}
+    return {
+        Location(STEP, "output", path): value
+        for path, value in output.items()
+        if value is not None
+    }
 
 
 def choose_exports(learner: Learner, inputs: Sequence[Any]) -> Exports:
@@ -154,8 +173,13 @@ def choose_exports(learner: Learner, inputs: Sequence[Any]) -> Exports:
     """
     first, *others = (record_calls(learner, value) for value in inputs)
     further = [{call.name: call.inputs for call in calls} for calls in others]
-    calls = [call for call in first if all(call.name in named for named in further)][:MOST_MODULES]
-    return Exports(tuple(calls), {call.name: [named[call.name] for named in further] for call in calls})
+    calls = [call for call in first if all(call.name in named for named in further)][
+        :MOST_MODULES
+    ]
+    return Exports(
+        tuple(calls),
+        {call.name: [named[call.name] for named in further] for call in calls},
+    )
 
 
 @torch.no_grad()
@@ -170,10 +194,21 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
     calls: dict[str, ModuleCall] = {}
     depth = 0
 
-    def enter(role: str, path: str, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def enter(
+        role: str,
+        path: str,
+        _: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         nonlocal depth
         call = ModuleCall(role, path, clones(inputs))
-        if depth == 0 and inputs and not named and all(isinstance(value, Tensor) for value in inputs):
+        if (
+            depth == 0
+            and inputs
+            and not named
+            and all(isinstance(value, Tensor) for value in inputs)
+        ):
             calls.setdefault(call.name, call)
         depth += 1
 
@@ -184,7 +219,11 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
     handles = []
     for role, root in learner.modules().items():
         for path, module in root.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(enter, role, path), with_kwargs=True))
+            handles.append(
+                module.register_forward_pre_hook(
+                    partial(enter, role, path), with_kwargs=True
+                )
+            )
             handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         predict(learner, inputs)
@@ -205,7 +244,11 @@ def run_programs(learner: Learner, exports: Exports) -> dict[str, Any]:
             module = learner.modules()[call.role].get_submodule(call.path)
             program = export_module(module, call.inputs)
             inputs = (call.inputs, *exports.inputs[call.name])
-            results[call.name] = None if program is None else [_run(program, arguments) for arguments in inputs]
+            results[call.name] = (
+                None
+                if program is None
+                else [_run(program, arguments) for arguments in inputs]
+            )
     return results
 
 
@@ -218,16 +261,22 @@ def _run(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
         return None
 
 
-def export_module(module: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Any] | None:
+def export_module(
+    module: nn.Module, inputs: tuple[Tensor, ...]
+) -> Callable[..., Any] | None:
     """Returns a module as a program of ``torch.export``, for inputs of as many sizes as it allows.
 
     Returns:
         The program; None if the module cannot be exported.
     """
-    dynamic = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO) for tensor in inputs)
+    dynamic = tuple(
+        dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO) for tensor in inputs
+    )
     try:
         with _without_advice():
-            program = torch.export.export(module, clones(inputs), dynamic_shapes=dynamic)
+            program = torch.export.export(
+                module, clones(inputs), dynamic_shapes=dynamic
+            )
     except Exception:
         # Whatever a module does that cannot be traced.
         return None

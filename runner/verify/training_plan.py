@@ -46,10 +46,18 @@ class TrainingPlan:
         length = self.options.steps or self.recipe.length[1]
         interval = length if self.options.steps else part_of(length)
         device = resolve_device(self.recipe.device)
-        compiles = device.type == "cpu" and any(stage.traces for stage in self.recipe.stages.values())
+        compiles = device.type == "cpu" and any(
+            stage.traces for stage in self.recipe.stages.values()
+        )
         forked = may_fork(self.recipe.device, torch.cuda.is_available())
         self.trainings = Trainings(
-            self.registry.files, self.options.budget, length, interval, report_progress, compiles, forked
+            self.registry.files,
+            self.options.budget,
+            length,
+            interval,
+            report_progress,
+            compiles,
+            forked,
         )
         self.length = self.options.steps
         """Of every training; None until the first ones have shown what the budget has room for."""
@@ -75,11 +83,27 @@ class TrainingPlan:
             return False
         try:
             with self.gate.coverage.beginning():
-                statistical_sets = (stages for stages in self.judged_sets() if self._is_statistical(stages))
-                stages = next((stages for stages in statistical_sets if not self._is_close(stages)), None)
-                alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self.gate.baseline.active}
+                statistical_sets = (
+                    stages
+                    for stages in self.judged_sets()
+                    if self._is_statistical(stages)
+                )
+                stages = next(
+                    (
+                        stages
+                        for stages in statistical_sets
+                        if not self._is_close(stages)
+                    ),
+                    None,
+                )
+                alone = {
+                    kind: required(self.recipe.stages, kind) | {kind}
+                    for kind in self.gate.baseline.active
+                }
                 equal = [
-                    kind for kind, kinds in alone.items() if not self._is_statistical(kinds) or self._is_close(kinds)
+                    kind
+                    for kind, kinds in alone.items()
+                    if not self._is_statistical(kinds) or self._is_close(kinds)
                 ]
         except (BuildError, StepError, torch.OutOfMemoryError, MemoryError, OutOfTime):
             return False
@@ -114,21 +138,42 @@ class TrainingPlan:
         try:
             with self.trainings.beside(0):
                 length = self.length or self._affordable_length(orders, unit)
-                verdict = statistical(*orders, length, objective, self.trainings, self.options.seeds)
+                verdict = statistical(
+                    *orders, length, objective, self.trainings, self.options.seeds
+                )
                 self.trainings.give_up()
         except DivergedError as error:
-            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
+            return Verdict(
+                Outcome.FAIL, "Statistical", f"a training with it diverged: {error}"
+            )
         except RunnerError as error:
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", str(error), {FAILED: str(error)})
+            return Verdict(
+                Outcome.INCONCLUSIVE, "Statistical", str(error), {FAILED: str(error)}
+            )
         if verdict.summary == NOT_BEGUN:
             verdict = replace(verdict, summary=not_begun)
-        shorter = f", after {length:,} of {full_length:,} {unit}" if length < full_length else ""
-        trained = {"stages": {"reference": self.equal, "changed": changed}, "length": {unit: length}}
-        return replace(verdict, summary=verdict.summary + shorter, evidence=verdict.evidence | trained)
+        shorter = (
+            f", after {length:,} of {full_length:,} {unit}"
+            if length < full_length
+            else ""
+        )
+        trained = {
+            "stages": {"reference": self.equal, "changed": changed},
+            "length": {unit: length},
+        }
+        return replace(
+            verdict,
+            summary=verdict.summary + shorter,
+            evidence=verdict.evidence | trained,
+        )
 
-    def _affordable_length(self, orders: tuple[TrainingOrder, TrainingOrder], unit: str) -> int:
+    def _affordable_length(
+        self, orders: tuple[TrainingOrder, TrainingOrder], unit: str
+    ) -> int:
         changes = self.count_changes(self.equal)
-        self.length = affordable(*orders, unit, self.options.seeds, changes, self.trainings)
+        self.length = affordable(
+            *orders, unit, self.options.seeds, changes, self.trainings
+        )
         self.trainings.end_at(self.length)
         return self.length
 
@@ -139,7 +184,10 @@ class TrainingPlan:
         They may be part of the baseline and of the changed recipe as well: trainings are faster
         with them, and those of a stage and of the complete recipe are often the same.
         """
-        alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self.gate.baseline.active}
+        alone = {
+            kind: required(self.recipe.stages, kind) | {kind}
+            for kind in self.gate.baseline.active
+        }
         kinds = tuple(kind for kind, needed in alone.items() if self._is_close(needed))
         return kinds if self._is_close(kinds) else ()
 
@@ -148,18 +196,26 @@ class TrainingPlan:
         trained_sets = {self._beside(equal, stages) for stages in self.judged_sets()}
         return sum(self._is_statistical({*kinds} - {*equal}) for kinds in trained_sets)
 
-    def _beside(self, equal: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
+    def _beside(
+        self, equal: Collection[str], stages: Collection[str]
+    ) -> tuple[str, ...]:
         """Returns the stages that are judged by trainings, and those that are part of the
         baseline.
         """
-        return tuple(kind for kind in self.gate.baseline.active if kind in stages or kind in equal)
+        return tuple(
+            kind
+            for kind in self.gate.baseline.active
+            if kind in stages or kind in equal
+        )
 
     def _is_close(self, kinds: Collection[str]) -> bool:
         """Returns whether stages were proven equal up to rounding."""
         stages = tuple(kind for kind in self.gate.baseline.active if kind in kinds)
         if not self._is_statistical(stages):
             return bool(self.gate(stages))
-        return beyond_updates(self.recipe, stages) is None and bool(self.gate.closeness(stages))
+        return beyond_updates(self.recipe, stages) is None and bool(
+            self.gate.closeness(stages)
+        )
 
     def _is_statistical(self, kinds: Collection[str]) -> bool:
         return isinstance(weakest(self.recipe, kinds), Statistical)

@@ -37,14 +37,24 @@ class TrainingOrder(NamedTuple):
     batch_size: int | None = None
 
 
-def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int) -> TrainingOrder:
+def training_order(
+    recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int
+) -> TrainingOrder:
     """Returns a training of this length with these stages, its batch size chosen already."""
     values = recipe.values(masked=False)
-    values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
+    values["train"] |= {
+        recipe.length[0]: length,
+        "log_every": length,
+        "checkpoint_every": None,
+    }
     choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
     for kind in choosing:
-        del values["optimization"][kind]  # next to other trainings, the choice might be different
-    return TrainingOrder(values, assemble(recipe, registry.files).batch_size if choosing else None)
+        del values["optimization"][
+            kind
+        ]  # next to other trainings, the choice might be different
+    return TrainingOrder(
+        values, assemble(recipe, registry.files).batch_size if choosing else None
+    )
 
 
 class Milestone(NamedTuple):
@@ -66,14 +76,22 @@ class Trainings(AbstractContextManager["Trainings"]):
 
     plugin_files: Sequence[Path]
     budget: float  # seconds from here, after which no training starts
-    length: int  # the length of trainings: the recipe's, or another one with an evaluation
-    every: int  # distance of intermediate evaluations, which cost time and change nothing
+    length: (
+        int  # the length of trainings: the recipe's, or another one with an evaluation
+    )
+    every: (
+        int  # distance of intermediate evaluations, which cost time and change nothing
+    )
     say: Callable[[str], None]
     compiles: bool = False  # a stage of the recipes compiles for a CPU
     forked: bool = True  # whether their processes may be copies of another one
     _started: float = field(default_factory=time.monotonic)
-    _futures: dict[str, Future[None]] = field(default_factory=dict)  # by the order as JSON
-    _milestones: dict[str, list[Milestone]] = field(default_factory=dict)  # by the order as JSON
+    _futures: dict[str, Future[None]] = field(
+        default_factory=dict
+    )  # by the order as JSON
+    _milestones: dict[str, list[Milestone]] = field(
+        default_factory=dict
+    )  # by the order as JSON
 
     def __post_init__(self) -> None:
         self._given_up, self._turn = Event(), Condition()
@@ -129,7 +147,9 @@ class Trainings(AbstractContextManager["Trainings"]):
             for text in _as_json(trainings, [seed]):
                 if text not in self._futures:
                     self._milestones[text] = []
-                    self._futures[text] = self._pool.submit(self._trained, text, text in changed, self._given_up)
+                    self._futures[text] = self._pool.submit(
+                        self._trained, text, text in changed, self._given_up
+                    )
                     self._futures[text].add_done_callback(self._notify)
 
     def give_up(self) -> None:
@@ -143,14 +163,20 @@ class Trainings(AbstractContextManager["Trainings"]):
         }
         self._given_up = Event()
 
-    def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> list[Milestone]:
+    def run(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> list[Milestone]:
         """Evaluations at this length of every training with every seed, trainings outermost.
 
         A training that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no
         other.
         """
         wanted = _as_json(trainings, seeds)
-        new = [text for text in dict.fromkeys(wanted) if self._milestone(text, length) is None]
+        new = [
+            text
+            for text in dict.fromkeys(wanted)
+            if self._milestone(text, length) is None
+        ]
         self.begin(trainings, seeds)
         try:
             for number, text in enumerate(new, start=1):
@@ -161,9 +187,14 @@ class Trainings(AbstractContextManager["Trainings"]):
             self.give_up()
             raise
 
-    def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> bool:
+    def are_over(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> bool:
         """Returns whether all trainings have reached a length."""
-        return all(self._milestone(text, length) is not None for text in _as_json(trainings, seeds))
+        return all(
+            self._milestone(text, length) is not None
+            for text in _as_json(trainings, seeds)
+        )
 
     def newest(self, training: TrainingOrder, seeds: Sequence[int]) -> list[Milestone]:
         """The last evaluation with every seed with which there was one, in the order of the seeds."""
@@ -172,16 +203,23 @@ class Trainings(AbstractContextManager["Trainings"]):
 
     def _milestone(self, text: str, length: int) -> Milestone | None:
         """The first one at this length or after it."""
-        return next((each for each in self._milestones.get(text, ()) if each.done >= length), None)
+        return next(
+            (each for each in self._milestones.get(text, ()) if each.done >= length),
+            None,
+        )
 
     def _wait_for(self, text: str, length: int) -> Milestone:
         future = self._futures[text]
         with self._turn:
-            self._turn.wait_for(lambda: future.done() or self._milestone(text, length) is not None)
+            self._turn.wait_for(
+                lambda: future.done() or self._milestone(text, length) is not None
+            )
         found = self._milestone(text, length)
         if found is None:
             future.result()  # raises what went wrong
-            raise RunnerError(f"a training for the comparison ended before it was evaluated at {length:,}")
+            raise RunnerError(
+                f"a training for the comparison ended before it was evaluated at {length:,}"
+            )
         return found
 
     def _notify(self, *_: object) -> None:
@@ -199,7 +237,9 @@ class Trainings(AbstractContextManager["Trainings"]):
     def _trained(self, text: str, may_diverge: bool, given_up: Event) -> None:
         """Calls ``_train`` when fewer trainings are running than allowed."""
         with self._turn:
-            self._turn.wait_for(lambda: self._running < self._at_a_time or given_up.is_set())
+            self._turn.wait_for(
+                lambda: self._running < self._at_a_time or given_up.is_set()
+            )
             if given_up.is_set():
                 raise CancelledError
             self._running += 1
@@ -224,7 +264,9 @@ class Trainings(AbstractContextManager["Trainings"]):
                 compiles=self.compiles and self.forked,
             ) as child:
                 while (told := child.receive(given_up.is_set)) is not None:
-                    self._milestones[text].append(Milestone(**told, seconds=time.monotonic() - started))
+                    self._milestones[text].append(
+                        Milestone(**told, seconds=time.monotonic() - started)
+                    )
                     self._notify()
                     if told["done"] >= self.length:
                         return
@@ -233,12 +275,18 @@ class Trainings(AbstractContextManager["Trainings"]):
                 raise DivergedError(str(error)) from error
             if error.cause == Cause.INVALID:
                 raise UsageError(str(error)) from error
-            raise RunnerError(f"a training for the comparison failed:\n{error}") from error
+            raise RunnerError(
+                f"a training for the comparison failed:\n{error}"
+            ) from error
 
 
 def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[str]:
     """Every training with every seed, trainings outermost."""
-    orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
+    orders = [
+        [{**recipe, "seed": seed}, batch_size]
+        for recipe, batch_size in trainings
+        for seed in seeds
+    ]
     return [json.dumps(order, sort_keys=True) for order in orders]
 
 
@@ -252,10 +300,19 @@ class _Told(NoOutput):
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Records the duration of the first update, which compiles, and sends evaluations."""
         self.first_update = metrics.get("perf/first_update_seconds", self.first_update)
-        after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+        after = {
+            name.removeprefix("eval/"): value
+            for name, value in metrics.items()
+            if name.startswith("eval/")
+        }
         if after:
             seconds = time.monotonic() - self.started - self.first_update
-            self.parent.tell(done=step, before=self.before, after=after, growing_seconds=max(seconds, 1e-3))
+            self.parent.tell(
+                done=step,
+                before=self.before,
+                after=after,
+                growing_seconds=max(seconds, 1e-3),
+            )
 
 
 def main(parent: Parent) -> None:
@@ -264,4 +321,6 @@ def main(parent: Parent) -> None:
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
-    Loop(pipeline, parent.folder, _Told(parent, evaluated(pipeline)), NoOutput(), Stop()).run()
+    Loop(
+        pipeline, parent.folder, _Told(parent, evaluated(pipeline)), NoOutput(), Stop()
+    ).run()

@@ -39,14 +39,26 @@ class Unexercised:
     def __str__(self) -> str:
         parts = []
         if self.lines:
-            more = f" and {len(self.lines) - SHOWN_LINES} more" if len(self.lines) > SHOWN_LINES else ""
+            more = (
+                f" and {len(self.lines) - SHOWN_LINES} more"
+                if len(self.lines) > SHOWN_LINES
+                else ""
+            )
             parts.append(f"{', '.join(self.lines[:SHOWN_LINES])}{more}")
         if self.updates < self.training_updates:
-            parts.append(f"updates after {self.updates:,} of about {self.training_updates:,}")
-        evaluations = f"more than {self.evaluations} evaluations" if self.evaluations else "evaluations"
+            parts.append(
+                f"updates after {self.updates:,} of about {self.training_updates:,}"
+            )
+        evaluations = (
+            f"more than {self.evaluations} evaluations"
+            if self.evaluations
+            else "evaluations"
+        )
         parts.append(evaluations)
         if self.input_sizes:
-            parts.append(f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}")
+            parts.append(
+                f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}"
+            )
         parts += self.events
         return "; ".join(parts)
 
@@ -55,7 +67,9 @@ class Unexercised:
         return asdict(self)
 
 
-def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> Unexercised:
+def list_unexercised(
+    pair: StagePair, updates: int, checks: tuple[str, ...]
+) -> Unexercised:
     """Returns what the checks that were run on a pair have not exercised.
 
     Args:
@@ -65,7 +79,11 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
     """
     completed = {check.name for check, _ in pair.results}
     baseline = pair.baseline
-    events = [event for _, verdict in pair.results for event in verdict.evidence.get(NOT_EXERCISED, ())]
+    events = [
+        event
+        for _, verdict in pair.results
+        for event in verdict.evidence.get(NOT_EXERCISED, ())
+    ]
     return Unexercised(
         updates=updates,
         training_updates=_count_training_updates(pair),
@@ -80,5 +98,7 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
 def _count_training_updates(pair: StagePair) -> int:
     """Returns about how many updates a complete training makes."""
     progress = pair.baseline.progress
-    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress["updates"]
+    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress[
+        "updates"
+    ]
     return round(updates * progress.whole / max(1, progress.position))

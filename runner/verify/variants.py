@@ -20,7 +20,9 @@ BASELINES = (BASELINE, AGAIN)  # the references of variants
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-_FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
+_FETCHING = frozenset(
+    {"draw", "next_batch", "transfer"}
+)  # slots that act before an update has its batch
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Variant:
     """A set of stages."""
 
     name: str
-    stages: tuple[str, ...]  # kinds that are on, in the order in which they attach; none is the baseline
+    stages: tuple[
+        str, ...
+    ]  # kinds that are on, in the order in which they attach; none is the baseline
     also: tuple[str, ...] = ()  # other names of the same set, which is measured once
 
     @property
@@ -42,19 +46,32 @@ class VariantSet:
     """The variants of one recipe, and what cannot be one."""
 
     variants: tuple[Variant, ...]  # the baseline first, then those that matter most
-    inactive: Mapping[str, str]  # stages that have nothing to do on this machine, with the reason
+    inactive: Mapping[
+        str, str
+    ]  # stages that have nothing to do on this machine, with the reason
     refused: Mapping[str, str]  # variants that cannot exist, with the reason
 
     def find(self, stages: Collection[str]) -> Variant | None:
         """The variant with exactly these stages."""
-        return next((variant for variant in self.variants if set(variant.stages) == set(stages)), None)
+        return next(
+            (
+                variant
+                for variant in self.variants
+                if set(variant.stages) == set(stages)
+            ),
+            None,
+        )
 
     def named(self, name: str) -> Variant | None:
         """The variant of that name."""
-        return next((variant for variant in self.variants if name in variant.names), None)
+        return next(
+            (variant for variant in self.variants if name in variant.names), None
+        )
 
 
-def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> VariantSet:
+def variants_of(
+    recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS
+) -> VariantSet:
     """The baseline, and sets of the stages that are on, of these kinds; ``UsageError`` if none may run here."""
     inactive = _inactive(recipe, recipe.stages, device)
     active = [kind for kind in recipe.stages if kind not in inactive]
@@ -67,12 +84,16 @@ def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] 
             refused[name] = str(error)
             continue
         if idle:
-            refused[name] = "; ".join(f"{kind} would be inactive: {reason}" for kind, reason in idle.items())
+            refused[name] = "; ".join(
+                f"{kind} would be inactive: {reason}" for kind, reason in idle.items()
+            )
         else:
             found.setdefault(stages, []).append(name)
     if ALL not in (whole := found.get(tuple(active), [])):
         whole.append(ALL)  # whatever name it was requested with
-    variants = tuple(Variant(name, stages, tuple(also)) for stages, (name, *also) in found.items())
+    variants = tuple(
+        Variant(name, stages, tuple(also)) for stages, (name, *also) in found.items()
+    )
     return VariantSet(variants, inactive, refused)
 
 
@@ -101,7 +122,9 @@ def _wanted(
     if "phases" in groups:
         phases = sorted({stages[kind].phase for kind in active})
         for last in phases:
-            name = f"phase {last}" if last == phases[0] else f"phases {phases[0]}-{last}"
+            name = (
+                f"phase {last}" if last == phases[0] else f"phases {phases[0]}-{last}"
+            )
             yield name, tuple(kind for kind in active if stages[kind].phase <= last)
     if "alone" in groups:
         for kind in active:
@@ -111,13 +134,19 @@ def _wanted(
             yield kind, ordered({kind} | below)
     if "all_but" in groups:
         for kind in active:
-            without = {kind} | {other for other in active if kind in required(stages, other)}
+            without = {kind} | {
+                other for other in active if kind in required(stages, other)
+            }
             yield f"all but {kind}", ordered(set(active) - without)
 
 
-def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
+def _inactive(
+    recipe: Recipe, kinds: Collection[str], device: torch.device
+) -> dict[str, str]:
     """The stages among these that have nothing to do when exactly these are on, with the reason."""
-    from runner.training.pipeline import setting_of  # torch comes with it, and a file of an ablation is read without
+    from runner.training.pipeline import (
+        setting_of,
+    )  # torch comes with it, and a file of an ablation is read without
 
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
@@ -126,7 +155,14 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
             reason = stage.inactive(setting)
         except UsageError as error:
             raise UsageError(f"{kind}: {error}") from None
-        lacking = next((other for other in stage.requires if other in reasons or other not in setting.stages), None)
+        lacking = next(
+            (
+                other
+                for other in stage.requires
+                if other in reasons or other not in setting.stages
+            ),
+            None,
+        )
         if reason is None and lacking is not None:
             reason = f"it requires '{lacking}', which is inactive: {reasons.get(lacking, 'it is off')}"
         if reason is not None:
@@ -137,14 +173,20 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
     """Returns the contract of several stages together, which is the weakest of theirs."""
     contracts = [contract_of(recipe, kind) for kind in stages]
-    return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
+    return max(
+        contracts,
+        key=lambda each: (Exact, Close, Statistical).index(type(each)),
+        default=Exact(),
+    )
 
 
 def contract_of(recipe: Recipe, kind: str) -> Contract:
     """Returns the contract of a recipe's stage on this machine."""
     from runner.training.pipeline import resolve_device, setting_of
 
-    return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
+    return recipe.stages[kind].contract(
+        setting_of(recipe, resolve_device(recipe.device))
+    )
 
 
 def beyond_updates(recipe: Recipe, stages: Sequence[str]) -> str | None:

@@ -42,7 +42,9 @@ class Verification:
     rows: tuple[StageVerdict, ...]
     inactive: dict[str, str]  # stages that have nothing to do here, with the reason
     seconds: float
-    interrupted: ExitCode | None = None  # by a signal, after which the remaining sets were not judged
+    interrupted: ExitCode | None = (
+        None  # by a signal, after which the remaining sets were not judged
+    )
     budget: float | None = None  # seconds; None without a limit
 
     @property
@@ -60,14 +62,21 @@ class Verification:
         """Returns that of a signal, or else 0, 3, 4, or 1 if a training failed and no stage did."""
         if self.interrupted is not None:
             return self.interrupted
-        if self.outcome is Outcome.INCONCLUSIVE and any(FAILED in row.evidence for row in self.rows):
+        if self.outcome is Outcome.INCONCLUSIVE and any(
+            FAILED in row.evidence for row in self.rows
+        ):
             return ExitCode.FAILED
-        codes = {Outcome.FAIL: ExitCode.GATE_FAILED, Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
+        codes = {
+            Outcome.FAIL: ExitCode.GATE_FAILED,
+            Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+        }
         return codes.get(self.outcome, ExitCode.DONE)
 
     def data(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
-        interrupted = {} if self.interrupted is None else {"interrupted": int(self.interrupted)}
+        interrupted = (
+            {} if self.interrupted is None else {"interrupted": int(self.interrupted)}
+        )
         return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "budget": self.budget,
                 "seconds_beyond_budget": self.excess, "inactive": self.inactive,
                 "stages": [asdict(row) for row in self.rows], **interrupted}  # fmt: skip
@@ -80,15 +89,27 @@ def show(report: Verification, console: Console) -> None:
     width = max((len(row.name) for row in report.rows), default=0)
     for row in report.rows:
         outcome = (str(row.verdict), _COLOURS[row.verdict])
-        console.print(CleanText.assemble((f"{row.name:{width}}", "bold"), "  ", outcome, f"  {row.contract}"))
+        console.print(
+            CleanText.assemble(
+                (f"{row.name:{width}}", "bold"), "  ", outcome, f"  {row.contract}"
+            )
+        )
         print_wrapped(f"    {row.summary}", console)
     for kind, reason in report.inactive.items():
         print_wrapped(f"{kind}: inactive, {reason}", console, hang=4, style="dim")
     whole = (str(report.outcome), _COLOURS[report.outcome])
-    console.print(CleanText.assemble(f"{report.recipe}: ", whole, f" in {duration(report.seconds)}"))
+    console.print(
+        CleanText.assemble(
+            f"{report.recipe}: ", whole, f" in {duration(report.seconds)}"
+        )
+    )
     if report.excess >= 1:
         text = f"{duration(report.excess)} more than the budget of {duration(report.budget or 0)}"
-        print_wrapped(f"{text}: the budget limits trainings; other checks are finished first", console, style="yellow")
+        print_wrapped(
+            f"{text}: the budget limits trainings; other checks are finished first",
+            console,
+            style="yellow",
+        )
 
 
 class Judge(Protocol):
@@ -126,7 +147,9 @@ def judged(
     started, interrupted = time.perf_counter(), None
     variants = _chosen(possible, kinds)
     if not variants:
-        raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
+        raise UsageError(
+            f"recipe '{recipe.name}' has no active stage to verify on this machine"
+        )
     rows, inactive = [], dict(possible.inactive)
     forecast = _Forecast(budget, len(variants), say)
     for number, (name, variant) in enumerate(variants, start=1):
@@ -134,7 +157,11 @@ def judged(
         contract = type(weakest(recipe, variant.stages)).__name__
         if interrupted is not None:
             summary = f"not judged: stopped by {interrupted.signal.name}"
-            rows.append(StageVerdict(name, variant.stages, contract, Outcome.INCONCLUSIVE, summary, {}))
+            rows.append(
+                StageVerdict(
+                    name, variant.stages, contract, Outcome.INCONCLUSIVE, summary, {}
+                )
+            )
             continue
         say(f"{place}: {contract} ...")
         try:
@@ -143,19 +170,39 @@ def judged(
                 idle = gate.idle(variant.stages)
         except Interrupted as interruption:
             interrupted = interruption
-            found, idle = Verdict(Outcome.INCONCLUSIVE, contract, f"stopped by {interruption.signal.name}"), {}
+            found, idle = (
+                Verdict(
+                    Outcome.INCONCLUSIVE,
+                    contract,
+                    f"stopped by {interruption.signal.name}",
+                ),
+                {},
+            )
         say(f"{place}: {found.outcome}")
         forecast.update(number, time.perf_counter() - started)
         if name in idle and found.outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
         else:
-            rows.append(StageVerdict(name, variant.stages, contract, found.outcome, found.summary, found.evidence))
+            rows.append(
+                StageVerdict(
+                    name,
+                    variant.stages,
+                    contract,
+                    found.outcome,
+                    found.summary,
+                    found.evidence,
+                )
+            )
     if not rows:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
-        raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
+        raise UsageError(
+            f"no stage of recipe '{recipe.name}' does anything here ({reasons})"
+        )
     code = None if interrupted is None else interrupted.exit_code
     seconds = time.perf_counter() - started
-    return Verification(recipe.name, tuple(rows), inactive, seconds, code, budget or None)
+    return Verification(
+        recipe.name, tuple(rows), inactive, seconds, code, budget or None
+    )
 
 
 class _Forecast:
@@ -191,11 +238,17 @@ def _chosen(possible: VariantSet, kinds: Sequence[str]) -> list[tuple[str, Varia
     order, then the complete recipe.
     """
     by_name = {name: variant for variant in possible.variants for name in variant.names}
-    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
+    every = [
+        (name, variant)
+        for name, variant in by_name.items()
+        if variant.stages and " + " not in name
+    ]
     every.sort(key=lambda pair: pair[0] == ALL)
     unknown = set(kinds) - by_name.keys()
     if unknown:
-        raise UsageError(_not_active(min(unknown), possible, [name for name, _ in every]))
+        raise UsageError(
+            _not_active(min(unknown), possible, [name for name, _ in every])
+        )
     return [pair for pair in every if not kinds or pair[0] in kinds]
 
 

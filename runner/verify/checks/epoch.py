@@ -38,5 +38,7 @@ class EpochCheck(Check):
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares batches and noise by bits."""
-        seconds = SHARE_OF_LONG_RUN * budget.at_most(pair.baseline.options.horizon_seconds)
+        seconds = SHARE_OF_LONG_RUN * budget.at_most(
+            pair.baseline.options.horizon_seconds
+        )
         return same_epoch(*pair.builds(samples), pair.contract, MOST_BATCHES, seconds)

@@ -33,7 +33,9 @@ class EvaluationsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the number of evaluations and updates."""
         updates = UPDATES_BETWEEN_EVALUATIONS + 1
-        precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
+        precision = (
+            " in float64, one in float32" if isinstance(pair.contract, Close) else ""
+        )
         few = "one is interrupted, and up to 4 measure a few samples"
         return f"4 evaluations{precision}, {updates} updates; {few}"
 
@@ -44,9 +46,16 @@ class EvaluationsCheck(Check):
         baseline, candidate = pair.builds(answers)
         own = pair.baseline.evaluated
         name = type(contract).__name__
-        verdict = Verdict(Outcome.PASS, name, "nothing of it can be evaluated, in the baseline either")
-        for result in same_evaluations(own, baseline, candidate, pair.baseline.evaluations, contract):
-            if worst([verdict.outcome, result.outcome]) is not verdict.outcome or verdict:
+        verdict = Verdict(
+            Outcome.PASS, name, "nothing of it can be evaluated, in the baseline either"
+        )
+        for result in same_evaluations(
+            own, baseline, candidate, pair.baseline.evaluations, contract
+        ):
+            if (
+                worst([verdict.outcome, result.outcome]) is not verdict.outcome
+                or verdict
+            ):
                 verdict = result
             if verdict.outcome is Outcome.FAIL:
                 break

@@ -21,7 +21,9 @@ class LongRunCheck(Check):
 
     name = "a long run"
     question = "Does it stay the same for many updates?"
-    catches = "an error in one of some hundred updates; caches that are renewed too rarely"
+    catches = (
+        "an error in one of some hundred updates; caches that are renewed too rarely"
+    )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
@@ -39,7 +41,9 @@ class LongRunCheck(Check):
         seconds = budget.at_most(options.horizon_seconds)
         baseline, candidate = pair.subjects()
         if isinstance(pair.contract, Exact):
-            verdict = same_bits(pair.baseline.long_run(seconds), baseline, candidate, range(1))
+            verdict = same_bits(
+                pair.baseline.long_run(seconds), baseline, candidate, range(1)
+            )
             if verdict.outcome is not Outcome.FAIL:
                 return verdict
             # A few updates may show the place of the same error.

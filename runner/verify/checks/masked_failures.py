@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
 from runner.proof.isolation import StepError
-from runner.proof.masked_failures import same_decisions, same_digits, same_small_numbers, unmasked
+from runner.proof.masked_failures import (
+    same_decisions,
+    same_digits,
+    same_small_numbers,
+    unmasked,
+)
 from runner.proof.trajectory import Update
 from runner.proof.verdict import Outcome, Verdict
 
@@ -48,9 +53,14 @@ class MaskedFailuresCheck(Check):
         inputs = pair.batches[updates - 1]._replace(inputs=None)
         start = Update(inputs, states)
         builds = pair.subjects()
-        recorded = [replace(start, batch=batch) for batch in pair.batches[updates - _RECORDED : updates]]
+        recorded = [
+            replace(start, batch=batch)
+            for batch in pair.batches[updates - _RECORDED : updates]
+        ]
         # A compiler hides what compiled code decides.
-        decisions = [] if pair.is_traced else [partial(same_decisions, *builds, start, name)]
+        decisions = (
+            [] if pair.is_traced else [partial(same_decisions, *builds, start, name)]
+        )
         try:
             for compare in (
                 partial(unmasked, *builds, start, name),
@@ -63,4 +73,6 @@ class MaskedFailuresCheck(Check):
                     return verdict
         except StepError as error:
             return error.verdict(name, builds[0])
-        return Verdict(Outcome.PASS, name, "failures of numbers show as in the baseline")
+        return Verdict(
+            Outcome.PASS, name, "failures of numbers show as in the baseline"
+        )

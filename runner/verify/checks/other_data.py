@@ -29,7 +29,9 @@ class OtherDataCheck(Check):
     """Compares updates and an evaluation with another seed and other samples of the same numbers."""
 
     name = "other data"
-    question = "Is a second training in this process, with other data, the baseline's, too?"
+    question = (
+        "Is a second training in this process, with other data, the baseline's, too?"
+    )
     catches = "a cache in the process or in a file that is not invalidated when the data, the seed or the model change"
     is_optional = True
 
@@ -46,7 +48,9 @@ class OtherDataCheck(Check):
         # A stage may need the type of the data; then only the seed is another one.
         for has_other_samples in (True, False):
             try:
-                verdict = _compare(pair, other_world(pair.recipe, has_other_samples=has_other_samples))
+                verdict = _compare(
+                    pair, other_world(pair.recipe, has_other_samples=has_other_samples)
+                )
             except (BuildError, StepError, RunnerError):
                 continue
             if verdict.outcome is Outcome.FAIL:
@@ -68,10 +72,14 @@ def _compare_metrics(pair: StagePair, baseline: Build, candidate: Build) -> Verd
     """Compares an evaluation of a model that is not trained."""
     assert isinstance(pair.contract, Exact | Close)
     try:
-        expected, metrics = (evaluate(Isolation(build, 0)) for build in (baseline, candidate))
+        expected, metrics = (
+            evaluate(Isolation(build, 0)) for build in (baseline, candidate)
+        )
     except StepError as error:
         return error.verdict(pair.promise_name, baseline)
-    name = differing_metrics(expected, metrics, is_exact=isinstance(pair.contract, Exact))
+    name = differing_metrics(
+        expected, metrics, is_exact=isinstance(pair.contract, Exact)
+    )
     if name is None:
         summary = f"{UPDATES} updates and an evaluation with other data are the same"
         return Verdict(Outcome.PASS, pair.promise_name, summary)

@@ -36,5 +36,9 @@ class ProcessStateCheck(Check):
         files = {*map(str, pair.baseline.registry.files), *files_of(configs)}
         for name in (*patches(files), *changed_since(pair.baseline.process)):
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
-            return Verdict(Outcome.FAIL, pair.promise_name, summary, {WHOLE_PROCESS: True})
-        return Verdict(Outcome.PASS, pair.promise_name, "nothing has changed for the whole process")
+            return Verdict(
+                Outcome.FAIL, pair.promise_name, summary, {WHOLE_PROCESS: True}
+            )
+        return Verdict(
+            Outcome.PASS, pair.promise_name, "nothing has changed for the whole process"
+        )

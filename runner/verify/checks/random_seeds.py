@@ -25,7 +25,11 @@ class RandomSeedsCheck(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False without a long run, and for stages that are inactive or choose the batch size."""
-        return bool(pair.baseline.options.horizon) and not pair.is_inactive and not pair.chooses_batches
+        return (
+            bool(pair.baseline.options.horizon)
+            and not pair.is_inactive
+            and not pair.chooses_batches
+        )
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
@@ -38,10 +42,16 @@ class RandomSeedsCheck(Check):
         except StepError as error:
             return error.verdict(pair.promise_name, None)
         if not seeds:
-            return Verdict(Outcome.PASS, pair.promise_name, "no global random generator is seeded")
+            return Verdict(
+                Outcome.PASS, pair.promise_name, "no global random generator is seeded"
+            )
         expected = find_seeds(built(seed_uses(pair.recipe, pair.baseline.registry, ())))
         for name, moment in seeds:
             if (name, moment) not in expected:
                 summary = f"{moment} seeds the global random generator of {name}: later draws repeat earlier ones"
                 return Verdict(Outcome.FAIL, pair.promise_name, summary)
-        return Verdict(Outcome.PASS, pair.promise_name, "the baseline seeds the same global random generators")
+        return Verdict(
+            Outcome.PASS,
+            pair.promise_name,
+            "the baseline seeds the same global random generators",
+        )

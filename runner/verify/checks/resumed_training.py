@@ -42,4 +42,6 @@ class ResumedTrainingCheck(Check):
         def candidate(checkpoint: State | None) -> Build:
             return pair.candidate(partial(draws, resumed=checkpoint))
 
-        return same_when_resumed(baseline, candidate, pair.contract, pair.baseline.options.updates)
+        return same_when_resumed(
+            baseline, candidate, pair.contract, pair.baseline.options.updates
+        )

@@ -21,7 +21,9 @@ class SampledBatchesCheck(Check):
     """Compares batches, noise, counts and the state of generators, update by update."""
 
     name = "sampled batches"
-    question = "Does each update learn from the same batch, with the same random numbers?"
+    question = (
+        "Does each update learn from the same batch, with the same random numbers?"
+    )
     catches = "samples that are left out, repeated, cut or shuffled otherwise; more or fewer random numbers"
 
     def applies(self, pair: StagePair) -> bool:

@@ -47,7 +47,9 @@ class SchedulesCheck(Check):
         """Compares bits or algebra; where time is short, points that are spread evenly."""
         contract = pair.contract
         assert isinstance(contract, Exact | Close)
-        seconds = SHARE_OF_LONG_RUN * budget.at_most(pair.baseline.options.horizon_seconds)
+        seconds = SHARE_OF_LONG_RUN * budget.at_most(
+            pair.baseline.options.horizon_seconds
+        )
         return same_updates(*pair.subjects(), _updates(pair), contract, seconds)
 
 
@@ -59,13 +61,20 @@ def _updates(pair: StagePair) -> Iterator[tuple[str, Update]]:
     progress = baseline.progress
     counts = recorded.progress
     kinks = find_kinks(pair.recipe.lr_scheduler)
-    for number, fraction in enumerate([*_both_sides(kinks, progress), *spread_points(POINTS)]):
+    for number, fraction in enumerate(
+        [*_both_sides(kinks, progress), *spread_points(POINTS)]
+    ):
         scaled = counts_at(counts, progress, fraction)
         words = f"at {fraction:.1%} of the training"
-        yield words, Update(recorded._replace(progress=scaled, inputs=None), states, number)
+        yield (
+            words,
+            Update(recorded._replace(progress=scaled, inputs=None), states, number),
+        )
 
 
-def counts_at(counts: Mapping[str, int], progress: Progress, fraction: float) -> dict[str, int]:
+def counts_at(
+    counts: Mapping[str, int], progress: Progress, fraction: float
+) -> dict[str, int]:
     """Returns the counts of a training that is so far.
 
     Args:
@@ -87,9 +96,13 @@ def find_kinks(schedule: Schedule) -> list[float]:
     """Returns the fractions of a training at which the slope of a learning rate changes suddenly."""
     steps = _FINE * (POINTS - 1)
     factors = [schedule.factor(number / steps) for number in range(steps + 1)]
-    bends = [abs(factors[i - 1] - 2 * factors[i] + factors[i + 1]) for i in range(1, steps)]
+    bends = [
+        abs(factors[i - 1] - 2 * factors[i] + factors[i + 1]) for i in range(1, steps)
+    ]
     usual = sorted(bends)[len(bends) // 2]
-    return [(i + 1) / steps for i, bend in enumerate(bends) if bend > 100 * usual + _KINK]
+    return [
+        (i + 1) / steps for i, bend in enumerate(bends) if bend > 100 * usual + _KINK
+    ]
 
 
 def _both_sides(kinks: list[float], progress: Progress) -> Iterator[float]:

@@ -13,7 +13,12 @@ from runner.plugin.contract import Statistical
 from runner.proof.isolation import StepError
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
-from runner.verify.simulation import FEWEST_DRAWS, MOST_DRAWS, SimulationComparison, simulations
+from runner.verify.simulation import (
+    FEWEST_DRAWS,
+    MOST_DRAWS,
+    SimulationComparison,
+    simulations,
+)
 from runner.verify.unexercised import NOT_EXERCISED
 from runner.verify.variants import beyond_updates
 
@@ -36,7 +41,9 @@ class SimulatorsCheck(Check):
     """
 
     name = "simulators"
-    question = "Does a simulator behave the same at ends, after resets and in other sizes?"
+    question = (
+        "Does a simulator behave the same at ends, after resets and in other sizes?"
+    )
     catches = (
         "a stale observation after a reset; a timeout that counts as an end, or the reverse; "
         "samples lost where a full buffer starts again; a mask that is ignored; a number of "
@@ -48,9 +55,15 @@ class SimulatorsCheck(Check):
         """Returns False without a long run, if the source does not act with its learner, and for
         ``Statistical`` stages that change which batches are sampled.
         """
-        if not pair.baseline.options.horizon or pair.is_inactive or pair.chooses_batches:
+        if (
+            not pair.baseline.options.horizon
+            or pair.is_inactive
+            or pair.chooses_batches
+        ):
             return False
-        samples_otherwise = isinstance(pair.contract, Statistical) and beyond_updates(pair.recipe, pair.stages)
+        samples_otherwise = isinstance(pair.contract, Statistical) and beyond_updates(
+            pair.recipe, pair.stages
+        )
         return pair.baseline.has_simulator and not samples_otherwise
 
     def cost(self, pair: StagePair) -> str:
@@ -81,7 +94,9 @@ class SimulatorsCheck(Check):
             except StepError as error:
                 return error.verdict(name, baseline)
             if difference is not None:
-                summary = f"the simulator is another one {_words(settings)}: {difference}"
+                summary = (
+                    f"the simulator is another one {_words(settings)}: {difference}"
+                )
                 return Verdict(Outcome.FAIL, name, summary)
             draws += comparison.draws
             events.update(comparison.events)
@@ -102,6 +117,7 @@ def _words(sizes: Sizes) -> str:
     if not sizes:
         return "with the recipe's sizes"
     settings = [
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in sizes.items()
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in sizes.items()
     ]
     return f"with {', '.join(settings)}"

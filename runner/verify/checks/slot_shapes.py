@@ -50,16 +50,26 @@ class SlotShapesCheck(Check):
         on_cpu = replace(pair.recipe, device="cpu")
         calls = record_slot_calls(on_cpu, baseline.registry, _slots(pair))[:MOST_SLOTS]
         updates = [Update(variant) for call in calls for variant in _variants(call)]
-        answered = keep_answered(slot_calls(on_cpu, baseline.registry, ()), on_host(states), updates)
+        answered = keep_answered(
+            slot_calls(on_cpu, baseline.registry, ()), on_host(states), updates
+        )
         if not answered:
-            return Verdict(Outcome.PASS, pair.promise_name, "no slot accepts inputs of other shapes")
+            return Verdict(
+                Outcome.PASS,
+                pair.promise_name,
+                "no slot accepts inputs of other shapes",
+            )
         first = replace(answered[0], states=states)
-        return same_answers(*pair.builds(slot_calls), [first, *answered[1:]], pair.contract)
+        return same_answers(
+            *pair.builds(slot_calls), [first, *answered[1:]], pair.contract
+        )
 
 
 def _slots(pair: StagePair) -> set[str]:
     """Returns the slots of the learner that the stages declare."""
-    stages = [pair.recipe.stages[kind] for kind in pair.stages if kind in pair.recipe.stages]
+    stages = [
+        pair.recipe.stages[kind] for kind in pair.stages if kind in pair.recipe.stages
+    ]
     declared = {slot for stage in stages for slot in stage.wraps | stage.claims}
     return declared & {*pair.recipe.model.slots}
 
@@ -68,4 +78,6 @@ def _variants(call: SlotCall) -> list[SlotCall]:
     """Returns the call with other shapes, each with and without gradients."""
     variants = reshape_inputs(call.inputs)[:MOST_SHAPES]
     pairs = itertools.product(variants, (False, True))
-    return [call._replace(inputs=inputs, predicts=predicts) for inputs, predicts in pairs]
+    return [
+        call._replace(inputs=inputs, predicts=predicts) for inputs, predicts in pairs
+    ]

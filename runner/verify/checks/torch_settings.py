@@ -32,10 +32,13 @@ class TorchSettingsCheck(Check):
         """Reports the first setting that differs."""
         updates = pair.results[0][1]
         settings = updates.evidence.get("contract", {}).get("settings", {})
-        watched = {name: tuple(map(repr, values)) for name, values in pair.reach.settings.items()}
+        watched = {
+            name: tuple(map(repr, values))
+            for name, values in pair.reach.settings.items()
+        }
         for name, (before, after) in (settings or watched).items():
-            summary = (
-                f"it makes torch's {name} {after} ({before} before), which can change numbers: promise Statistical"
-            )
+            summary = f"it makes torch's {name} {after} ({before} before), which can change numbers: promise Statistical"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
-        return Verdict(Outcome.PASS, pair.promise_name, "torch's settings are the baseline's")
+        return Verdict(
+            Outcome.PASS, pair.promise_name, "torch's settings are the baseline's"
+        )

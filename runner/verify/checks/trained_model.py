@@ -16,7 +16,12 @@ from runner.verify.evaluation_checks import alike
 from runner.verify.likeness import unlike
 from runner.verify.options import TRAINED_UPDATES
 from runner.verify.subjects import built
-from runner.verify.trained_model import MOST_MODULES, Restoration, run_exports, trained_models
+from runner.verify.trained_model import (
+    MOST_MODULES,
+    Restoration,
+    run_exports,
+    trained_models,
+)
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -36,7 +41,11 @@ class TrainedModelCheck(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False without a long run, and for stages that are inactive or choose the batch size."""
-        return bool(pair.baseline.options.horizon) and not pair.is_inactive and not pair.chooses_batches
+        return (
+            bool(pair.baseline.options.horizon)
+            and not pair.is_inactive
+            and not pair.chooses_batches
+        )
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and exports."""
@@ -49,21 +58,33 @@ class TrainedModelCheck(Check):
             verdict = _compare_restored(pair, *builds)
         except RunnerError as error:
             if not _is_restored(pair, builds[0]):
-                return Verdict(Outcome.PASS, pair.promise_name, "the baseline's model cannot be restored either")
-            summary = f"the trained model cannot be restored without the stages: {error}"
+                return Verdict(
+                    Outcome.PASS,
+                    pair.promise_name,
+                    "the baseline's model cannot be restored either",
+                )
+            summary = (
+                f"the trained model cannot be restored without the stages: {error}"
+            )
             return Verdict(Outcome.FAIL, pair.promise_name, summary)
         if not verdict:
             return verdict
         # Code is not watched here: the watcher reads settings by operators, which an export records.
-        candidate = built(trained_models(pair.recipe, pair.baseline.registry, pair.stages))
+        candidate = built(
+            trained_models(pair.recipe, pair.baseline.registry, pair.stages)
+        )
         return _compare_exported(pair, candidate)
 
 
 def _compare_restored(pair: StagePair, baseline: Build, candidate: Build) -> Verdict:
-    updates = pair.baseline.updates_before(Restoration(pair.baseline.questions[0].batch.inputs))
+    updates = pair.baseline.updates_before(
+        Restoration(pair.baseline.questions[0].batch.inputs)
+    )
     if isinstance(pair.contract, Exact | Close):
         words = "of the trained model and what is restored of it"
-        return same_updates(baseline, candidate, ((words, update) for update in updates), pair.contract)
+        return same_updates(
+            baseline, candidate, ((words, update) for update in updates), pair.contract
+        )
     return alike(baseline, candidate, updates)
 
 
@@ -82,29 +103,53 @@ def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
     name = pair.promise_name
     expected = pair.baseline.programs
     if not expected:
-        return Verdict(Outcome.PASS, name, "the trained model is the same; the baseline cannot be exported")
+        return Verdict(
+            Outcome.PASS,
+            name,
+            "the trained model is the same; the baseline cannot be exported",
+        )
     try:
-        frame = run_exports(candidate, pair.baseline.updates_before(pair.baseline.exports))
+        frame = run_exports(
+            candidate, pair.baseline.updates_before(pair.baseline.exports)
+        )
     except StepError as error:
         return error.verdict(name, None)
     if not frame:
-        return Verdict(Outcome.PASS, name, "the trained model is the same; with the stages it cannot be exported")
+        return Verdict(
+            Outcome.PASS,
+            name,
+            "the trained model is the same; with the stages it cannot be exported",
+        )
     # A program may refuse other sizes than those of its export.
-    results = [result for result in pair.baseline.exports.results if _select(expected, result)]
+    results = [
+        result for result in pair.baseline.exports.results if _select(expected, result)
+    ]
     results = [result for result in results if _select(frame, result)]
     expected, frame = (
-        {location: values[location] for result in results for location in _select(values, result)}
+        {
+            location: values[location]
+            for result in results
+            for location in _select(values, result)
+        }
         for values in (expected, frame)
     )
     is_form = not isinstance(pair.contract, Exact | Close)
     location = unlike(expected, frame, form=is_form)
     if location is None:
-        return Verdict(Outcome.PASS, name, "the trained model is the same, also without stages and exported")
+        return Verdict(
+            Outcome.PASS,
+            name,
+            "the trained model is the same, also without stages and exported",
+        )
     pair_of_values = (values.get(location, MISSING) for values in (expected, frame))
     difference = described(1, location, *pair_of_values)
-    return Verdict(Outcome.FAIL, name, f"an exported program is another one: {difference}")
+    return Verdict(
+        Outcome.FAIL, name, f"an exported program is another one: {difference}"
+    )
 
 
 def _select(frame: Frame, name: str) -> list[Location]:
     """Returns the locations of a result, which may be a tensor or a tree of them."""
-    return [location for location in frame if f"{location.name}.".startswith(f"{name}.")]
+    return [
+        location for location in frame if f"{location.name}.".startswith(f"{name}.")
+    ]

@@ -63,8 +63,6 @@ class UpdatesCheck(Check):
 
     def _compare_algebra(self, pair: StagePair, fetching: str | None) -> Verdict:
         if fetching is not None and pair.recipe.stages[fetching].prepares:
-            summary = (
-                f"{fetching} changes which batches are sampled, which no recorded batch shows: promise Statistical"
-            )
+            summary = f"{fetching} changes which batches are sampled, which no recorded batch shows: promise Statistical"
             return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
         return pair.closeness
