@@ -16,7 +16,7 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import resolve_device
 from runner.verify.evaluation_checks import (
-    Asked,
+    Query,
     Evaluated,
     answers,
     evaluated,
@@ -34,7 +34,7 @@ from runner.verify.options import (
     UPDATES_BETWEEN_EVALUATIONS,
     Options,
 )
-from runner.verify.sampling_checks import knows_its_learner
+from runner.verify.sampling_checks import depends_on_learner
 from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.trained_model import (
     Exports,
@@ -119,7 +119,7 @@ class Baseline:
     def _source(self) -> SourceFacts:
         with baseline_step(self.recipe, self.registry) as step:
             source = step.source
-            depends = knows_its_learner(source)
+            depends = depends_on_learner(source)
             return SourceFacts(
                 step.progress.epoch_samples,
                 depends,
@@ -148,7 +148,7 @@ class Baseline:
             return []
         first = self.questions[0]
         variants = [
-            Update(Asked(inputs)) for inputs in reshape_inputs(first.batch.inputs)
+            Update(Query(inputs)) for inputs in reshape_inputs(first.batch.inputs)
         ]
         # An index that is out of range is an exception on a CPU; on a GPU, it ends the process.
         build = answers(replace(self.recipe, device="cpu"), self.registry, ())

@@ -18,7 +18,7 @@ from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 from runner.training.step import Step
-from runner.verify.evaluation_checks import Asked, answers, prediction_sizes, questions, same_evaluations
+from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
 from runner.verify.global_patches import belongings, patches
 from runner.verify.options import Options
@@ -252,5 +252,5 @@ def test_slow_predictions_limit_what_is_asked_and_evaluated(monkeypatch):
 
 def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
-    timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
+    timing = clock(baseline, changed, [Query(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0

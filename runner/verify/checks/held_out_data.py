@@ -92,7 +92,7 @@ def _first_problem(builds: Sequence[Build], worlds: tuple[World, World]) -> str 
     first, second = (
         training for training in trainings if isinstance(training, Observation)
     )
-    difference = first.parting(second)
+    difference = first.first_difference(second)
     if difference is not None:
         update, name = difference
         moment = (

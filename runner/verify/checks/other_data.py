@@ -14,7 +14,7 @@ from runner.proof.subject import Build
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
 from runner.verify.other_data import World, differing_metrics, other_world
-from runner.verify.sampling_checks import Drawing, draws, evaluate, same_draws
+from runner.verify.sampling_checks import ComparisonLength, draws, evaluate, same_draws
 from runner.verify.subjects import BuildError, built
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class OtherDataCheck(Check):
 def _compare(pair: StagePair, world: World) -> Verdict:
     baseline = built(_training(world, pair.baseline.registry, ()))
     candidate = pair.candidate(lambda _, *arguments: _training(world, *arguments))
-    verdict = same_draws(baseline, candidate, pair.contract, Drawing(UPDATES))
+    verdict = same_draws(baseline, candidate, pair.contract, ComparisonLength(UPDATES))
     return _compare_metrics(pair, baseline, candidate) if verdict else verdict
 
 

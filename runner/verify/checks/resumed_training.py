@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner.plugin.check import Check
 from runner.proof.subject import Build
 from runner.proof.verdict import Verdict
-from runner.verify.sampling_checks import GOING_ON, draws, same_when_resumed
+from runner.verify.sampling_checks import RESUMED_UPDATES, draws, same_when_resumed
 from runner.verify.subjects import built
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ResumedTrainingCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        return f"{pair.baseline.options.updates} updates, a checkpoint, and twice {GOING_ON} updates"
+        return f"{pair.baseline.options.updates} updates, a checkpoint, and twice {RESUMED_UPDATES} updates"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself; a baseline that does not resume excuses it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runner.plugin.check import Check
 from runner.plugin.contract import Close
 from runner.proof.verdict import Verdict
-from runner.verify.sampling_checks import Drawing, draws, same_draws
+from runner.verify.sampling_checks import ComparisonLength, draws, same_draws
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -41,9 +41,9 @@ class SampledBatchesCheck(Check):
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares what is sampled; of a ``Statistical`` candidate only the form."""
         options = pair.baseline.options
-        length = Drawing(options.updates)
+        length = ComparisonLength(options.updates)
         # The long run of an exact candidate samples by itself.
         if isinstance(pair.contract, Close):
             seconds = SHARE_OF_LONG_RUN * budget.at_most(options.horizon_seconds)
-            length = Drawing(options.updates, options.horizon, seconds)
+            length = ComparisonLength(options.updates, options.horizon, seconds)
         return same_draws(*pair.builds(draws), pair.contract, length)
