@@ -136,7 +136,7 @@ class TrainingPlan:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", not_begun)
         unit, full_length = self.recipe.length
         try:
-            with self.trainings.beside(0):
+            with self.trainings.reserve_cores(0):
                 length = self.length or self._affordable_length(orders, unit)
                 verdict = statistical(
                     *orders, length, objective, self.trainings, self.options.seeds
