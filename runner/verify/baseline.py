@@ -26,7 +26,7 @@ from runner.verify.evaluation_checks import (
     resized,
     sizes_of_questions,
 )
-from runner.verify.global_patches import belongings
+from runner.verify.global_patches import global_values
 from runner.verify.input_shapes import keep_answered, reshape_inputs
 from runner.verify.options import (
     LATE,
@@ -76,7 +76,7 @@ class Baseline:
         self.recipe = recipe
         self.registry = registry
         self.options = options
-        self.process = belongings()
+        self.process = global_values()
         self.input_sizes: tuple[int, ...] = ()
         """Batch sizes of the predictions that were compared."""
         self._evaluated: dict[bool, Evaluated] = {}

@@ -110,7 +110,7 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 return _evaluate(pipeline, query)
             return _predict(pipeline, query)
 
-        step = training.whole_step
+        step = training.complete_step
         state = {"learner": LearnerState(step)}
         return Subject(answer, state, seed=step.seed, parameters=lambda: ())
 

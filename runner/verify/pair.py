@@ -18,7 +18,7 @@ from runner.proof.verify_subjects import compare
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import Assembly
 from runner.training.stage_watch import StageReport
-from runner.verify.stage_coverage import Reach
+from runner.verify.stage_coverage import CodeCoverage
 from runner.verify.subjects import built, subject
 from runner.verify.variants import required, weakest
 
@@ -107,16 +107,18 @@ class StagePair:
     def candidate(self, make: MakeBuild) -> Build:
         """Returns a maker of a subject of the candidate."""
         return built(
-            self.reach.watched(make(self.recipe, self.baseline.registry, self.stages))
+            self.code_coverage.watched(
+                make(self.recipe, self.baseline.registry, self.stages)
+            )
         )
 
     @cached_property
-    def reach(self) -> Reach:
+    def code_coverage(self) -> CodeCoverage:
         """Returns which code of a stage has run; empty if a compiler traces it,
         or for several stages.
         """
         kinds = () if self.is_traced else self._single
-        return Reach(self.recipe.stages[kind].implementation() for kind in kinds)
+        return CodeCoverage(self.recipe.stages[kind].implementation() for kind in kinds)
 
     @property
     def is_traced(self) -> bool:
@@ -138,7 +140,7 @@ class StagePair:
     def idle(self) -> dict[str, str]:
         """Stages that did nothing, with the reason."""
         reason = "nothing of it is called once the pipeline is built"
-        unused = {kind: reason for kind in self._single if self.reach.is_idle}
+        unused = {kind: reason for kind in self._single if self.code_coverage.is_idle}
         return unused | self._inactive
 
     @property

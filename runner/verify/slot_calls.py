@@ -50,9 +50,9 @@ def slot_calls(recipe: Recipe, registry: Registry, stages: Collection[str]) -> B
                 output = step(*pipeline.transfer(request.inputs))
             return {request.slot: map_tensors(Tensor.detach, output)}
 
-        state = {"learner": LearnerState(training.whole_step)}
+        state = {"learner": LearnerState(training.complete_step)}
         return Subject(
-            call, state, seed=training.whole_step.seed, parameters=lambda: ()
+            call, state, seed=training.complete_step.seed, parameters=lambda: ()
         )
 
     return build

@@ -90,7 +90,7 @@ def list_unexercised(
         evaluations=baseline.count_evaluations() if "evaluations" in completed else 0,
         input_sizes=baseline.input_sizes if "predictions" in completed else (),
         checks=tuple(name for name in checks if name not in completed),
-        lines=tuple(pair.reach.missed()),
+        lines=tuple(pair.code_coverage.missed()),
         events=tuple(events),
     )
 

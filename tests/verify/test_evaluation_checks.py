@@ -20,7 +20,7 @@ from runner.training.pipeline import assemble
 from runner.training.step import Step
 from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
-from runner.verify.global_patches import belongings, patches
+from runner.verify.global_patches import global_values, patches
 from runner.verify.options import Options
 
 HERE = Path(__file__).parent
@@ -181,16 +181,16 @@ def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch, tmp_pat
 
 
 def test_what_was_a_number_and_is_an_object_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setattr("runner.training.step._MIX", object())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.training.step._MIX"]
 
 
 def test_a_table_in_which_something_was_changed_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setitem(PRESETS, "seed", Coefficients())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.plugins.marl.uav.rewards.PRESETS"]
 
 

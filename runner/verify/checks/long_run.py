@@ -9,7 +9,7 @@ from runner.plugin.check import Check
 from runner.plugin.contract import Exact
 from runner.proof.long_runs import APART, same_algebra, same_bits
 from runner.proof.verdict import Outcome, Verdict
-from runner.verify.subjects import course
+from runner.verify.subjects import training_updates
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -49,6 +49,8 @@ class LongRunCheck(Check):
             # A few updates may show the place of the same error.
             sampled = pair.sampled_updates()
             return verdict if sampled else sampled
-        updates = course(pair.recipe, pair.baseline.registry, options.horizon, APART)
+        updates = training_updates(
+            pair.recipe, pair.baseline.registry, options.horizon, APART
+        )
         with closing(updates):
             return same_algebra(baseline, candidate, updates, seconds)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runner.plugin.check import Check
 from runner.proof.fingerprints import WHOLE_PROCESS
 from runner.proof.verdict import Outcome, Verdict
-from runner.verify.global_patches import changed_since, files_of, patches
+from runner.verify.global_patches import changed_values, files_of, patches
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -34,7 +34,7 @@ class ProcessStateCheck(Check):
         stages = pair.recipe.stages
         configs = [type(stages[kind]) for kind in pair.stages if kind in stages]
         files = {*map(str, pair.baseline.registry.files), *files_of(configs)}
-        for name in (*patches(files), *changed_since(pair.baseline.process)):
+        for name in (*patches(files), *changed_values(pair.baseline.process)):
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             return Verdict(
                 Outcome.FAIL, pair.promise_name, summary, {WHOLE_PROCESS: True}

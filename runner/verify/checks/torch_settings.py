@@ -34,7 +34,7 @@ class TorchSettingsCheck(Check):
         settings = updates.evidence.get("contract", {}).get("settings", {})
         watched = {
             name: tuple(map(repr, values))
-            for name, values in pair.reach.settings.items()
+            for name, values in pair.code_coverage.settings.items()
         }
         for name, (before, after) in (settings or watched).items():
             summary = f"it makes torch's {name} {after} ({before} before), which can change numbers: promise Statistical"
