@@ -31,7 +31,7 @@ _FIRST_UPDATES = 3
 
 
 class StagePair:
-    """The baseline and the candidate with one set of stages, with what was found out about both.
+    """The baseline and the candidate with one set of stages, and results on both.
 
     Args:
         baseline: Shared by all pairs of a recipe.
@@ -48,7 +48,9 @@ class StagePair:
         self.reports: list[StageReport] = []
         """Reports on the stages of the pipelines that were built."""
         self.undeclared: dict[str, list[str]] = {}
-        """Slots that a stage attaches to although its config does not declare them, by stage."""
+        """Slots that a stage attaches to although its config does not declare them, by
+        stage.
+        """
 
     @property
     def promise_name(self) -> str:
@@ -57,7 +59,7 @@ class StagePair:
 
     @property
     def contract(self) -> Contract:
-        """The contract to check: ``Close`` for ``Statistical`` stages that were found to be close."""
+        """The contract to check: ``Close`` for ``Statistical`` stages that are close."""
         is_close = bool(self.results) and self.results[0][1].contract == "Close"
         return Close() if is_close else self.promised
 
@@ -80,11 +82,8 @@ class StagePair:
         a long run is configured.
         """
         promises_numbers = isinstance(self.contract, Exact | Close)
-        return (
-            bool(self.baseline.options.horizon)
-            and promises_numbers
-            and not self.is_inactive
-        )
+        has_long_run = bool(self.baseline.options.horizon)
+        return has_long_run and promises_numbers and not self.is_inactive
 
     @property
     def batches(self) -> list[Any]:
