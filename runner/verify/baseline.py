@@ -16,8 +16,8 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import resolve_device
 from runner.verify.evaluation_checks import (
-    Query,
     Evaluated,
+    Query,
     answers,
     evaluated,
     evaluations,

@@ -78,17 +78,28 @@ class StagePair:
 
     @property
     def has_long_checks(self) -> bool:
-        """Returns whether checks of many updates or batches apply: the stages promise numbers, and
-        a long run is configured.
+        """Returns whether checks of many updates or batches apply: the stages promise
+        numbers, and a long run is configured.
         """
-        promises_numbers = isinstance(self.contract, Exact | Close)
-        has_long_run = bool(self.baseline.options.horizon)
-        return has_long_run and promises_numbers and not self.is_inactive
+        return self.has_long_run and isinstance(self.contract, Exact | Close)
+
+    @property
+    def has_long_run(self) -> bool:
+        """Returns whether a long run is configured, and the stages have an effect."""
+        return bool(self.baseline.options.horizon) and not self.is_inactive
 
     @property
     def batches(self) -> list[Any]:
         """Recorded batches of the baseline's first updates."""
         return self.baseline.batches
+
+    def passed(self, summary: str) -> Verdict:
+        """Returns a PASS of the promised contract."""
+        return Verdict(Outcome.PASS, self.promise_name, summary)
+
+    def failed(self, summary: str, evidence: dict[str, Any] | None = None) -> Verdict:
+        """Returns a FAIL of the promised contract."""
+        return Verdict(Outcome.FAIL, self.promise_name, summary, evidence or {})
 
     def subjects(self) -> tuple[Build, Build]:
         """Returns makers of the baseline's and the candidate's training."""
@@ -100,40 +111,39 @@ class StagePair:
         return self.builds(partial(subject, built=note))
 
     def builds(self, make: MakeBuild) -> tuple[Build, Build]:
-        """Returns makers of two subjects: of the baseline, and of the candidate, whose code is watched."""
+        """Returns makers of two subjects: of the baseline, and of the candidate, whose
+        code is watched.
+        """
         return make(self.recipe, self.baseline.registry, ()), self.candidate(make)
 
     def candidate(self, make: MakeBuild) -> Build:
         """Returns a maker of a subject of the candidate."""
-        return built(
-            self.code_coverage.watched(
-                make(self.recipe, self.baseline.registry, self.stages)
-            )
-        )
+        build = make(self.recipe, self.baseline.registry, self.stages)
+        return built(self.code_coverage.watched(build))
 
     @cached_property
     def code_coverage(self) -> CodeCoverage:
-        """Returns which code of a stage has run; empty if a compiler traces it,
-        or for several stages.
+        """Code of a stage that has run; empty if a compiler traces it, or for several
+        stages.
         """
         kinds = () if self.is_traced else self._single
         return CodeCoverage(self.recipe.stages[kind].implementation() for kind in kinds)
 
     @property
     def is_traced(self) -> bool:
-        """Returns whether a compiler traces a stage, and compiles again for other shapes."""
+        """Returns whether a compiler traces a stage, and compiles again for other
+        shapes.
+        """
         return any(self.recipe.stages[kind].traces for kind in self.stages)
 
     @property
     def _single(self) -> tuple[str, ...]:
-        """The stage that is judged, if the others are only what it requires."""
+        """The stage that is judged, if it requires all others."""
         stages = self.recipe.stages
-        alone = [
-            kind
-            for kind in self.stages
-            if {kind, *required(stages, kind)} == {*self.stages}
-        ]
-        return tuple(alone[:1])
+        for kind in self.stages:
+            if {kind, *required(stages, kind)} == {*self.stages}:
+                return (kind,)
+        return ()
 
     @property
     def idle(self) -> dict[str, str]:
@@ -144,7 +154,7 @@ class StagePair:
 
     @property
     def is_inactive(self) -> bool:
-        """Returns whether every stage was reported as inactive when the pipeline was built."""
+        """Returns whether every stage was inactive when the pipeline was built."""
         return bool(self.stages) and set(self.stages) <= self._inactive.keys()
 
     @property
@@ -167,5 +177,7 @@ class StagePair:
         return compare(*subjects, self.batches, Close())
 
     def sampled_updates(self) -> Verdict:
-        """Compares updates on freshly sampled batches, which covers stages that fetch batches."""
+        """Compares updates on freshly sampled batches, which covers stages that fetch
+        batches.
+        """
         return exact(*self.subjects(), range(self.baseline.options.updates))

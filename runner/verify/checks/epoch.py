@@ -13,20 +13,31 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 MOST_BATCHES = 20_000
+"""Batches that are compared at most."""
 SHARE_OF_LONG_RUN = 0.4
 """Seconds of this check, as a share of a long run's."""
 
 
 class EpochCheck(Check):
-    """Compares the batches of an epoch without making updates, to its last batch and into the next epoch."""
+    """Compares the batches of an epoch without making updates, to its last batch and
+    into the next epoch.
+    """
 
     name = "an epoch"
-    question = "Does every sample come as often as in the baseline, and do batches stay as they were returned?"
-    catches = "a last batch that is dropped, cut or repeated; another order in the second epoch; memory used again"
+    question = (
+        "Does every sample come as often as in the baseline, "
+        "and do batches stay as they were returned?"
+    )
+    catches = (
+        "a last batch that is dropped, cut or repeated; "
+        "another order in the second epoch; memory used again"
+    )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns False without epochs or a long run, and where a source depends on what was learned."""
+        """Returns False without epochs or a long run, and where a source depends on its
+        learner.
+        """
         if not pair.has_long_checks or pair.chooses_batches:
             return False
         return pair.baseline.has_fixed_epochs

@@ -24,7 +24,10 @@ class SampledBatchesCheck(Check):
     question = (
         "Does each update learn from the same batch, with the same random numbers?"
     )
-    catches = "samples that are left out, repeated, cut or shuffled otherwise; more or fewer random numbers"
+    catches = (
+        "samples that are left out, repeated, cut or shuffled otherwise; more or fewer "
+        "random numbers"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive or choose the batch size."""
