@@ -104,11 +104,11 @@ class Baseline:
 
     @property
     def has_fixed_epochs(self) -> bool:
-        """Returns whether the data have epochs whose batches do not depend on what was learned."""
-        return (
-            self._source.epoch_samples is not None
-            and not self._source.depends_on_learner
-        )
+        """Returns whether the data have epochs whose batches do not depend on the
+        learner.
+        """
+        has_epochs = self._source.epoch_samples is not None
+        return has_epochs and not self._source.depends_on_learner
 
     @property
     def has_simulator(self) -> bool:
@@ -118,12 +118,10 @@ class Baseline:
     @cached_property
     def _source(self) -> SourceFacts:
         with baseline_step(self.recipe, self.registry) as step:
-            source = step.source
-            depends = depends_on_learner(source)
             return SourceFacts(
-                step.progress.epoch_samples,
-                depends,
-                type(source).bind is not Source.bind,
+                epoch_samples=step.progress.epoch_samples,
+                depends_on_learner=depends_on_learner(step.source),
+                acts=type(step.source).bind is not Source.bind,
             )
 
     @cached_property
@@ -134,28 +132,28 @@ class Baseline:
                 step(step.next())
             batches = [self.batches[0].batch, self.batches[1].batch]
             self.input_sizes = sizes_of_questions(step.pipeline, batches[0])
-            return questions(
-                step.pipeline, batches, clones(step.learner.complete_state())
-            )
+            state = clones(step.learner.complete_state())
+            return questions(step.pipeline, batches, state)
 
     @cached_property
     def other_shapes(self) -> list[Update]:
-        """Inputs in other shapes than those of the training, as far as the model answers them.
-
-        There are none where predictions are slow.
+        """Inputs in other shapes than those of the training that the model accepts; none
+        where predictions are slow.
         """
         if self.recipe.model.prediction_batch is not None:
             return []
         first = self.questions[0]
-        variants = [
-            Update(Query(inputs)) for inputs in reshape_inputs(first.batch.inputs)
-        ]
-        # An index that is out of range is an exception on a CPU; on a GPU, it ends the process.
+        inputs = reshape_inputs(first.batch.inputs)
+        variants = [Update(Query(reshaped)) for reshaped in inputs]
+        # An index that is out of range is an exception on a CPU; on a GPU, it ends the
+        # process.
         build = answers(replace(self.recipe, device="cpu"), self.registry, ())
         return keep_answered(build, on_host(first.states or {}), variants)
 
     def updates_before(self, request: Restoration | Exports) -> list[Update]:
-        """Returns the last of the first updates, from the state of a few others, and then the request."""
+        """Returns the last of the first updates, from the state after a few updates, and
+        then the request.
+        """
         count = self.options.updates
         batches = self.batches[max(0, count - TRAINED_UPDATES) : count]
         return updates_before(batches, self.questions[0].states, request)
@@ -181,20 +179,16 @@ class Baseline:
         """Several evaluations with updates between them and after them."""
         first_batches = self.batches[: self.options.updates]
         updates = first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :]
-        return evaluations(
-            self.questions[0].states, updates, self.recipe.train.batch_size
-        )
+        batch_size = self.recipe.train.batch_size
+        return evaluations(self.questions[0].states, updates, batch_size)
 
     def count_evaluations(self) -> int:
         """Returns how many evaluations were compared in a precision at most."""
-        counts = [
-            sum(
-                is_evaluation(update)
-                for update in self.evaluations[: len(evaluated.frames)]
-            )
-            for evaluated in self._evaluated.values()
-        ]
-        return max(counts, default=0)
+        # Slow evaluations end before all of them are made.
+        updates = max(
+            (len(results.frames) for results in self._evaluated.values()), default=0
+        )
+        return sum(map(is_evaluation, self.evaluations[:updates]))
 
     def evaluated(self, in_float64: bool) -> Evaluated:
         """Returns the results of the baseline's evaluations."""
@@ -206,7 +200,9 @@ class Baseline:
         return self._evaluated[in_float64]
 
     def long_run(self, seconds: float) -> LongRun:
-        """Returns fingerprints of many updates, as many as fit into the seconds of the first call."""
+        """Returns fingerprints of many updates: those that fit into the seconds of the
+        first call.
+        """
         if self._long_run is None:
             build = subject(self.recipe, self.registry, ())
             self._long_run = long_run(build, range(1), self.options.horizon, seconds)

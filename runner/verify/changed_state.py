@@ -13,18 +13,20 @@ from runner.system.tensor_trees import map_tensors
 _OPTIMIZERS = "optimizers"
 """Key of the states of optimizers in the state of a learner."""
 _LEAST_FACTOR = 0.5
-"""The least factor of a number; the largest is one more."""
+"""The smallest factor of a number; the largest is one more."""
 _LARGE_STEP = 100.0
 """Factor of the moments by which an optimizer moves parameters."""
 
 
 def changed_state(state: State) -> dict[str, Any]:
-    """Returns a state with other parameters, from which the next update takes a large step.
+    """Returns a state with other parameters, from which the next update takes a large
+    step.
 
-    Few updates leave an accuracy as it was, so a value that is computed once and used for every
-    evaluation would not show. A number keeps its sign: variances stay positive, zeros stay zeros.
+    A few updates may not change an accuracy, so that a value which is computed once and
+    used for every evaluation would not show. A number keeps its sign: variances stay
+    positive, zeros stay zeros.
     """
-    changed = {name: map_tensors(_change, part) for name, part in state.items()}
+    changed = {name: map_tensors(_change, entry) for name, entry in state.items()}
     if _OPTIMIZERS in changed:
         changed[_OPTIMIZERS] = map_tensors(_enlarge, changed[_OPTIMIZERS])
     return changed

@@ -42,7 +42,7 @@ from runner.verify.changed_state import changed_state
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.likeness import CONTENT, describe, unlike
 from runner.verify.requests import request_batches
-from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
+from runner.verify.subjects import Recorded, Training, recipe_with
 
 # A server decides the sizes of its batches.
 SIZES = (1, 2, 5, 200, 257)
@@ -110,9 +110,7 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 return _evaluate(pipeline, query)
             return _predict(pipeline, query)
 
-        step = training.complete_step
-        state = {"learner": LearnerState(step)}
-        return Subject(answer, state, seed=step.seed, parameters=lambda: ())
+        return training.subject(answer)
 
     return build
 

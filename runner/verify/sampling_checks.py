@@ -39,7 +39,12 @@ from runner.verify.generator_states import (
     without_generators,
 )
 from runner.verify.likeness import CONTENT, describe, is_output, unlike
-from runner.verify.subjects import BuildError, LearnerState, recipe_with
+from runner.verify.subjects import (
+    BuildError,
+    LearnerState,
+    generator_states,
+    recipe_with,
+)
 
 CHECKPOINT = object()
 REHEARSAL = object()
@@ -144,10 +149,7 @@ def _train(step: Step) -> dict[str, Any]:
     output = step(sample)
 
     pipeline = step.pipeline
-    states = {
-        name: generator.get_state()
-        for name, generator in pipeline.context.generators.items()
-    }
+    states = generator_states(pipeline)
     statistics = {
         name: torch.tensor(value, dtype=torch.float64)
         for name, value in pipeline.source.statistics().items()

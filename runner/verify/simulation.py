@@ -26,7 +26,7 @@ from runner.training.pipeline import Assembly, assemble
 from runner.training.step import Step
 from runner.verify.learner_recorder import LearnerRecorder
 from runner.verify.likeness import describe, is_output, unlike
-from runner.verify.subjects import recipe_with
+from runner.verify.subjects import generator_states, recipe_with
 
 SLOT = "draw"
 FEWEST_DRAWS = 60
@@ -140,7 +140,6 @@ class SimulatedPipeline:
         metrics: dict[str, Any] = {}
         if request.evaluates:
             metrics = self._evaluate(is_random=request.is_random)
-        generators = self.pipeline.context.generators
         state = self.source.state_dict()
         statistics = self.source.statistics() if request.reports else {}
         values = {
@@ -151,9 +150,7 @@ class SimulatedPipeline:
             _ANSWERS: self.recorder.answers,
             "evaluation": metrics,
             "statistics": _as_tensors(statistics),
-            "generators": {
-                name: generator.get_state() for name, generator in generators.items()
-            },
+            "generators": generator_states(self.pipeline),
             "state": map_leaves(_newest_rows, state, (Ring,)),
         }
         reply = Reply(tuple(self.recorder.answers), clones(self._output))

@@ -230,6 +230,12 @@ class Training:
         self.answers = False
         """Whether a prediction is running."""
 
+    def subject(self, step: Callable[[Any], dict[str, Any]]) -> Subject:
+        """Makes a subject with the learner's state and another step."""
+        state = {"learner": LearnerState(self.complete_step)}
+        seed = self.complete_step.seed
+        return Subject(step, state, seed=seed, parameters=lambda: ())
+
     def step(self, record: Any) -> dict[str, Any]:
         """Performs one update, with this input if it was recorded."""
         if not isinstance(record, Recorded):
@@ -277,13 +283,11 @@ class Training:
         """
         if not self.draws:
             return {}
-        states = {
-            name: generator.get_state()
-            for name, generator in self.pipeline.context.generators.items()
+        return {
+            **self.pipeline.source.state_dict(),
+            "generators": generator_states(self.pipeline),
+            "progress": vars(self.pipeline.progress),
         }
-        progress = vars(self.pipeline.progress)
-        source = self.pipeline.source.state_dict()
-        return {**source, "generators": states, "progress": progress}
 
     def load_state_dict(self, state: State) -> None:
         """Raises if there is a state to load."""
@@ -291,6 +295,14 @@ class Training:
             raise ValueError(
                 "the state of a source is compared, but does not move between subjects"
             )
+
+
+def generator_states(pipeline: Assembly) -> dict[str, torch.Tensor]:
+    """Returns the states of the recipe's random generators, by name."""
+    return {
+        name: generator.get_state()
+        for name, generator in pipeline.context.generators.items()
+    }
 
 
 class LearnerState:

@@ -15,7 +15,9 @@ from runner.verify.variants import weakest
 
 
 class TimedGate(ExitStack):
-    """Judges sets of stages of one recipe after the other; what has no verdict in time is INCONCLUSIVE."""
+    """Judges sets of stages of one recipe after the other; INCONCLUSIVE without a verdict
+    in time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,21 +31,21 @@ class TimedGate(ExitStack):
         if self._child is None or recipe is not self._recipe:
             self.close()
             self._recipe = recipe
-            self._child = self.enter_context(
-                Child("runner.verify.timed_gate", recipe, plugin_files=registry.files)
+            child = Child(
+                "runner.verify.timed_gate", recipe, plugin_files=registry.files
             )
+            self._child = self.enter_context(child)
         try:
-            told = self._child.ask(",".join(stages), seconds)
+            reply = self._child.ask(",".join(stages), seconds)
         except ChildError as error:
+            # The next set gets another process.
             self._child = None
-            late = f"no verdict within the {seconds:.0f} s that were left"
-            summary = (
-                late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"
-            )
-            return Verdict(
-                Outcome.INCONCLUSIVE, type(weakest(recipe, stages)).__name__, summary
-            )
-        return Verdict(Outcome(told["outcome"]), told["contract"], told["summary"])
+            summary = f"it cannot be judged: {error}"
+            if error.cause is Cause.HUNG:
+                summary = f"no verdict within the {seconds:.0f} s that were left"
+            contract = type(weakest(recipe, stages)).__name__
+            return Verdict(Outcome.INCONCLUSIVE, contract, summary)
+        return Verdict(Outcome(reply["outcome"]), reply["contract"], reply["summary"])
 
 
 def main(parent: Parent) -> None:

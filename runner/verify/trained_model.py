@@ -22,7 +22,7 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.checkpoint import kept
 from runner.training.pipeline import Assembly, assemble
-from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
+from runner.verify.subjects import Recorded, Training, recipe_with
 
 MOST_MODULES = 2
 """Modules that are exported, at most."""
@@ -105,9 +105,7 @@ def trained_models(
                 "restored": predict(restored.learner, request.inputs),
             }
 
-        step = training.complete_step
-        state = {"learner": LearnerState(step)}
-        return Subject(act, state, seed=step.seed, parameters=lambda: ())
+        return training.subject(act)
 
     return build
 

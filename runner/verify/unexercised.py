@@ -24,8 +24,10 @@ class Unexercised:
         evaluations: Number of evaluations that were compared; 0 if none was.
         input_sizes: Batch sizes of the predictions that were compared; other sizes were not.
         checks: Names of checks that were not run.
-        events: Rare events of a source that did not occur, and sizes in which it was not compared.
-        lines: Statements of the stage and of modules in its folder that never ran, as ``FILE:LINE``.
+        events: Rare events of a source that did not occur, and sizes in which it was
+            not compared.
+        lines: Statements of the stage and of modules in its folder that never ran, as
+            ``FILE:LINE``.
     """
 
     updates: int

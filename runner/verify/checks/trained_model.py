@@ -34,10 +34,13 @@ class TrainedModelCheck(Check):
     """
 
     name = "the trained model"
-    question = "Is the model that is left after a training the baseline's, also without the stages and exported?"
+    question = (
+        "Is the model that is left after a training the baseline's, "
+        "also without the stages and exported?"
+    )
     catches = (
-        "weights that are not in the model but in a stage; a model that cannot be restored without it; an exported "
-        "program that computes something else"
+        "weights that are not in the model but in a stage; a model that cannot be "
+        "restored without it; an exported program that computes something else"
     )
     is_optional = True
 
