@@ -76,6 +76,7 @@ class Baseline:
         self.recipe = recipe
         self.registry = registry
         self.options = options
+        # Stages that are built later may change them.
         self.process = global_values()
         self.input_sizes: tuple[int, ...] = ()
         """Batch sizes of the predictions that were compared."""

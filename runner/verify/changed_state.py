@@ -36,13 +36,15 @@ def _change(tensor: Tensor) -> Tensor:
     """Multiplies each number by another factor; single numbers, as counts of steps, stay."""
     if not _has_numbers(tensor):
         return tensor
+    # Both subjects need the same factors.
     generator = torch.Generator().manual_seed(tensor.numel())
     factors = _LEAST_FACTOR + torch.rand(tensor.shape, generator=generator)
     return tensor * factors.to(tensor.device, tensor.dtype)
 
 
 def _enlarge(tensor: Tensor) -> Tensor:
-    """Multiplies moments that have a direction; squares of gradients have none."""
+    """Multiplies moments that have a direction."""
+    # Squares of gradients have no direction.
     if _has_numbers(tensor) and bool((tensor < 0).any()):
         return tensor * _LARGE_STEP
     return tensor

@@ -29,6 +29,7 @@ def conclude(
     verdict = _with_exclusion(pair, _worst(pair))
     verdict = replace(verdict, summary=verdict.summary + missed)
     if verdict.outcome is Outcome.FAIL:
+        # Remarks of stages may explain different numbers.
         notes = remarks(pair.reports, pair.recipe, pair.baseline.registry, pair.batches)
         return replace(verdict, summary="; ".join([verdict.summary, *notes]))
     idle = pair.idle
@@ -96,6 +97,7 @@ def _with_exclusion(pair: StagePair, verdict: Verdict) -> Verdict:
 
 def _of_samples(pair: StagePair, horizon: int) -> str:
     """Returns the error rate in sampled batches, where fewer of them were compared."""
+    # Exact stages sample in their long run; Statistical ones promise no numbers.
     is_close = not isinstance(pair.contract, Exact | Statistical)
     if not is_close or horizon <= len(pair.batches):
         return ""

@@ -46,6 +46,7 @@ class Coverage:
         remain if it is trained.
         """
         seconds = self.limit.seconds_left
+        # Trainings limit themselves to the budget.
         if math.isinf(seconds) or trained:
             return seconds
         unjudged = sum(stages not in self._judged for stages in sets)

@@ -42,6 +42,7 @@ def samples(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             is_unmodified = all(_same(*pair) for pair in earlier)
             # The memory of a batch may be written again.
             earlier.append((batch, clones(batch)))
+            # An update, which this subject does not make, would count the batch.
             step.count(batch)
             step.progress.updates += 1
             counts = step.progress.state_dict() | {_EPOCHS: step.progress.epochs}

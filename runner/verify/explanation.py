@@ -94,6 +94,7 @@ def _cost(costs: dict[str, str]) -> str:
     contracts: dict[str, list[str]] = {}
     for contract, cost in costs.items():
         contracts.setdefault(cost, []).append(contract)
+    # Most checks have the same cost for all contracts.
     if len(contracts) == 1 and len(costs) > 1:
         return next(iter(contracts))
     texts = [f"{', '.join(names)}: {cost}" for cost, names in contracts.items()]

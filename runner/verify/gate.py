@@ -78,6 +78,7 @@ class Gate:
         self.plan = TrainingPlan(self, say)
         self.checks = checks_of(registry, self.plan)
         self.pair = cache(self._make_pair)
+        # A set of stages may be judged for several reasons, with one verdict.
         self._verdict = cache(self._judge)
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
@@ -135,6 +136,7 @@ class Gate:
                     with self.phase(f"{self._title(pair)}: {check.name}"):
                         verdict = check.run(pair, self.coverage)
                 except OutOfTime:
+                    # Without an optional check, the verdict is valid and has a remark.
                     if not check.is_optional:
                         raise
                     missed = f"; the budget had no room for {check.name}"

@@ -46,6 +46,7 @@ class GeneratorStates:
             if expected == state:
                 self._expected.pop(location, None)
                 candidate_state = digest(candidate.get(location, MISSING))
+                # A candidate that samples in advance is ahead of the baseline.
                 if candidate_state != state:
                     self._expected[location] = update, candidate_state
             elif update - first_update >= MOST_IN_ADVANCE:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.stage_watch import StageReport
 from runner.training.trained_run import Trained
 from runner.verify.evaluation_checks import alike, resized
+from runner.verify.other_data import with_setting
 from runner.verify.variants import variants_of, weakest
 from runner.verify.verification import Phase, Verification, judged
 
@@ -278,10 +280,11 @@ class InferenceGate:
         if data.evaluation_seed is None:
             values += [] if values else self._of_parts(stages)
             return values
-        first = int(_at(data, data.evaluation_seed)) + 1
+        # The recipe's seed is that of evaluations during the training.
+        first = int(attrgetter(data.evaluation_seed)(data)) + 1
         for number in range(len(values), count):
             self.say(f"evaluation {number + 1} of {count}")
-            seeded = _with(data, data.evaluation_seed, first + number)
+            seeded = with_setting(data, data.evaluation_seed, first + number)
             recipe = replace(self.trained.recipe, data=seeded)
             values.append(self._evaluate(self._pipeline(stages, recipe)))
         return values
@@ -355,18 +358,3 @@ def _widen_inputs(_: nn.Module, inputs: Any) -> Any:
 
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _at(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _with(config: Any, path: str, value: Any) -> Any:
-    name, _, remainder = path.partition(".")
-    return config.model_copy(
-        update={
-            name: _with(getattr(config, name), remainder, value) if remainder else value
-        }
-    )

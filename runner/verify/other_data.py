@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -99,8 +100,8 @@ def held_out_worlds(recipe: Recipe) -> tuple[World, World] | None:
         return World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))
     size = data.evaluation_size
     if size is not None:
-        data = _with_setting(data, size, min(_setting(data, size), _SEEDED_SIZE))
-    other_seed = _with_setting(data, path, _setting(data, path) + 1)
+        data = with_setting(data, size, min(attrgetter(size)(data), _SEEDED_SIZE))
+    other_seed = with_setting(data, path, attrgetter(path)(data) + 1)
     first = World(replace(recipe, data=data), HeldOutPart(0))
     return first, World(replace(recipe, data=other_seed), HeldOutPart(1))
 
@@ -148,15 +149,10 @@ def _count(data: Any) -> int:
     return count
 
 
-def _setting(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _with_setting(config: Any, path: str, value: Any) -> Any:
+def with_setting(config: Any, path: str, value: Any) -> Any:
+    """Returns a copy of settings with another value at a dotted path."""
     name, _, inner = path.partition(".")
-    changed = _with_setting(getattr(config, name), inner, value) if inner else value
+    changed = with_setting(getattr(config, name), inner, value) if inner else value
     return config.model_copy(update={name: changed})
 
 

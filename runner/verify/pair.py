@@ -60,6 +60,7 @@ class StagePair:
     @property
     def contract(self) -> Contract:
         """The contract to check: ``Close`` for ``Statistical`` stages that are close."""
+        # Statistical stages that are close need no trainings.
         is_close = bool(self.results) and self.results[0][1].contract == "Close"
         return Close() if is_close else self.promised
 
@@ -126,6 +127,7 @@ class StagePair:
         """Code of a stage that has run; empty if a compiler traces it, or for several
         stages.
         """
+        # Traced code runs in the compiler.
         kinds = () if self.is_traced else self._single
         return CodeCoverage(self.recipe.stages[kind].implementation() for kind in kinds)
 

@@ -49,6 +49,7 @@ def slot_calls(recipe: Recipe, registry: Registry, stages: Collection[str]) -> B
                     modes.enter_context(pipeline.learner.evaluating())
                     modes.enter_context(torch.no_grad())
                 output = step(*pipeline.transfer(request.inputs))
+            # A result with gradients would keep the graph of its call.
             return {request.slot: map_tensors(Tensor.detach, output)}
 
         return training.subject(call)

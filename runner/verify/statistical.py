@@ -68,6 +68,7 @@ def affordable(
     length = trainings.length
     seeds = seeds_of(reference, pairs)
     lengths = [*range(trainings.every, length, trainings.every), length]
+    # A part of one pair shows the cost of all trainings.
     trainings.run([reference, changed], seeds[:1], lengths[0])
     milestones = [
         (1, trainings.newest(reference, seeds)),
@@ -151,7 +152,7 @@ def statistical(
             )
             raise OutOfTime(summary) from None
         if not all(_is_measured(milestone, name) for milestone in results):
-            return _inconclusive(
+            return inconclusive(
                 f"eval/{name} is not measured, or no finite number: "
                 "declare the objective"
             )
@@ -163,22 +164,24 @@ def statistical(
         for baseline_gain, gain in pairs:
             test.add(baseline_gain, gain)
         mean_gain = sum(baseline_gain for baseline_gain, _ in test.pairs) / len(test)
+        # The margin may be a share of this gain.
         if mean_gain <= 0:
             summary = (
                 f"the reference learns nothing: {name} does not improve; train longer"
             )
-            return _inconclusive(summary, test.evidence())
+            return inconclusive(summary, test.evidence())
         trainings.say(f"{name}, {len(test)} seeds: {test.summary()}")
         if test.decision() is not None:
             break
     if not len(test):
-        return _inconclusive(NOT_BEGUN)
+        return inconclusive(NOT_BEGUN)
     evidence = {"metric": name, **test.evidence()}
     summary = f"{name}: {test.summary()}"
     return Verdict(test.conclude(), "Statistical", summary, evidence)
 
 
-def _inconclusive(summary: str, evidence: dict[str, Any] | None = None) -> Verdict:
+def inconclusive(summary: str, evidence: dict[str, Any] | None = None) -> Verdict:
+    """Returns the verdict on a comparison of trainings without a result."""
     return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence or {})
 
 

@@ -65,6 +65,7 @@ def built(make: Build) -> Build:
         except (RunnerError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
+            # The last frame is in the code of the stage.
             last = traceback.extract_tb(error.__traceback__)[-1]
             location = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
             problem = f"{type(error).__name__}: {error} ({location})"

@@ -288,6 +288,7 @@ def export_module(
     except Exception:
         # A module that cannot be traced may raise anything.
         return None
+    # The comparison shows whether results for other sizes are right.
     exported: Callable[..., Any] = program.module(check_guards=False)
     return exported
 
@@ -295,6 +296,7 @@ def export_module(
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """Silences warnings of exporters inside of the ``with``."""
+    # Advice for the authors of modules does not help users.
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -16,7 +16,13 @@ from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import DivergedError, RunnerError
 from runner.training.pipeline import resolve_device
 from runner.verify.process_effects import culprits
-from runner.verify.statistical import affordable, part_of, seeds_of, statistical
+from runner.verify.statistical import (
+    affordable,
+    inconclusive,
+    part_of,
+    seeds_of,
+    statistical,
+)
 from runner.verify.subjects import BuildError, recipe_with
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.training_pool import TrainingOrder, Trainings, training_order
@@ -120,20 +126,20 @@ class TrainingPlan:
         if objective is None:
             data = self.recipe.data.kind
             model = self.recipe.model.kind
-            return _inconclusive(
+            return inconclusive(
                 f"neither data '{data}' nor model '{model}' names an objective "
                 "by which to compare trainings"
             )
         not_begun = self.gate.coverage.not_begun
         if self.length is None and self.trainings.seconds_left < 0:
-            return _inconclusive(not_begun)
+            return inconclusive(not_begun)
         changed = self._join(self.equal, stages)
         orders = self._order(self.equal), self._order(changed)
         # All cores train as soon as no other checks remain.
         for kinds in filter(self._is_close, self.judged_sets()):
             self.gate(kinds)
         if culprits():
-            return _inconclusive(not_begun)
+            return inconclusive(not_begun)
 
         unit, full_length = self.recipe.length
         seeds = self.options.seeds
@@ -146,7 +152,7 @@ class TrainingPlan:
             summary = f"a training with it diverged: {error}"
             return Verdict(Outcome.FAIL, "Statistical", summary)
         except RunnerError as error:
-            return replace(_inconclusive(str(error)), evidence={FAILED: str(error)})
+            return inconclusive(str(error), {FAILED: str(error)})
         summary = verdict.summary
         if summary == NOT_BEGUN:
             summary = not_begun
@@ -165,6 +171,7 @@ class TrainingPlan:
         self.length = affordable(
             *orders, unit, self.options.seeds, changes, self.trainings
         )
+        # Trainings that are running end at this length, too.
         self.trainings.end_at(self.length)
         return self.length
 
@@ -209,9 +216,10 @@ class TrainingPlan:
         stages = tuple(kind for kind in self.gate.baseline.active if kind in kinds)
         if not self._is_statistical(stages):
             return bool(self.gate(stages))
-        return beyond_updates(self.recipe, stages) is None and bool(
-            self.gate.closeness(stages)
-        )
+        # Recorded batches cannot show the effect of such stages.
+        if beyond_updates(self.recipe, stages) is not None:
+            return False
+        return bool(self.gate.closeness(stages))
 
     def _is_statistical(self, kinds: Collection[str]) -> bool:
         return isinstance(weakest(self.recipe, kinds), Statistical)
@@ -219,7 +227,3 @@ class TrainingPlan:
     def _order_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
         staged = recipe_with(self.recipe, self.registry, kinds)
         return training_order(staged, self.registry, kinds, self._full_length)
-
-
-def _inconclusive(summary: str) -> Verdict:
-    return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)

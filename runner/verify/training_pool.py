@@ -169,6 +169,7 @@ class Trainings(AbstractContextManager["Trainings"]):
         changed = set(_as_json(trainings[-1:], seeds))
         for seed in seeds:
             for order in _as_json(trainings, [seed]):
+                # Every training is run once.
                 if order in self._futures:
                     continue
                 self._milestones[order] = []
@@ -307,6 +308,7 @@ class Trainings(AbstractContextManager["Trainings"]):
                         Milestone(**message, seconds=seconds)
                     )
                     self._notify()
+                    # The limit may be less than the length in the order.
                     if message["done"] >= self.length:
                         return
         except ChildError as error:

@@ -86,6 +86,7 @@ def variants_of(
     """
     inactive = _inactive(recipe, recipe.stages, device)
     active = [kind for kind in recipe.stages if kind not in inactive]
+    # A set with several names is measured once.
     names_of_sets: dict[tuple[str, ...], list[str]] = {}
     refused: dict[str, str] = {}
     for name, stages in _named_sets(recipe.stages, active, groups):

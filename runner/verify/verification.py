@@ -83,6 +83,7 @@ class Verification:
         if self.interrupted is not None:
             return self.interrupted
         has_failed_training = any(FAILED in row.evidence for row in self.rows)
+        # A training that failed is an error, and no verdict on a stage.
         if self.outcome is Outcome.INCONCLUSIVE and has_failed_training:
             return ExitCode.FAILED
         codes = {
@@ -186,6 +187,7 @@ def judged(
                     verdict = gate(variant.stages)
                     idle = gate.idle(variant.stages)
             except Interrupted as interruption:
+                # Sets with a verdict are reported after a signal, too.
                 interrupted = interruption
                 summary = f"stopped by {interruption.signal.name}"
                 verdict = Verdict(Outcome.INCONCLUSIVE, contract, summary)
@@ -196,6 +198,7 @@ def judged(
             verdict = Verdict(Outcome.INCONCLUSIVE, contract, summary)
 
         outcome = verdict.outcome
+        # A stage without effect has no row, unless it fails.
         if name in idle and outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
             continue
@@ -235,6 +238,7 @@ class _Forecast:
         seconds.
         """
         needed = seconds / judged_sets * self._sets
+        # An estimate that changes with every set would be noise.
         if self._is_reported or not self._budget or needed <= self._budget:
             return
         self._is_reported = True

@@ -70,6 +70,7 @@ class HeldOutDataCheck(Check):
 
 def _problem(pair: StagePair, worlds: tuple[World, World]) -> str | None:
     """Returns how the candidate uses held-out data, and the baseline does not."""
+    # The candidate is compared with itself, because only the data may matter.
     builds = [_candidate(pair, world) for world in worlds]
     problem = _first_problem(builds, worlds)
     if problem is None or observe_or_message(builds[0]) != observe_or_message(

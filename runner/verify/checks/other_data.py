@@ -80,6 +80,7 @@ def _compare_metrics(pair: StagePair, baseline: Build, candidate: Build) -> Verd
     """Compares an evaluation of a model that is not trained."""
     assert isinstance(pair.contract, Exact | Close)
     try:
+        # Rounding errors of a training would add up.
         expected = evaluate(Isolation(baseline, 0))
         metrics = evaluate(Isolation(candidate, 0))
     except StepError as error:

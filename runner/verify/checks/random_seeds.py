@@ -46,6 +46,7 @@ class RandomSeedsCheck(Check):
             return error.verdict(pair.promise_name, None)
         if not seeds:
             return pair.passed("no global random generator is seeded")
+        # Seeds of the baseline are not an effect of the change.
         expected = find_seeds(built(seed_uses(pair.recipe, pair.baseline.registry, ())))
         for name, moment in seeds:
             if (name, moment) not in expected:

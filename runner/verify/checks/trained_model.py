@@ -75,6 +75,7 @@ class TrainedModelCheck(Check):
 
 
 def _compare_restored(pair: StagePair, baseline: Build, candidate: Build) -> Verdict:
+    # The first question is a batch of the training.
     restoration = Restoration(pair.baseline.questions[0].batch.inputs)
     updates = pair.baseline.updates_before(restoration)
     if isinstance(pair.contract, Exact | Close):
