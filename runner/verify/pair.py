@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Exact, Statistical
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.proof.close_check import close
 from runner.proof.exact_check import exact
@@ -129,7 +130,8 @@ class StagePair:
         """
         # Traced code runs in the compiler.
         kinds = () if self.is_traced else self._single
-        return CodeCoverage(self.recipe.stages[kind].implementation() for kind in kinds)
+        stages = self.recipe.stages
+        return CodeCoverage(implementation_of(type(stages[kind])) for kind in kinds)
 
     @property
     def is_traced(self) -> bool:

@@ -14,9 +14,9 @@ import torch
 
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Statistical
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source, State
-from runner.plugin.static_checks import imported
 from runner.proof.difference import digest
 from runner.proof.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.proof.reproduction import Reproduction
