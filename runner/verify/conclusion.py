@@ -30,7 +30,7 @@ def conclude(
     verdict = replace(verdict, summary=verdict.summary + missed)
     if verdict.outcome is Outcome.FAIL:
         # Remarks of stages may explain different numbers.
-        notes = remarks(pair.reports, pair.recipe, pair.baseline.registry, pair.batches)
+        notes = remarks(pair.reports, pair.recipe, pair.registry, pair.batches)
         return replace(verdict, summary="; ".join([verdict.summary, *notes]))
     idle = pair.idle
     if pair.stages and set(pair.stages) <= idle.keys():

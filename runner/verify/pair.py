@@ -42,6 +42,8 @@ class StagePair:
     def __init__(self, baseline: Baseline, stages: tuple[str, ...]) -> None:
         self.baseline = baseline
         self.recipe = baseline.recipe
+        self.registry = baseline.registry
+        self.options = baseline.options
         self.stages = stages
         self.promised = weakest(baseline.recipe, stages)
         self.results: list[tuple[Check, Verdict]] = []
@@ -88,7 +90,7 @@ class StagePair:
     @property
     def has_long_run(self) -> bool:
         """Returns whether a long run is configured, and the stages have an effect."""
-        return bool(self.baseline.options.horizon) and not self.is_inactive
+        return bool(self.options.horizon) and not self.is_inactive
 
     @property
     def batches(self) -> list[Any]:
@@ -116,11 +118,11 @@ class StagePair:
         """Returns makers of two subjects: of the baseline, and of the candidate, whose
         code is watched.
         """
-        return make(self.recipe, self.baseline.registry, ()), self.candidate(make)
+        return make(self.recipe, self.registry, ()), self.candidate(make)
 
     def candidate(self, make: MakeBuild) -> Build:
         """Returns a maker of a subject of the candidate."""
-        build = make(self.recipe, self.baseline.registry, self.stages)
+        build = make(self.recipe, self.registry, self.stages)
         return built(self.code_coverage.watched(build))
 
     @cached_property
@@ -184,4 +186,4 @@ class StagePair:
         """Compares updates on freshly sampled batches, which covers stages that fetch
         batches.
         """
-        return exact(*self.subjects(), range(self.baseline.options.updates))
+        return exact(*self.subjects(), range(self.options.updates))

@@ -100,7 +100,5 @@ def list_unexercised(
 def _count_training_updates(pair: StagePair) -> int:
     """Returns about how many updates a complete training makes."""
     progress = pair.baseline.progress
-    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress[
-        "updates"
-    ]
+    updates: int = pair.baseline.batches[pair.options.updates - 1].progress["updates"]
     return round(updates * progress.whole / max(1, progress.position))

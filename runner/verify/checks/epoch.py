@@ -44,12 +44,10 @@ class EpochCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the most seconds."""
-        seconds = SHARE_OF_LONG_RUN * pair.baseline.options.horizon_seconds
+        seconds = SHARE_OF_LONG_RUN * pair.options.horizon_seconds
         return f"the batches of an epoch, or {seconds:g} s"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares batches and noise by bits."""
-        seconds = SHARE_OF_LONG_RUN * budget.at_most(
-            pair.baseline.options.horizon_seconds
-        )
+        seconds = SHARE_OF_LONG_RUN * budget.at_most(pair.options.horizon_seconds)
         return same_epoch(*pair.builds(samples), pair.contract, MOST_BATCHES, seconds)

@@ -78,9 +78,7 @@ def _problem(pair: StagePair, worlds: tuple[World, World]) -> str | None:
     ):
         # A training that is not the same twice cannot be compared with itself.
         return None
-    baselines = [
-        built(_training(world, pair.baseline.registry, ())) for world in worlds
-    ]
+    baselines = [built(_training(world, pair.registry, ())) for world in worlds]
     return None if _first_problem(baselines, worlds) else problem
 
 

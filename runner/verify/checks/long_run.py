@@ -32,12 +32,12 @@ class LongRunCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the most updates and seconds."""
-        options = pair.baseline.options
+        options = pair.options
         return f"up to {options.horizon:,} updates, or {options.horizon_seconds:g} s, of each"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits, or algebra from states on the baseline's trajectory."""
-        options = pair.baseline.options
+        options = pair.options
         seconds = budget.at_most(options.horizon_seconds)
         baseline, candidate = pair.subjects()
         if isinstance(pair.contract, Exact):
@@ -49,8 +49,6 @@ class LongRunCheck(Check):
             # A few updates may show the place of the same error.
             sampled = pair.sampled_updates()
             return verdict if sampled else sampled
-        updates = training_updates(
-            pair.recipe, pair.baseline.registry, options.horizon, APART
-        )
+        updates = training_updates(pair.recipe, pair.registry, options.horizon, APART)
         with closing(updates):
             return same_algebra(baseline, candidate, updates, seconds)

@@ -50,7 +50,7 @@ class MaskedFailuresCheck(Check):
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares them by what the contract promises."""
         name = type(pair.contract).__name__
-        updates = pair.baseline.options.updates
+        updates = pair.options.updates
         inputs = pair.batches[updates - 1]._replace(inputs=None)
         start = Update(inputs, pair.baseline.questions[0].states)
         builds = pair.subjects()

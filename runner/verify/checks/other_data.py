@@ -69,7 +69,7 @@ class OtherDataCheck(Check):
 
 
 def _compare(pair: StagePair, world: World) -> Verdict:
-    baseline = built(_training(world, pair.baseline.registry, ()))
+    baseline = built(_training(world, pair.registry, ()))
     candidate = pair.candidate(lambda _, *arguments: _training(world, *arguments))
     length = ComparisonLength(UPDATES)
     verdict = same_draws(baseline, candidate, pair.contract, length)

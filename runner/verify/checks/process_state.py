@@ -38,7 +38,7 @@ class ProcessStateCheck(Check):
         """Reports the first name that is another object than before."""
         stages = pair.recipe.stages
         configs = [type(stages[kind]) for kind in pair.stages if kind in stages]
-        files = {*map(str, pair.baseline.registry.files), *files_of(configs)}
+        files = {*map(str, pair.registry.files), *files_of(configs)}
         for name in (*patches(files), *changed_values(pair.baseline.process)):
             summary = (
                 f"the change reaches the baseline, too: {name} is another one "

@@ -47,7 +47,7 @@ class RandomSeedsCheck(Check):
         if not seeds:
             return pair.passed("no global random generator is seeded")
         # Seeds of the baseline are not an effect of the change.
-        expected = find_seeds(built(seed_uses(pair.recipe, pair.baseline.registry, ())))
+        expected = find_seeds(built(seed_uses(pair.recipe, pair.registry, ())))
         for name, moment in seeds:
             if (name, moment) not in expected:
                 return pair.failed(

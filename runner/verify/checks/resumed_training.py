@@ -33,12 +33,12 @@ class ResumedTrainingCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        updates = f"{pair.baseline.options.updates} updates"
+        updates = f"{pair.options.updates} updates"
         return f"{updates}, a checkpoint, and twice {RESUMED_UPDATES} updates"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself; a baseline that does not resume excuses it."""
-        registry = pair.baseline.registry
+        registry = pair.registry
 
         def baseline(checkpoint: State | None) -> Build:
             return built(draws(pair.recipe, registry, (), resumed=checkpoint))
@@ -46,5 +46,5 @@ class ResumedTrainingCheck(Check):
         def candidate(checkpoint: State | None) -> Build:
             return pair.candidate(partial(draws, resumed=checkpoint))
 
-        updates = pair.baseline.options.updates
+        updates = pair.options.updates
         return same_when_resumed(baseline, candidate, pair.contract, updates)

@@ -35,7 +35,7 @@ class SampledBatchesCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        options = pair.baseline.options
+        options = pair.options
         if isinstance(pair.contract, Close) and options.horizon > options.updates:
             seconds = SHARE_OF_LONG_RUN * options.horizon_seconds
             return f"{options.updates} updates, and more for {seconds:g} s"
@@ -43,7 +43,7 @@ class SampledBatchesCheck(Check):
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares what is sampled; of a ``Statistical`` candidate only the form."""
-        options = pair.baseline.options
+        options = pair.options
         length = ComparisonLength(options.updates)
         # The long run of an exact candidate samples by itself.
         if isinstance(pair.contract, Close):

@@ -44,14 +44,14 @@ class SchedulesCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and the most seconds."""
-        seconds = SHARE_OF_LONG_RUN * pair.baseline.options.horizon_seconds
+        seconds = SHARE_OF_LONG_RUN * pair.options.horizon_seconds
         return f"up to {POINTS} updates and both sides of each kink, or {seconds:g} s"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits or algebra; where time is short, points that are spread evenly."""
         contract = pair.contract
         assert isinstance(contract, Exact | Close)
-        long_run = budget.at_most(pair.baseline.options.horizon_seconds)
+        long_run = budget.at_most(pair.options.horizon_seconds)
         seconds = SHARE_OF_LONG_RUN * long_run
         return same_updates(*pair.subjects(), _updates(pair), contract, seconds)
 

@@ -67,7 +67,7 @@ class SimulatorsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the number of sizes, and the most draws and seconds."""
         count = len(_sizes_of(pair))
-        seconds = SHARE_OF_LONG_RUN * pair.baseline.options.horizon_seconds
+        seconds = SHARE_OF_LONG_RUN * pair.options.horizon_seconds
         draws = f"{FEWEST_DRAWS} to {MOST_DRAWS} draws"
         return f"{draws} in each of {count} sizes, or {seconds:g} s"
 
@@ -77,7 +77,7 @@ class SimulatorsCheck(Check):
         """
         sizes = _sizes_of(pair)
         name = type(pair.contract).__name__
-        long_run = budget.at_most(pair.baseline.options.horizon_seconds)
+        long_run = budget.at_most(pair.options.horizon_seconds)
         deadline = time.monotonic() + SHARE_OF_LONG_RUN * long_run
         events = Counter[str]()
         missed = []

@@ -70,7 +70,7 @@ class TrainedModelCheck(Check):
             return verdict
         # Code is not watched here: the watcher reads settings by operators, which an
         # export records.
-        build = trained_models(pair.recipe, pair.baseline.registry, pair.stages)
+        build = trained_models(pair.recipe, pair.registry, pair.stages)
         return _compare_exported(pair, built(build))
 
 

@@ -38,7 +38,7 @@ class TrainingsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the number of trainings and their length."""
         unit, length = pair.recipe.length
-        options = pair.baseline.options
+        options = pair.options
         trainings = f"trainings of {options.steps or length:,} {unit}"
         return f"up to {options.seeds} pairs of {trainings}, fewer if they decide"
 

@@ -31,7 +31,7 @@ class UpdatesCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates of both."""
-        updates = pair.baseline.options.updates + len(LATE)
+        updates = pair.options.updates + len(LATE)
         if isinstance(pair.promised, Exact):
             return f"{updates} updates, the baseline's twice"
         return f"{updates} updates in float64 and in float32"
@@ -62,7 +62,7 @@ class UpdatesCheck(Check):
     def _compare_bits(self, pair: StagePair) -> Verdict:
         verdict = compare(*pair.subjects(), pair.batches, Exact())
         # The long run samples batches, too.
-        if not verdict or pair.baseline.options.horizon:
+        if not verdict or pair.options.horizon:
             return verdict
         sampled = pair.sampled_updates()
         return verdict if sampled else sampled

@@ -36,7 +36,7 @@ class WorkInFlightCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        return f"5 times {min(pair.baseline.options.updates, MOST_UPDATES)} updates"
+        return f"5 times {min(pair.options.updates, MOST_UPDATES)} updates"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself."""
@@ -44,5 +44,5 @@ class WorkInFlightCheck(Check):
         if queues is None:
             return pair.passed("nothing is in flight between two updates of a CPU")
         _, candidate = pair.subjects()
-        updates = range(pair.baseline.options.updates)
+        updates = range(pair.options.updates)
         return compare_in_flight(candidate, updates, queues, pair.promise_name, 0)
