@@ -224,8 +224,8 @@ def _imports(file: str, package: str) -> list[str]:
 
 
 def _modes() -> list[Any]:
-    functions = _get_current_function_mode_stack()
-    return [*functions, *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
+    functions = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return [*functions, *_get_current_dispatch_mode_stack()]
 
 
 def _is_compared(module: str) -> bool:

@@ -67,7 +67,7 @@ def affordable(
     """
     length = trainings.length
     seeds = seeds_of(reference, pairs)
-    lengths = [*range(trainings.every, length, trainings.every), length]
+    lengths: list[int] = [*range(trainings.every, length, trainings.every), length]
     # A part of one pair shows the cost of all trainings.
     trainings.run([reference, changed], seeds[:1], lengths[0])
     milestones = [
