@@ -6,7 +6,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -228,16 +227,16 @@ class Learner(ABC):
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
             settings = role.settings
-            optimizer = settings.optimizer()
-            make = partial(self.slots.make_optimizer, optimizer, **settings.settings)
+            groups = settings.groups(role.module)
             try:
-                role.optimizer = make(settings.groups(role.module))
+                role.optimizer = settings.make(self.slots, groups)
             except UsageError:
                 parameters = role.module.parameters()
                 if all(parameter.requires_grad for parameter in parameters):
                     raise
                 # Muon refuses vectors, also those that are frozen.
-                role.optimizer = make(settings.groups(role.module, frozen=False))
+                groups = settings.groups(role.module, frozen=False)
+                role.optimizer = settings.make(self.slots, groups)
 
     def start_averages(self) -> None:
         """Starts the averages of ``train.ema``; called once, when the parameters are where they

@@ -29,8 +29,8 @@ class Role:
         self.settings = context.optimizers[name]
         self.every = every
         """Number of updates for each of its steps; guards of gradients wait as long."""
-        # A copy, because reading a setting takes microseconds in every update.
-        self.max_grad_norm = self.settings.max_grad_norm
+        # Read once, because reading a setting takes microseconds in every update.
+        self.clipping = self.settings.clipping()
 
     def parameters(self) -> list[Tensor]:
         """Returns the parameters that need a gradient now."""
@@ -43,9 +43,8 @@ class Role:
 
     def step(self) -> None:
         """Clips the gradients if the recipe requires it, and steps the optimizer."""
-        if self.max_grad_norm is not None:
-            self.slots.unscale(self.optimizer)
-            self.slots.clip(self._stepped_parameters(), self.max_grad_norm)
+        if self.clipping is not None:
+            self.clipping(self.slots, self.optimizer, self._stepped_parameters())
         self.slots.optimizer_step(self.optimizer)
 
     def _stepped_parameters(self) -> list[Tensor]:
@@ -53,9 +52,11 @@ class Role:
 
         The gradient of another one must not count in the norm, because nothing clears it.
         """
-        stepped: set[int] = set()
-        for group in self.optimizer.param_groups:
-            stepped.update(map(id, group["params"]))
+        stepped = {
+            id(parameter)
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        }
         parameters = self.parameters()
         selected = [parameter for parameter in parameters if id(parameter) in stepped]
         # An optimizer that steps copies of the parameters has none of them: all gradients count.
