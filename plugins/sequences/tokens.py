@@ -35,6 +35,8 @@ class Tokens(WindowSource):
             UsageError: The file or its description is missing, they do not fit, or the file is
                 too short.
         """
+        # Read in any case: a setting that nothing reads is refused, and this one has no default.
+        name = config.file
         if config.synthetic:
             tokens, description = self._synthetic()
         else:
@@ -47,7 +49,7 @@ class Tokens(WindowSource):
         if windows is None:
             problem = f"has {len(tokens):,} tokens, too few for windows of {context:,}"
             hint = "reduce data.context, or prepare more text"
-            raise UsageError(f"data.file: {config.file} {problem}: {hint}")
+            raise UsageError(f"data.file: {name} {problem}: {hint}")
 
         self.sizes = {"vocabulary": config.padded(description.vocabulary)}
         if description.characters is not None:
