@@ -43,5 +43,9 @@ def _probe(recipe: Recipe, registry: Registry, batch_size: int) -> Probe:
         if steps == 0:
             started = time.perf_counter()
     speed = steps * pipeline.batch_size / (time.perf_counter() - started)
-    peak = torch.cuda.max_memory_reserved(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = (
+        torch.cuda.max_memory_reserved(device)
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
     return Probe(speed, peak, limit)

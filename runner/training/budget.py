@@ -43,9 +43,15 @@ class StageChoice:
 
     def text(self) -> str:
         """Returns the stage with its settings and its cost."""
-        settings = ", ".join(f"{name}: {value}" for name, value in self.choice.settings.items())
+        settings = ", ".join(
+            f"{name}: {value}" for name, value in self.choice.settings.items()
+        )
         kind = self.config.kind
-        return f"{kind}: {{{settings}}} ({self.choice.cost})" if settings else f"{kind} ({self.choice.cost})"
+        return (
+            f"{kind}: {{{settings}}} ({self.choice.cost})"
+            if settings
+            else f"{kind} ({self.choice.cost})"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
     if plan.peak <= budget.limit:
         return Fitted(recipe)
     if not budget.fit or is_lock(recipe.path):
-        hint = "lower train.batch_size, or set train.memory_budget: {size: ..., fit: true}"
+        hint = (
+            "lower train.batch_size, or set train.memory_budget: {size: ..., fit: true}"
+        )
         raise _refusal(recipe, plan, hint)
     # Stages save activations and gradients; every plan of a set of them costs about a second.
     if plan.resident > budget.limit:
@@ -100,7 +108,9 @@ def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
     raise _refusal(recipe, plan, hint)
 
 
-def fitted(recipe: Recipe, registry: Registry, report: Callable[[str], object] | None = None) -> Recipe:
+def fitted(
+    recipe: Recipe, registry: Registry, report: Callable[[str], object] | None = None
+) -> Recipe:
     """Returns the recipe with the stages that its memory budget needs, and reports them.
 
     Raises:
@@ -117,7 +127,12 @@ def fitted(recipe: Recipe, registry: Registry, report: Callable[[str], object] |
 def with_stages(recipe: Recipe, choices: Sequence[StageChoice]) -> Recipe:
     """Returns the recipe with more stages, in the order in which all attach."""
     added = {choice.config.kind: choice.config for choice in choices}
-    stages = dict(sorted({**recipe.stages, **added}.items(), key=lambda item: (item[1].phase, item[0])))
+    stages = dict(
+        sorted(
+            {**recipe.stages, **added}.items(),
+            key=lambda item: (item[1].phase, item[0]),
+        )
+    )
     place = Place(PATH)
     origins = dict(recipe.origins)
     for choice in choices:
@@ -131,31 +146,47 @@ def with_stages(recipe: Recipe, choices: Sequence[StageChoice]) -> Recipe:
 def _sets(recipe: Recipe, registry: Registry) -> Iterator[tuple[StageChoice, ...]]:
     """Yields sets of stages, the cheapest first: those that keep results, then the fastest, then the smallest."""
     choices = stage_choices(recipe, registry)
-    options: list[list[StageChoice | None]] = [[None, *of_stage] for of_stage in choices.values()]
-    sets = [tuple(filter(None, combination)) for combination in itertools.product(*options)]
+    options: list[list[StageChoice | None]] = [
+        [None, *of_stage] for of_stage in choices.values()
+    ]
+    sets = [
+        tuple(filter(None, combination)) for combination in itertools.product(*options)
+    ]
 
     def cost(combination: tuple[StageChoice, ...]) -> tuple[bool, float, int]:
         is_statistical = any(choice.is_statistical for choice in combination)
-        return is_statistical, math.prod(choice.choice.time for choice in combination), len(combination)
+        return (
+            is_statistical,
+            math.prod(choice.choice.time for choice in combination),
+            len(combination),
+        )
 
     yield from sorted(filter(None, sets), key=cost)
 
 
-def stage_choices(recipe: Recipe, registry: Registry) -> Mapping[str, list[StageChoice]]:
+def stage_choices(
+    recipe: Recipe, registry: Registry
+) -> Mapping[str, list[StageChoice]]:
     """Returns the ways in which each stage could save memory that the recipe does not switch on."""
     from runner.training.pipeline import resolve_device, setting_of
 
     setting = setting_of(recipe, resolve_device(recipe.device))
-    claimed = frozenset[str]().union(*(stage.claims for stage in recipe.stages.values()))
+    claimed = frozenset[str]().union(
+        *(stage.claims for stage in recipe.stages.values())
+    )
     choices = {}
     for kind in registry.kinds("optimization"):
         if kind in recipe.stages:
             continue
         stage_class = registry.get("optimization", kind)
         memory_choices = stage_class.memory_choices(recipe.train.batch_size)
-        configs = [(stage_class(**choice.settings), choice) for choice in memory_choices]
+        configs = [
+            (stage_class(**choice.settings), choice) for choice in memory_choices
+        ]
         found = [
-            StageChoice(config, choice, isinstance(config.contract(setting), Statistical))
+            StageChoice(
+                config, choice, isinstance(config.contract(setting), Statistical)
+            )
             for config, choice in configs
             if _can_work(config, setting, claimed)
         ]
@@ -166,7 +197,9 @@ def stage_choices(recipe: Recipe, registry: Registry) -> Mapping[str, list[Stage
 
 def _can_work(config: StageConfig, setting: Setting, claimed: frozenset[str]) -> bool:
     """Returns whether a stage has an effect here and claims no slot that another stage claims."""
-    if config.claims & claimed or any(map(setting.model.lacks, config.claims | config.wraps)):
+    if config.claims & claimed or any(
+        map(setting.model.lacks, config.claims | config.wraps)
+    ):
         return False
     try:
         return config.inactive(setting) is None
@@ -174,7 +207,9 @@ def _can_work(config: StageConfig, setting: Setting, claimed: frozenset[str]) ->
         return False
 
 
-def _notes(before: MemoryPlan, after: MemoryPlan, choices: Sequence[StageChoice]) -> tuple[str, ...]:
+def _notes(
+    before: MemoryPlan, after: MemoryPlan, choices: Sequence[StageChoice]
+) -> tuple[str, ...]:
     sizes = f"{format_size(before.peak)} -> {format_size(after.peak)}"
     time = math.prod(choice.choice.time for choice in choices)
     head = f"{PATH}: {sizes} for an update, expected to take {time:.2f} times as long"

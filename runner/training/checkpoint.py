@@ -27,7 +27,16 @@ from torch import Tensor
 from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.faults import reach
-from runner.system.files import link, make_folder, remove, remove_quietly, rename, sha256, sync, write_text
+from runner.system.files import (
+    link,
+    make_folder,
+    remove,
+    remove_quietly,
+    rename,
+    sha256,
+    sync,
+    write_text,
+)
 from runner.system.stored_json import check_size
 from runner.training.checkpoint_files import (
     FORMAT,
@@ -77,10 +86,16 @@ def best(paths: list[Path]) -> Path | None:
     for path in reversed(paths):
         with suppress(CheckpointError):
             scores[path] = read_manifest(path)["score"]
-    return max((path for path in scores if scores[path] is not None), key=scores.__getitem__, default=None)
+    return max(
+        (path for path in scores if scores[path] is not None),
+        key=scores.__getitem__,
+        default=None,
+    )
 
 
-def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None) -> State | None:
+def load_newest(
+    folder: Path, check: Callable[[State, Path], None] | None = None
+) -> State | None:
     """Reads the newest undamaged checkpoint; None if none has been written yet.
 
     Damaged ones are reported and set aside, so that the training can write them again. The caller holds the run's lock.
@@ -103,7 +118,9 @@ def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None
                 rename(each, each.with_name(_ASIDE + each.name))
             return state
     if damaged:
-        raise CheckpointError(f"{folder}: all {len(damaged)} checkpoints are damaged; start a new run: runner run")
+        raise CheckpointError(
+            f"{folder}: all {len(damaged)} checkpoints are damaged; start a new run: runner run"
+        )
     return None
 
 
@@ -130,7 +147,9 @@ class Writer:
     share no file, so that one damaged file never damages both.
     """
 
-    def __init__(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, folder: Path, prepare: Callable[[], None] = lambda: None
+    ) -> None:
         """Removes what a process that died has left half written in a run's folder of checkpoints.
 
         ``prepare`` is called before a checkpoint gets its name; it raises ``OSError`` if it must not.
@@ -143,7 +162,13 @@ class Writer:
         for partial_folder in folder.glob(".*.partial"):
             remove_quietly(partial_folder)
 
-    def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: State,
+        score: float | None = None,
+        done: int | None = None,
+    ) -> None:
         """Writes ``step-<step>``, during the training if it is small; waits for the previous write.
 
         A full or failing disk is reported once, and older checkpoints stay; see ``failure``. Of two
@@ -159,7 +184,12 @@ class Writer:
             rename(final, final.with_name(_ASIDE + final.name))
         rest, tensors, rings = pack(state)
         done = step if done is None else done
-        manifest: dict[str, Any] = {"format": FORMAT, "step": step, "done": done, "score": score}
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "step": step,
+            "done": done,
+            "score": score,
+        }
         with self._attempt(final) as beside:
             remove_quietly(beside)
             make_folder(beside)
@@ -172,8 +202,13 @@ class Writer:
                 raise OSError(errno.ENOSPC, sizes)
             if free < 3 * size and not self._warned:
                 self._warned = True
-                _log.warning("the disk is nearly full for checkpoint %s: %s", final, sizes)
-            files, finish = _files(tensors, rows), partial(self._finish, final, manifest, rest)
+                _log.warning(
+                    "the disk is nearly full for checkpoint %s: %s", final, sizes
+                )
+            files, finish = (
+                _files(tensors, rows),
+                partial(self._finish, final, manifest, rest),
+            )
             if size > BESIDE_BYTES:
                 finish(files)
                 return
@@ -205,41 +240,74 @@ class Writer:
             remove_quietly(beside)
             if self.failure is None:
                 said, newest = error.strerror or error, self.newest() or "none"
-                _log.warning("the checkpoint %s was not written: %s; the newest is %s", final.name, said, newest)
+                _log.warning(
+                    "the checkpoint %s was not written: %s; the newest is %s",
+                    final.name,
+                    said,
+                    newest,
+                )
             self.failure = error
 
-    def _link(self, rings: Mapping[str, Ring], folder: Path) -> tuple[dict[str, str], dict[str, _Rows], int]:
+    def _link(
+        self, rings: Mapping[str, Ring], folder: Path
+    ) -> tuple[dict[str, str], dict[str, _Rows], int]:
         """Links what the checkpoint before the last has: the digests of these files, others by name and their bytes."""
         linked: dict[str, str] = {}
         others: dict[str, _Rows] = {}
         there: dict[Path, str] = {}
         size = 0
         for earlier in checkpoints(self.folder)[-2:-1]:  # there may be none
-            with suppress(CheckpointError):  # then nothing is linked and everything is written
-                there = {earlier / name: digest for name, digest in read_manifest(earlier)["sha256"].items()}
+            with suppress(
+                CheckpointError
+            ):  # then nothing is linked and everything is written
+                there = {
+                    earlier / name: digest
+                    for name, digest in read_manifest(earlier)["sha256"].items()
+                }
         for name, ring in rings.items():
             earlier_files = segments(there, name)
             for first, last, nbytes in _ranges(ring):
                 try:
-                    path = next(path for start, end, path in earlier_files if start <= first and last <= end)
+                    path = next(
+                        path
+                        for start, end, path in earlier_files
+                        if start <= first and last <= end
+                    )
                     link(path, folder / path.name)
                     linked[path.name] = there[path]
-                except (StopIteration, OSError):  # not there, or gone, or a disk without links
-                    others[f"rows-{name}-{first:012d}-{last:012d}.safetensors"] = partial(ring.read, first, last)
+                except (
+                    StopIteration,
+                    OSError,
+                ):  # not there, or gone, or a disk without links
+                    others[f"rows-{name}-{first:012d}-{last:012d}.safetensors"] = (
+                        partial(ring.read, first, last)
+                    )
                     size += nbytes
         return linked, others, size
 
-    def _finish(self, final: Path, manifest: dict[str, Any], rest: Any, files: Iterable[_Content]) -> None:
+    def _finish(
+        self,
+        final: Path,
+        manifest: dict[str, Any],
+        rest: Any,
+        files: Iterable[_Content],
+    ) -> None:
         """Writes what is not there yet, gives the checkpoint its name and prunes older ones."""
         with self._attempt(final) as beside:
             for name, tensors in files:
                 save_file(tensors, beside / name)
                 del tensors  # before the next are copied
-                point = "checkpoint.segment" if ROWS_FILE.fullmatch(name) else "checkpoint.tensors"
+                point = (
+                    "checkpoint.segment"
+                    if ROWS_FILE.fullmatch(name)
+                    else "checkpoint.tensors"
+                )
                 manifest["sha256"][name] = _durable(beside / name, point)
             write_text(beside / REST, _text(rest))
             manifest["sha256"][REST] = _durable(beside / REST, "checkpoint.state")
-            manifest["bytes"] = {name: (beside / name).stat().st_size for name in manifest["sha256"]}
+            manifest["bytes"] = {
+                name: (beside / name).stat().st_size for name in manifest["sha256"]
+            }
             write_manifest(beside, manifest)
             _durable(beside / MANIFEST, "checkpoint.manifest")
             sync(beside)
@@ -257,7 +325,11 @@ class Writer:
                         remove(path)
                 reach("checkpoint.pruned")
             except OSError as error:
-                _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
+                _log.warning(
+                    "older checkpoints in %s could not be removed: %s",
+                    self.folder,
+                    error.strerror or error,
+                )
 
 
 def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> Path:
@@ -271,7 +343,13 @@ def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> P
     path = folder / REHEARSAL
     remove_quietly(path)
     make_folder(path)
-    manifest: dict[str, Any] = {"format": FORMAT, "step": 0, "done": 0, "score": None, "sha256": {}}
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "step": 0,
+        "done": 0,
+        "score": None,
+        "sha256": {},
+    }
     for name, content in _files(tensors, {}):
         try:
             save_file(content, path / name)
@@ -302,11 +380,15 @@ def _text(rest: Any) -> str:
     try:
         check_size(text)
     except ValueError as error:
-        raise UnpackableError(f"/: the state {error} without its tensors: keep numbers in tensors") from None
+        raise UnpackableError(
+            f"/: the state {error} without its tensors: keep numbers in tensors"
+        ) from None
     return text
 
 
-def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator[_Content]:
+def _files(
+    tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]
+) -> Iterator[_Content]:
     """Name and content of every file that is to be written, copied when its turn comes."""
     parts: list[dict[str, Tensor]] = []
     free = 0
@@ -317,7 +399,10 @@ def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator
         parts[-1][name] = tensor
         free -= tensor.nbytes
     for number, part in enumerate(parts):
-        yield f"tensors-{number}.safetensors", {name: stored(tensor) for name, tensor in part.items()}
+        yield (
+            f"tensors-{number}.safetensors",
+            {name: stored(tensor) for name, tensor in part.items()},
+        )
     for name, read in rows.items():
         yield name, {"rows": stored(read())}
 

@@ -62,7 +62,11 @@ def read_files(path: Path) -> tuple[Any, dict[str, Tensor], list[Path]]:
     _check_rows(path, names)
     # How often it refers to a tensor, or less: a bound on the headers before they are parsed.
     most_tensors = text.count('"tensor"') + text.count('"array"')
-    return rest, _read_tensors(path, names, most_tensors), [path / name for name in names]
+    return (
+        rest,
+        _read_tensors(path, names, most_tensors),
+        [path / name for name in names],
+    )
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -116,8 +120,15 @@ def ring_of(files: Iterable[Path], name: str, capacity: int, written: int) -> Ri
     ranges, content = segments(files, name), lru_cache(maxsize=2)(load_file)
 
     def read(first: int, last: int) -> Tensor:
-        inside = [(start, path) for start, end, path in ranges if start < last and end > first]
-        return torch.cat([content(path)[ROWS][max(first - start, 0) : last - start] for start, path in inside])
+        inside = [
+            (start, path) for start, end, path in ranges if start < last and end > first
+        ]
+        return torch.cat(
+            [
+                content(path)[ROWS][max(first - start, 0) : last - start]
+                for start, path in inside
+            ]
+        )
 
     ring = Ring(capacity, written, read)
     end = ring.first
@@ -126,14 +137,20 @@ def ring_of(files: Iterable[Path], name: str, capacity: int, written: int) -> Ri
             break
         end = max(end, last)
     if end < written:
-        raise ValueError(f"rows of ring {name} are in no file: number {end:,} and those after it")
+        raise ValueError(
+            f"rows of ring {name} are in no file: number {end:,} and those after it"
+        )
     return ring
 
 
 def segments(files: Iterable[Path], ring: str) -> list[tuple[int, int, Path]]:
     """Returns the files of a ring in order, each after the numbers of its first row and of that after its last."""
     matches = ((path, ROWS_FILE.fullmatch(path.name)) for path in files)
-    return sorted((int(match[2]), int(match[3]), path) for path, match in matches if match and match[1] == ring)
+    return sorted(
+        (int(match[2]), int(match[3]), path)
+        for path, match in matches
+        if match and match[1] == ring
+    )
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
@@ -163,13 +180,19 @@ def _check_rows(path: Path, names: Iterable[str]) -> None:
         if match is None:
             continue
         with reading(path / name):
-            header: TensorHeader = check_rows(read_header(path / name, 1), int(match[3]) - int(match[2]))
+            header: TensorHeader = check_rows(
+                read_header(path / name, 1), int(match[3]) - int(match[2])
+            )
             form = (header.dtype, header.shape[1:])
             if forms.setdefault(match[1], form) != form:
-                raise ValueError("has rows of another type or shape than other files of its ring")
+                raise ValueError(
+                    "has rows of another type or shape than other files of its ring"
+                )
 
 
-def _read_tensors(path: Path, names: Iterable[str], most_tensors: int) -> dict[str, Tensor]:
+def _read_tensors(
+    path: Path, names: Iterable[str], most_tensors: int
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in names:
         if _TENSORS_FILE.fullmatch(name) is None:

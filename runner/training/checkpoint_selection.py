@@ -44,10 +44,18 @@ def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
     if objective is None or path is None:
         return None
     manifest, (unit, _) = read_manifest(path), recipe.length
-    return Best(str(path), manifest["done"], unit, f"eval/{objective.name}", manifest["score"] * objective.sign)
+    return Best(
+        str(path),
+        manifest["done"],
+        unit,
+        f"eval/{objective.name}",
+        manifest["score"] * objective.sign,
+    )
 
 
-def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -> tuple[Path, State]:
+def load_chosen(
+    folder: RunFolder, which: Which, *, is_training: bool = False
+) -> tuple[Path, State]:
     """Reads a run's checkpoint with the best objective, or its last one, and reports its path.
 
     If there is no best one, or the selected one is damaged, it is the newest undamaged one.
@@ -71,7 +79,9 @@ def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -
             _log.warning("%s; %s is used instead", damage, path.name)
         return path, state
     reason = f": {damages[0]}" if damages else ""
-    raise CheckpointError(f"run {folder.name} has no checkpoint that can be used{reason}")
+    raise CheckpointError(
+        f"run {folder.name} has no checkpoint that can be used{reason}"
+    )
 
 
 def _check_named(folder: Path, checkpoint: Path) -> None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def find_deviating_operator(
-    step: Step, pipeline: Assembly, baseline: BaselineLearner, snapshot: Snapshot, contract: Contract
+    step: Step,
+    pipeline: Assembly,
+    baseline: BaselineLearner,
+    snapshot: Snapshot,
+    contract: Contract,
 ) -> DivergingOperator | str:
     """Makes an update of both again from a snapshot, and compares their operators.
 
@@ -34,7 +38,11 @@ def find_deviating_operator(
     Returns:
         The operator; a sentence with the reason if none can be named.
     """
-    tolerance = 0.0 if isinstance(contract, Exact) else MOST_ULPS * torch.finfo(torch.float32).eps
+    tolerance = (
+        0.0
+        if isinstance(contract, Exact)
+        else MOST_ULPS * torch.finfo(torch.float32).eps
+    )
     table = ValueTable(tolerance)
     try:
         reference = OperatorRecorder(table)
@@ -49,7 +57,9 @@ def find_deviating_operator(
         return f"the deviating operator was not found: {type(error).__name__}: {error}"
 
 
-def _update_as_trained(step: Step, pipeline: Assembly, snapshot: Snapshot, recorder: OperatorRecorder) -> Any:
+def _update_as_trained(
+    step: Step, pipeline: Assembly, snapshot: Snapshot, recorder: OperatorRecorder
+) -> Any:
     _load(step, pipeline, clones(snapshot.state), snapshot.counts)
     step.seed(snapshot.counts["updates"])
     drawn = clones(snapshot.drawn)
@@ -62,7 +72,9 @@ def _restored(step: Step, pipeline: Assembly) -> Iterator[None]:
     """Gives a training the state and the random generators back that it has before the ``with``."""
     state = clones(step.learner.complete_state())
     counts = step.progress.state_dict()
-    stages = {kind: clones(stage.state_dict()) for kind, stage in pipeline.stages.items()}
+    stages = {
+        kind: clones(stage.state_dict()) for kind, stage in pipeline.stages.items()
+    }
     try:
         with generators.Globals().apart():
             yield

@@ -48,7 +48,9 @@ class Deviation:
 
     def repeats(self, earlier: Iterable[Deviation]) -> bool:
         """Returns whether the same tensor deviated before; if few elements do, the same element."""
-        return any(self.name == other.name and self.alone == other.alone for other in earlier)
+        return any(
+            self.name == other.name and self.alone == other.alone for other in earlier
+        )
 
     def __str__(self) -> str:
         noun = "element" if self.elements == 1 else "elements"
@@ -74,38 +76,70 @@ def find_deviations(
         return _other_bits(trained, baseline)
     if isinstance(contract, Statistical):
         return _other_forms(trained, baseline)
-    differing = {name: value for name, value in baseline.items() if digest(value) != digest(trained.get(name))}
+    differing = {
+        name: value
+        for name, value in baseline.items()
+        if digest(value) != digest(trained.get(name))
+    }
     spreads: dict[str, Any] = {}
     for perturbed in yardsticks if differing else ():
         for name, expected in differing.items():
             distance = _distance(expected, perturbed.get(name))
-            spreads[name] = distance if name not in spreads else torch.maximum(spreads[name], distance)
+            spreads[name] = (
+                distance
+                if name not in spreads
+                else torch.maximum(spreads[name], distance)
+            )
     deviations = [
         deviation
         for name, expected in differing.items()
-        if (deviation := _deviation(name, expected, trained.get(name), spreads.get(name))) is not None
+        if (
+            deviation := _deviation(
+                name, expected, trained.get(name), spreads.get(name)
+            )
+        )
+        is not None
     ]
-    return sorted(deviations, key=lambda deviation: (deviation.is_gross, deviation.elements), reverse=True)
+    return sorted(
+        deviations,
+        key=lambda deviation: (deviation.is_gross, deviation.elements),
+        reverse=True,
+    )
 
 
-def _other_bits(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Deviation]:
+def _other_bits(
+    trained: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> list[Deviation]:
     deviations = []
     for name, expected in baseline.items():
         value = trained.get(name)
         if digest(value) != digest(expected):
             distance = _distance(expected, value)
             count = int((distance != 0).sum())
-            deviations.append(Deviation(name, float(distance.max()), count, is_gross=True))
+            deviations.append(
+                Deviation(name, float(distance.max()), count, is_gross=True)
+            )
     return deviations
 
 
-def _other_forms(trained: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Deviation]:
+def _other_forms(
+    trained: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> list[Deviation]:
     """Returns the values of another shape or type, or that are infinite where the baseline's are not."""
-    counts = {name: int(_distance(expected, trained.get(name)).isinf().sum()) for name, expected in baseline.items()}
-    return [Deviation(name, math.inf, count, is_gross=True) for name, count in counts.items() if count]
+    counts = {
+        name: int(_distance(expected, trained.get(name)).isinf().sum())
+        for name, expected in baseline.items()
+    }
+    return [
+        Deviation(name, math.inf, count, is_gross=True)
+        for name, count in counts.items()
+        if count
+    ]
 
 
-def _deviation(name: str, expected: Any, value: Any, spread: Tensor | None) -> Deviation | None:
+def _deviation(
+    name: str, expected: Any, value: Any, spread: Tensor | None
+) -> Deviation | None:
     """Returns the deviation of one value, if rounding does not explain it."""
     distance = _distance(expected, value)
     magnitude = _magnitude(expected)
@@ -121,24 +155,41 @@ def _deviation(name: str, expected: Any, value: Any, spread: Tensor | None) -> D
         return Deviation(name, largest, count, is_gross=largest > GROSS * magnitude)
 
     # A switched maximum moves few elements, but hardly the same one in two updates.
-    farthest = int((distance / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())
+    farthest = int(
+        (distance / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax()
+    )
     is_far = bool(distance[farthest] > FAR * allowed[farthest])
-    return Deviation(name, largest, count, is_gross=False, alone=farthest) if is_far else None
+    return (
+        Deviation(name, largest, count, is_gross=False, alone=farthest)
+        if is_far
+        else None
+    )
 
 
 def _distance(expected: Any, value: Any) -> Tensor:
     """Returns the differences of the elements; infinity where they cannot be subtracted."""
-    if isinstance(expected, bool | int | float) and isinstance(value, bool | int | float):
-        expected, value = (torch.tensor(float(number), dtype=torch.float64) for number in (expected, value))
+    if isinstance(expected, bool | int | float) and isinstance(
+        value, bool | int | float
+    ):
+        expected, value = (
+            torch.tensor(float(number), dtype=torch.float64)
+            for number in (expected, value)
+        )
     if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
-        return torch.tensor(0.0 if digest(expected) == digest(value) else math.inf, dtype=torch.float64)
+        return torch.tensor(
+            0.0 if digest(expected) == digest(value) else math.inf, dtype=torch.float64
+        )
     if expected.shape != value.shape or expected.dtype != value.dtype:
         return torch.tensor(math.inf, dtype=torch.float64)
     wide = torch.complex128 if expected.is_complex() else torch.float64
     difference = (expected.to(wide) - value.to(wide)).abs()
     # A number that is infinite or NaN in both is the same number; in one alone, it is infinitely far off.
     is_same = (expected == value) | (expected.isnan() & value.isnan())
-    return difference.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(is_same, 0.0).reshape(-1)
+    return (
+        difference.nan_to_num(nan=math.inf, posinf=math.inf)
+        .masked_fill(is_same, 0.0)
+        .reshape(-1)
+    )
 
 
 def _magnitude(value: Any) -> float:
@@ -146,7 +197,11 @@ def _magnitude(value: Any) -> float:
     if isinstance(value, Tensor):
         finite = value[value.isfinite()]
         return float(finite.abs().max()) if finite.numel() else 0.0
-    return abs(float(value)) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    return (
+        abs(float(value))
+        if isinstance(value, int | float) and math.isfinite(value)
+        else 0.0
+    )
 
 
 def _precision(value: Any) -> float:

@@ -48,7 +48,11 @@ class Evaluation:
     @property
     def same_digits(self) -> bool | None:
         """Returns whether the digits equal those of the run's evaluation; None without one."""
-        return None if self.recorded is None else _digits(self.metrics) == _digits(self.recorded)
+        return (
+            None
+            if self.recorded is None
+            else _digits(self.metrics) == _digits(self.recorded)
+        )
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
@@ -56,7 +60,11 @@ class Evaluation:
 
 
 def evaluate(
-    recipe: Recipe, registry: Registry, folder: RunFolder, which: Which = "best", picture: Path | None = None
+    recipe: Recipe,
+    registry: Registry,
+    folder: RunFolder,
+    which: Which = "best",
+    picture: Path | None = None,
 ) -> Evaluation:
     """Evaluates a checkpoint of a run once, with the stages of its recipe, as the run itself did.
 
@@ -82,15 +90,23 @@ def evaluate(
     with generators.exclusive(f"the evaluation of {folder.name}"):
         generators.seed(recipe.seed)
         tuning = answering_tuning(recipe, resolve_device(recipe.device))
-        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"], tuning=tuning)
+        pipeline = assemble(
+            recipe, registry.files, resumed=state["pipeline"], tuning=tuning
+        )
         pipeline.load_learnt(state["pipeline"])
         metrics = evaluated(pipeline)
         if picture is not None:
             try:
                 pipeline.source.render(pipeline.learner, picture)
             except OSError as error:
-                raise UsageError(f"{picture} cannot be written: {error.strerror or error}") from error
-    logged = {name[5:]: value for name, value in state["metrics"].items() if name.startswith("eval/")}
+                raise UsageError(
+                    f"{picture} cannot be written: {error.strerror or error}"
+                ) from error
+    logged = {
+        name[5:]: value
+        for name, value in state["metrics"].items()
+        if name.startswith("eval/")
+    }
     measured = state["complete"] or read_manifest(path)["score"] is not None
     return Evaluation(
         folder.name, str(path), state["step"], metrics, logged if measured else None,
@@ -122,14 +138,20 @@ def load_model(
     """
     found = run.run_dir if isinstance(run, RunResult) else run
     with told():
-        return trained(found, checkpoint, assignments(set or {}), plugins).pipeline().learner
+        return (
+            trained(found, checkpoint, assignments(set or {}), plugins)
+            .pipeline()
+            .learner
+        )
 
 
 def _refuse(data: SourceConfig, picture: Path) -> None:
     if not data.pictures:
         raise UsageError(f"'{data.kind}' has no picture of its evaluation to draw")
     if picture.suffix not in data.pictures:
-        raise UsageError(f"'{data.kind}' draws {' or '.join(data.pictures)}, not '{picture.name}'")
+        raise UsageError(
+            f"'{data.kind}' draws {' or '.join(data.pictures)}, not '{picture.name}'"
+        )
     if not picture.absolute().parent.is_dir():
         raise UsageError(f"no such folder: {picture.parent}")
 

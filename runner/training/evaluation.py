@@ -33,11 +33,15 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
     """
     objective = pipeline.recipe.declared_objective
     who = f"{type(pipeline.source).__name__}.evaluate"
-    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+    if not isinstance(metrics, dict) or not all(
+        isinstance(value, int | float) for value in metrics.values()
+    ):
         raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
     for name in metrics:
         check_metric_name(name, who)
     if objective and objective.name not in metrics:
         there = ", ".join(metrics) or "there are none"
-        raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")
+        raise RunnerError(
+            f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}"
+        )
     return {name: float(value) for name, value in metrics.items()}

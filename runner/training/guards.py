@@ -52,33 +52,76 @@ class FiniteGuard:
         for name in dict.fromkeys(learner.story):
             slots.wrap(name, partial(self._remembered, name))
 
-    def check(self, progress: Progress, batch: Batch, output: Mapping[str, Any]) -> None:
+    def check(
+        self, progress: Progress, batch: Batch, output: Mapping[str, Any]
+    ) -> None:
         """Raises a DivergedError that names the origin of a number in the last
         update that is not finite.
 
         The run's folder then holds ``diagnosis.json``, in which NaN, Infinity and -Infinity are strings.
         """
-        returned = {name: value.sum if isinstance(value, Mean) else value for name, value in output.items()}
-        numbers = {name: torch.as_tensor(each) for name, each in returned.items() if isinstance(each, float | Tensor)}
+        returned = {
+            name: value.sum if isinstance(value, Mean) else value
+            for name, value in output.items()
+        }
+        numbers = {
+            name: torch.as_tensor(each)
+            for name, each in returned.items()
+            if isinstance(each, float | Tensor)
+        }
         losses = {name: loss for name, loss in numbers.items() if loss.dim() == 0}
-        gradients = {name: each for name, each in self.learner.gradients().items() if each is not None}
+        gradients = {
+            name: each
+            for name, each in self.learner.gradients().items()
+            if each is not None
+        }
         in_order = [
-            ("batch", None, "tensor '{name}' of the batch is not finite", named_tensors(batch)),
-            *(("slot", slot, _RETURNED, named_tensors(returned)) for slot, returned in self.outputs.items()),
-            ("gradient", None, "the gradient of '{name}' is not finite", gradients.items()),
-            ("parameter", None, "parameter '{name}' is not finite", self.learner.named_parameters()),
+            (
+                "batch",
+                None,
+                "tensor '{name}' of the batch is not finite",
+                named_tensors(batch),
+            ),
+            *(
+                ("slot", slot, _RETURNED, named_tensors(returned))
+                for slot, returned in self.outputs.items()
+            ),
+            (
+                "gradient",
+                None,
+                "the gradient of '{name}' is not finite",
+                gradients.items(),
+            ),
+            (
+                "parameter",
+                None,
+                "parameter '{name}' is not finite",
+                self.learner.named_parameters(),
+            ),
             ("loss", "update", _RETURNED, losses.items()),
         ]
         broken = (
-            {"kind": kind, "tensor": name, "slot": slot, "message": text.format(slot=slot, name=name)}
+            {
+                "kind": kind,
+                "tensor": name,
+                "slot": slot,
+                "message": text.format(slot=slot, name=name),
+            }
             for kind, slot, text, tensors in in_order
             for name, tensor in tensors
             if not tensor.isfinite().all()
         )
-        found = next(broken, {"kind": "loss", "tensor": None, "slot": "update", "message": _NOWHERE})
+        found = next(
+            broken,
+            {"kind": "loss", "tensor": None, "slot": "update", "message": _NOWHERE},
+        )
         parameters = {}
         for name, parameter in self.learner.named_parameters():
-            of_gradient = _size("gradient", gradients[name]) if name in gradients else {"gradient_norm": None}
+            of_gradient = (
+                _size("gradient", gradients[name])
+                if name in gradients
+                else {"gradient_norm": None}
+            )
             parameters[name] = _size("parameter", parameter) | of_gradient
         content = {
             "step": progress.done,
@@ -92,12 +135,17 @@ class FiniteGuard:
         path = self.folder / "diagnosis.json"
         try:
             make_folder(self.folder)
-            write_durably(path, json.dumps(redact_values(content), indent=2, allow_nan=False) + "\n")
+            write_durably(
+                path,
+                json.dumps(redact_values(content), indent=2, allow_nan=False) + "\n",
+            )
             where = f"statistics are in {shown_path(path)}"
         except OSError as error:
             where = f"no diagnosis could be written ({error})"
         place = f"{progress.unit} {progress.done}, update {progress.updates}"
-        raise DivergedError(f"{place}: {found['message']}; the run was stopped; {where}")
+        raise DivergedError(
+            f"{place}: {found['message']}; the run was stopped; {where}"
+        )
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +188,8 @@ class GradientGuard:
         self.role_turns: Counter[str] = Counter()
         """Of roles that were not stepped: updates in which not all of their parameters were idle or frozen."""
         self._hooks = [
-            optimizer.register_step_post_hook(partial(self._mark_stepped, name)) for name, optimizer in optimizers
+            optimizer.register_step_post_hook(partial(self._mark_stepped, name))
+            for name, optimizer in optimizers
         ]
         self.done = False
         if unowned := self._without_optimizer(self.names):
@@ -171,7 +220,11 @@ class GradientGuard:
         awaited = self.missing.difference(idle)
         self.turns.update(awaited)
         self.role_turns.update(self._awaited_roles(idle))
-        late = {name for name in awaited if self.turns[name] >= FIRST_UPDATES * self.periods.get(name, 1)}
+        late = {
+            name
+            for name in awaited
+            if self.turns[name] >= FIRST_UPDATES * self.periods.get(name, 1)
+        }
         half = progress.fraction >= HALF
         if self._has_seen_enough(progress):
             self._refuse(progress.updates, late if half else late - self.connected)
@@ -179,7 +232,10 @@ class GradientGuard:
         if late and not self.warned:
             self.warned = True
             message = self._message(progress.updates, late)
-            _log.warning("%s; the training continues for now, and is stopped if none arrives", message)
+            _log.warning(
+                "%s; the training continues for now, and is stopped if none arrives",
+                message,
+            )
 
     def watch_unfrozen(self) -> None:
         """Watches parameters that were unfrozen since the last call.
@@ -206,8 +262,15 @@ class GradientGuard:
         Gradients of zero may be a beginning, but a parameter that had a turn and no gradient is connected to nothing.
         """
         gradients = self.learner.gradients()
-        without = (name for name in self.missing.difference(idle, self.connected) if gradients.get(name) is None)
-        self._refuse(update, (name for name in without if self.turns[name] > self.periods.get(name, 1)))
+        without = (
+            name
+            for name in self.missing.difference(idle, self.connected)
+            if gradients.get(name) is None
+        )
+        self._refuse(
+            update,
+            (name for name in without if self.turns[name] > self.periods.get(name, 1)),
+        )
         self._refuse_unstepped(update, 2)
 
     def state_dict(self) -> State:
@@ -235,7 +298,9 @@ class GradientGuard:
 
     def _trainable_names(self) -> dict[int, str]:
         named = self.learner.named_parameters()
-        return {id(parameter): name for name, parameter in named if parameter.requires_grad}
+        return {
+            id(parameter): name for name, parameter in named if parameter.requires_grad
+        }
 
     def _without_optimizer(self, names: Mapping[int, str]) -> list[str]:
         """The parameters of these names whose memory no optimizer has; none if optimizers have copies of them all."""
@@ -245,8 +310,16 @@ class GradientGuard:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        trainable = [(name, each) for name, each in self.learner.named_parameters() if each.numel()]
-        unowned = {name for name, each in trainable if each.untyped_storage().data_ptr() not in stepped}
+        trainable = [
+            (name, each)
+            for name, each in self.learner.named_parameters()
+            if each.numel()
+        ]
+        unowned = {
+            name
+            for name, each in trainable
+            if each.untyped_storage().data_ptr() not in stepped
+        }
         if len(unowned) == len(trainable):
             return []
         return sorted(unowned.intersection(names.values()))
@@ -285,8 +358,16 @@ class GradientGuard:
         """The roles that were not stepped yet and have a parameter that is neither idle nor frozen."""
         awaited: set[str] = set()
         for name, optimizer in self.learner.optimizers():
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            names = {self.names.get(id(parameter), "") for parameter in parameters if parameter.requires_grad}
+            parameters = (
+                parameter
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
+            names = {
+                self.names.get(id(parameter), "")
+                for parameter in parameters
+                if parameter.requires_grad
+            }
             if name in self.unstepped and not names <= {*idle}:
                 awaited.add(name)
         return awaited
@@ -312,7 +393,9 @@ def _listed(names: Collection[str]) -> str:
 
 def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
     """The tensors that a slot returned, or that a batch holds, by name."""
-    prefix = "" if isinstance(output, Mapping) or hasattr(output, "_asdict") else "output "
+    prefix = (
+        "" if isinstance(output, Mapping) or hasattr(output, "_asdict") else "output "
+    )
     named = ((f"{prefix}{path}".strip(), leaf) for path, leaf in leaves(output))
     return [(name, leaf) for name, leaf in named if isinstance(leaf, Tensor)]
 
@@ -325,10 +408,19 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
     values = _double(tensor)
     finite = values[values.isfinite()]
     counts = {"nan": int(values.isnan().sum()), "inf": int(values.isinf().sum())}
-    described = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **counts}
+    described = {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        **counts,
+    }
     if not len(finite):
         return described | dict.fromkeys(("min", "max", "mean", "std"))
-    moments = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(), "std": finite.std(correction=0)}
+    moments = {
+        "min": finite.min(),
+        "max": finite.max(),
+        "mean": finite.mean(),
+        "std": finite.std(correction=0),
+    }
     return described | {name: _plain(value.item()) for name, value in moments.items()}
 
 

@@ -42,7 +42,11 @@ class InferenceModel:
         """Returns the bytes of the required files: parameters and buffers, or as
         reported by the last stage.
         """
-        reported = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
+        reported = [
+            stage.bytes
+            for stage in self.pipeline.stages.values()
+            if stage.bytes is not None
+        ]
         return reported[-1] if reported else self._weights
 
     @property
@@ -50,12 +54,16 @@ class InferenceModel:
         """Returns the bytes of parameters, buffers and programs: the network stays in memory for
         inputs that no program accepts.
         """
-        programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
+        programs: int = sum(
+            stage.program_bytes for stage in self.pipeline.stages.values()
+        )
         return self._weights + programs
 
     @property
     def _weights(self) -> int:
-        return nbytes([dict(role.module.state_dict()) for role in self.learner.roles.values()])
+        return nbytes(
+            [dict(role.module.state_dict()) for role in self.learner.roles.values()]
+        )
 
 
 def build(trained: Trained, stages: Collection[str] | None = None) -> InferenceModel:
@@ -70,6 +78,10 @@ def build(trained: Trained, stages: Collection[str] | None = None) -> InferenceM
     # In a folder that is not writable, stages store nothing and compute their files each time.
     with suppress(OSError):
         make_folder(pipeline.folder)
-    selected = {kind: stage for kind, stage in trained.recipe.inference.items() if stages is None or kind in stages}
+    selected = {
+        kind: stage
+        for kind, stage in trained.recipe.inference.items()
+        if stages is None or kind in stages
+    }
     pipeline.attach_to_learnt(selected)
     return InferenceModel(trained.name, pipeline)

@@ -39,7 +39,10 @@ class Start:
 
     def tags(self) -> dict[str, str]:
         """Returns the fields as tags of the new run."""
-        values = {name: ", ".join(value) if isinstance(value, list) else value for name, value in asdict(self).items()}
+        values = {
+            name: ", ".join(value) if isinstance(value, list) else value
+            for name, value in asdict(self).items()
+        }
         return {f"init_from.{name}": str(value) for name, value in values.items()}
 
     def remarks(self, locked: Mapping[str, Any] | None) -> list[str]:
@@ -47,11 +50,25 @@ class Start:
         lock that is run again.
         """
         there = f"{self.run} ({self.checkpoint})"
-        sorts = {"not found there": self.missing, "of another shape there": self.reshaped, "left over": self.unused}
-        parts = [f"{sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
-        said = [f"model.init_from: {self.taken} tensors are those of {there}; {'; '.join(parts)}"] if parts else []
+        sorts = {
+            "not found there": self.missing,
+            "of another shape there": self.reshaped,
+            "left over": self.unused,
+        }
+        parts = [
+            f"{sort}: {_shortened(names)}" for sort, names in sorts.items() if names
+        ]
+        said = (
+            [
+                f"model.init_from: {self.taken} tensors are those of {there}; {'; '.join(parts)}"
+            ]
+            if parts
+            else []
+        )
         if locked is not None and locked["sha256"] != self.sha256:
-            said.append(f"drift: model.init_from is {there} now, and was other weights in the lock")
+            said.append(
+                f"drift: model.init_from is {there} now, and was other weights in the lock"
+            )
         return said
 
 
@@ -63,21 +80,40 @@ def start_from(learner: Learner, run: str) -> Start:
         CheckpointError: none of the run's checkpoints is usable.
     """
     if run == "latest":
-        raise UsageError("'latest' would be another run when this is trained again; name one: runner ls")
+        raise UsageError(
+            "'latest' would be another run when this is trained again; name one: runner ls"
+        )
     folder = folder_of(run)
     path, state = load_chosen(folder, "best")
     try:
         found = _evaluated_weights(learner, state["pipeline"]["learner"])
-    except (KeyError, TypeError, AttributeError):  # a learner of another sort has kept it
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # a learner of another sort has kept it
         found = {}
-    theirs, own = _flat(found), _flat({name: module.state_dict() for name, module in learner.modules().items()})
-    fitting = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
+    theirs, own = (
+        _flat(found),
+        _flat(
+            {name: module.state_dict() for name, module in learner.modules().items()}
+        ),
+    )
+    fitting = {
+        name
+        for name in own.keys() & theirs.keys()
+        if own[name].shape == theirs[name].shape
+    }
     if not fitting:
         raise UsageError(
             f"no tensor of {folder.name} has the name and shape of one of this model; name a run of such a model"
         )
     for name, module in learner.modules().items():
-        taken = {key: value for key, value in found.get(name, {}).items() if f"{name}.{key}" in fitting}
+        taken = {
+            key: value
+            for key, value in found.get(name, {}).items()
+            if f"{name}.{key}" in fitting
+        }
         module.load_state_dict(taken, strict=False)
     return Start(
         folder.name, path.name, sha256(path / MANIFEST), len(fitting),
@@ -87,17 +123,25 @@ def start_from(learner: Learner, run: str) -> Start:
     )  # fmt: skip
 
 
-def _evaluated_weights(learner: Learner, state: State) -> Mapping[str, Mapping[str, Tensor]]:
+def _evaluated_weights(
+    learner: Learner, state: State
+) -> Mapping[str, Mapping[str, Tensor]]:
     """The weights that the run evaluated: averages where it has them."""
     averages = saved_averages(state) or {}
     evaluated: dict[str, dict[str, Tensor]] = {}
     for name, weights in learner.weights(state).items():
-        evaluated[name] = {key: averages.get(f"{name}.{key}", value) for key, value in weights.items()}
+        evaluated[name] = {
+            key: averages.get(f"{name}.{key}", value) for key, value in weights.items()
+        }
     return evaluated
 
 
 def _flat(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    named = ((f"{name}.{key}", value) for name, module in modules.items() for key, value in module.items())
+    named = (
+        (f"{name}.{key}", value)
+        for name, module in modules.items()
+        for key, value in module.items()
+    )
     return {name: value for name, value in named if isinstance(value, Tensor)}
 
 

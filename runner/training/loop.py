@@ -18,7 +18,15 @@ from runner.system.secrets import redact_values
 from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.evaluation import checked, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
-from runner.training.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
+from runner.training.metrics import (
+    OWN_ACTIVITIES,
+    RESERVED,
+    Activities,
+    Means,
+    peak_memory,
+    speeds,
+    split_time,
+)
 from runner.training.outputs import Display, MetricLog
 from runner.training.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.training.roofline import measure_fraction
@@ -48,22 +56,35 @@ class Loop:
         """Prepares a training in ``run_dir``; messages contain ``again``, the command that
         continues this run.
         """
-        self.pipeline, self.metric_log, self.display, self.stop = pipeline, metric_log, display, stop
+        self.pipeline, self.metric_log, self.display, self.stop = (
+            pipeline,
+            metric_log,
+            display,
+            stop,
+        )
         self.again, self.progress = again, pipeline.progress
         self.folder = run_dir
         self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync)
         train = pipeline.recipe.train
         scale = self.progress.whole // self.progress.length
-        every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
+        every = {
+            "log": train.log_interval,
+            "evaluate": train.evaluate_every,
+            "checkpoint": train.checkpoint_every,
+        }
         self.every = {name: count * scale for name, count in every.items() if count}
         """Intervals, counted as ``progress.position`` is."""
         self.next_due = 0
         """Before that position, nothing is due."""
         self.metrics: dict[str, float] = {}
-        self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
+        self.means = Means(
+            type(pipeline.learner).__name__, pipeline.device.type == "cpu"
+        )
         self.activities = Activities(pipeline.device)
         who = f"{type(pipeline.source).__name__}.activities"
-        refuse_names(who, pipeline.source.activities, OWN_ACTIVITIES, "the runner times itself")
+        refuse_names(
+            who, pipeline.source.activities, OWN_ACTIVITIES, "the runner times itself"
+        )
         for name in ("draw", "next_batch"):
             self.activities.time(pipeline.slots, name)
         for name, said in pipeline.source.activities.items():
@@ -86,7 +107,9 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
-        self.sentinel = None if train.sentinel is None else self._make_sentinel(train.sentinel)
+        self.sentinel = (
+            None if train.sentinel is None else self._make_sentinel(train.sentinel)
+        )
         self.begun = False  # whether there was an update in this process
         self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
@@ -120,12 +143,20 @@ class Loop:
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
                     self.stop.pace = perf_counter() - began
-                    if not self.next_due <= position < end:  # at the end, all of this is done anyway
+                    if (
+                        not self.next_due <= position < end
+                    ):  # at the end, all of this is done anyway
                         continue
                     if self.sentinel is not None:
                         self.sentinel.keep_checksum()
-                    due = {name for name, every in self.every.items() if before // every != position // every}
-                    self.next_due = min((position // every + 1) * every for every in self.every.values())
+                    due = {
+                        name
+                        for name, every in self.every.items()
+                        if before // every != position // every
+                    }
+                    self.next_due = min(
+                        (position // every + 1) * every for every in self.every.values()
+                    )
                     if "log" in due:
                         self.report()
                     if "evaluate" in due:
@@ -155,8 +186,12 @@ class Loop:
         """Entered around the first update of this process, for which the source may have warmed up: stages compile."""
         self.begun = True
         self.warm_up.close()
-        compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
-        self.warm_up.enter_context(self.display.phase("compiling" if compiling else "first update"))
+        compiling = any(
+            self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages
+        )
+        self.warm_up.enter_context(
+            self.display.phase("compiling" if compiling else "first update")
+        )
         before = self.progress.state_dict()
         with self.activities.measure("startup"):
             started = perf_counter()
@@ -168,9 +203,14 @@ class Loop:
             if self.progress.updates == 1:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()
-        self.untimed = {unit: count - before[unit] for unit, count in self.progress.state_dict().items()}
+        self.untimed = {
+            unit: count - before[unit]
+            for unit, count in self.progress.state_dict().items()
+        }
         # The next report also counts what came before; that is start-up.
-        for activity, seconds in self.activities.so_far(self.pipeline.source.activities).items():
+        for activity, seconds in self.activities.so_far(
+            self.pipeline.source.activities
+        ).items():
             self.spent[activity] -= seconds
         self.steady_since = perf_counter()
 
@@ -196,10 +236,14 @@ class Loop:
         self.output = output
         self.means.add(output)
         updates = self.progress.updates
-        if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
+        if not self.means.finite or (
+            not self.means.on_host and updates % LOOK_EVERY == 0
+        ):
             self.check()
         if not self.gradients.done:
-            self.gradients.check(self.progress, self.pipeline.learner.idle(self.progress))
+            self.gradients.check(
+                self.progress, self.pipeline.learner.idle(self.progress)
+            )
 
     def _rehearse(self) -> None:
         """Rehearses the evaluation and the learner's methods, so that a mistake
@@ -207,7 +251,9 @@ class Loop:
         """
         self.pipeline.refuse_unread()
         with self.display.phase("rehearsing the evaluation"):
-            metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
+            metrics = self.pipeline.source.rehearse(
+                self.pipeline.learner, self.step.batch
+            )
         if metrics is not None:
             checked(metrics, self.pipeline)
         self._rehearse_learner()
@@ -215,9 +261,13 @@ class Loop:
     def _end(self) -> None:
         """Checks and evaluates a training that has reached its length; the last report has that evaluation in it."""
         if not self.progress.updates:
-            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
+            raise RunnerError(
+                "the training ended before its first update: the warm-up is too long, or too little data"
+            )
         if not self.gradients.done:
-            self.gradients.end(self.progress.updates, self.pipeline.learner.idle(self.progress))
+            self.gradients.end(
+                self.progress.updates, self.pipeline.learner.idle(self.progress)
+            )
         self.check()
         try:
             self.evaluate()
@@ -279,14 +329,24 @@ class Loop:
         assert self.sentinel is not None
         self.writer.wait()
         newest = self.writer.newest()
-        checkpoint = "no checkpoint has been written yet" if newest is None else f"the newest checkpoint is {newest}"
-        raise SentinelError(f"{alarm}; {self.sentinel.last_good}; {checkpoint}") from None
+        checkpoint = (
+            "no checkpoint has been written yet"
+            if newest is None
+            else f"the newest checkpoint is {newest}"
+        )
+        raise SentinelError(
+            f"{alarm}; {self.sentinel.last_good}; {checkpoint}"
+        ) from None
 
     def _diverge(self, what: str) -> NoReturn:
         """Stops a training that has diverged; the message names the last good checkpoint."""
         self.writer.wait()
         good = self.writer.newest()
-        left = "no checkpoint has been written yet" if good is None else f"the last good checkpoint is {good}"
+        left = (
+            "no checkpoint has been written yet"
+            if good is None
+            else f"the last good checkpoint is {good}"
+        )
         raise DivergedError(f"{what}; {left}") from None
 
     def report(self) -> None:
@@ -294,15 +354,24 @@ class Loop:
         self.check()
         self.gradients.watch_unfrozen()
         elapsed, seconds = self.activities.read()
-        metrics = {f"train/{name}": mean for name, mean in {**self.means.take(), **self._statistics()}.items()}
+        metrics = {
+            f"train/{name}": mean
+            for name, mean in {**self.means.take(), **self._statistics()}.items()
+        }
         metrics["train/updates"] = float(self.progress.updates)
         counts = self.progress.state_dict()
         if elapsed > 0:
             parts = split_time(elapsed, seconds, self.pipeline.source.activities)
             for activity, part in parts.items():
                 self.spent[activity] += part
-            added = {unit: count - self.timed_from[unit] - self.untimed.get(unit, 0) for unit, count in counts.items()}
-            always = ("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit)
+            added = {
+                unit: count - self.timed_from[unit] - self.untimed.get(unit, 0)
+                for unit, count in counts.items()
+            }
+            always = (
+                "updates",
+                "samples" if self.progress.unit == "epochs" else self.progress.unit,
+            )
             metrics |= speeds(elapsed, parts, added, always)
             self.timed_updates += added["updates"]
             self.update_s += parts["update"]
@@ -321,7 +390,12 @@ class Loop:
         for name in statistics:
             check_metric_name(name, who)
         refuse_names(who, statistics, RESERVED, "is reserved for the runner")
-        refuse_names(who, statistics, self.means.names, f"is one of {type(self.pipeline.learner).__name__}.update")
+        refuse_names(
+            who,
+            statistics,
+            self.means.names,
+            f"is one of {type(self.pipeline.learner).__name__}.update",
+        )
         return statistics
 
     def evaluate(self) -> None:
@@ -343,7 +417,9 @@ class Loop:
             if recipe.declared_objective is None:
                 return
             place = f"{self.progress.unit} {self.progress.done}, update {self.progress.updates}"
-            self._diverge(f"{place}: the objective, eval/{objective.name}, is {value}; the run was stopped")
+            self._diverge(
+                f"{place}: the objective, eval/{objective.name}, is {value}; the run was stopped"
+            )
         self.score = value * objective.sign
         self.best = max(self.best, self.score)
         self.display.improved(self.best * objective.sign)
@@ -352,10 +428,19 @@ class Loop:
         """Hands a checkpoint to its writer, never one with numbers that are not finite."""
         self.check()
         started, position = perf_counter(), self.progress.position
-        with self.display.phase("saving a checkpoint"), self.activities.measure("checkpoint"):
-            self.writer.save(position, self.state_dict(), self.score, self.progress.done)
-        if self.saved != position:  # a signal may request another one at the same position
-            self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})  # that the training waits for it
+        with (
+            self.display.phase("saving a checkpoint"),
+            self.activities.measure("checkpoint"),
+        ):
+            self.writer.save(
+                position, self.state_dict(), self.score, self.progress.done
+            )
+        if (
+            self.saved != position
+        ):  # a signal may request another one at the same position
+            self._publish(
+                {"perf/checkpoint_ms": 1e3 * (perf_counter() - started)}
+            )  # that the training waits for it
         self.saved = position
 
     def state_dict(self) -> State:
@@ -379,8 +464,14 @@ class Loop:
         with fitting():
             self.means.load_state_dict(state["means"], self.pipeline.device)
             self.gradients.load_state_dict(state["gradients"])
-            self.metrics, self.complete, self.best = state["metrics"], state["complete"], float(state["best"])
-            if (objective := self.pipeline.recipe.objective) and math.isfinite(self.best):
+            self.metrics, self.complete, self.best = (
+                state["metrics"],
+                state["complete"],
+                float(state["best"]),
+            )
+            if (objective := self.pipeline.recipe.objective) and math.isfinite(
+                self.best
+            ):
                 self.display.improved(self.best * objective.sign)
             self.timed_from = self.progress.state_dict()
             # Last, because restoring may draw from them.

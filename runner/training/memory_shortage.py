@@ -51,7 +51,9 @@ def explain_shortage(
     # torch's message continues with advice and statistics.
     headline = ". ".join(str(error).split(". ")[:2])
     update = pipeline.progress.updates + 1
-    parts = [f"update {update:,}: {requesting_module(error.__traceback__, pipeline.learner.modules())}: {headline}"]
+    parts = [
+        f"update {update:,}: {requesting_module(error.__traceback__, pipeline.learner.modules())}: {headline}"
+    ]
     parts += _allocated(pipeline.device)
     drawn = step.failed
     if drawn is not None:
@@ -64,13 +66,23 @@ def explain_shortage(
     return MemoryShortageError("\n    ".join(parts))
 
 
-def requesting_module(trace: TracebackType | None, modules: Mapping[str, nn.Module]) -> str:
+def requesting_module(
+    trace: TracebackType | None, modules: Mapping[str, nn.Module]
+) -> str:
     """Returns the innermost module whose code requested memory, for a message."""
-    names = {id(part): path for name, module in modules.items() for path, part in module.named_modules(prefix=name)}
+    names = {
+        id(part): path
+        for name, module in modules.items()
+        for path, part in module.named_modules(prefix=name)
+    }
     found = ""
     for frame, _ in traceback.walk_tb(trace):
         found = names.get(id(frame.f_locals.get("self")), found)
-    return f"module {found} requested memory" if found else "memory was requested outside of any module's forward"
+    return (
+        f"module {found} requested memory"
+        if found
+        else "memory was requested outside of any module's forward"
+    )
 
 
 def keep_batch(drawn: Drawn, folder: Path) -> Path:
@@ -81,7 +93,10 @@ def keep_batch(drawn: Drawn, folder: Path) -> Path:
             if isinstance(leaf, torch.Tensor):
                 tensors[path] = leaf.detach().cpu().contiguous().clone()
     target = folder / KEPT_BATCH
-    with replacing(target) as partial, open(open_file(partial, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    with (
+        replacing(target) as partial,
+        open(open_file(partial, os.O_WRONLY | os.O_CREAT), "wb") as file,
+    ):
         file.write(save(tensors))
     return target
 
@@ -110,15 +125,23 @@ def _planned(pipeline: Assembly, drawn: Drawn) -> Iterator[str]:
         yield f"the memory of modules could not be computed: {error}"
         return
     largest = list(by_module(plan.usage).items())[:_MODULES]
-    held = ", ".join(f"{name} {format_size(sum(kinds.values()))}" for name, kinds in largest)
+    held = ", ".join(
+        f"{name} {format_size(sum(kinds.values()))}" for name, kinds in largest
+    )
     yield f"such an update needs {format_size(plan.peak)} ({kinds_text(plan.usage)}); most of it hold {held}"
-    smaller = sorted(_alternatives(pipeline, plan, outline), key=lambda item: item[1])[:_SETTINGS]
+    smaller = sorted(_alternatives(pipeline, plan, outline), key=lambda item: item[1])[
+        :_SETTINGS
+    ]
     if smaller:
-        settings = " or ".join(f"{setting} ({format_size(peak)})" for setting, peak in smaller)
+        settings = " or ".join(
+            f"{setting} ({format_size(peak)})" for setting, peak in smaller
+        )
         yield f"possible fixes: {settings}"
 
 
-def _alternatives(pipeline: Assembly, plan: MemoryPlan, outline: SourceOutline) -> Iterator[tuple[str, int]]:
+def _alternatives(
+    pipeline: Assembly, plan: MemoryPlan, outline: SourceOutline
+) -> Iterator[tuple[str, int]]:
     """Yields settings with which an update needs less, each with its peak in bytes."""
     from runner.training.budget import stage_choices, with_stages
     from runner.training.planning import plan_memory
@@ -127,16 +150,22 @@ def _alternatives(pipeline: Assembly, plan: MemoryPlan, outline: SourceOutline) 
     candidates: dict[str, Any] = {}
     for kind, choices in stage_choices(recipe, Registry(pipeline.plugin_files)).items():
         choice = choices[0]
-        settings = ", ".join(f"{name}: {value}" for name, value in choice.choice.settings.items())
-        candidates[f"optimization.{kind}={{{settings}}}" if settings else f"optimization.{kind}=on"] = with_stages(
-            recipe, [choice]
+        settings = ", ".join(
+            f"{name}: {value}" for name, value in choice.choice.settings.items()
         )
+        candidates[
+            f"optimization.{kind}={{{settings}}}"
+            if settings
+            else f"optimization.{kind}=on"
+        ] = with_stages(recipe, [choice])
     half = recipe.train.batch_size // 2
     if half:
         smaller = recipe.train.model_copy(update={"batch_size": half})
         candidates[f"train.batch_size={half}"] = replace(recipe, train=smaller)
     for setting, candidate in candidates.items():
-        shapes = outline if candidate.train.batch_size == recipe.train.batch_size else None
+        shapes = (
+            outline if candidate.train.batch_size == recipe.train.batch_size else None
+        )
         try:
             peak = plan_memory(candidate, pipeline.plugin_files, shapes).peak
         except RunnerError:  # a stage that cannot work with this learner

@@ -55,21 +55,31 @@ class Means:
                 self.sums[name] += number
                 self.counts[name] += float(count)
             else:
-                self.sums[name] += total.detach().double() if isinstance(total, Tensor) else total
+                self.sums[name] += (
+                    total.detach().double() if isinstance(total, Tensor) else total
+                )
                 self.counts[name] += count
         if not found:
-            raise RunnerError(f"{self.who}.update returns no scalar, so divergence cannot be detected; return a loss")
+            raise RunnerError(
+                f"{self.who}.update returns no scalar, so divergence cannot be detected; return a loss"
+            )
 
     def look(self) -> bool:
         """Returns whether all sums are finite; waits for a GPU."""
         if not self.on_host and self.sums:
-            self.finite = all(math.isfinite(float(total)) for total in self.sums.values())
+            self.finite = all(
+                math.isfinite(float(total)) for total in self.sums.values()
+            )
         return self.finite
 
     def take(self) -> dict[str, float]:
         """The means of all that was added since the last time; what was counted as nothing has none."""
         counts = {name: float(count) for name, count in self.counts.items()}
-        means = {name: float(total) / counts[name] for name, total in self.sums.items() if counts[name]}
+        means = {
+            name: float(total) / counts[name]
+            for name, total in self.sums.items()
+            if counts[name]
+        }
         self.sums, self.counts = {}, {}
         return means
 
@@ -79,24 +89,39 @@ class Means:
 
     def load_state_dict(self, state: State, device: torch.device) -> None:
         """Restores what ``state_dict`` returned, where it is added up."""
-        self.sums, self.counts = map_tensors(lambda each: each.to(device), (state["sums"], state["counts"]))
+        self.sums, self.counts = map_tensors(
+            lambda each: each.to(device), (state["sums"], state["counts"])
+        )
 
     def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
         """Starts the sum of a name, and validates the first value."""
         check_metric_name(name, f"{self.who}.update")
         if isinstance(value, Mean):
-            right = all(each.dim() == 0 if isinstance(each, Tensor) else type(each) in (int, float) for each in value)
+            right = all(
+                each.dim() == 0
+                if isinstance(each, Tensor)
+                else type(each) in (int, float)
+                for each in value
+            )
         else:
             right = isinstance(value, Tensor) or type(value) is float
         if not right:
-            parts = f" of {type(total).__name__} and {type(count).__name__}" if isinstance(value, Mean) else ""
+            parts = (
+                f" of {type(total).__name__} and {type(count).__name__}"
+                if isinstance(value, Mean)
+                else ""
+            )
             raise RunnerError(
                 f"{self.who}.update returned '{name}' as {type(value).__name__}{parts}; it should be a tensor, "
                 "a float, or Mean(sum, count) of numbers or scalar tensors"
             )
         if isinstance(total, Tensor) and total.requires_grad:
-            raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
-        refuse_names(f"{self.who}.update", [name], RESERVED, "is reserved for the runner")
+            raise RunnerError(
+                f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()"
+            )
+        refuse_names(
+            f"{self.who}.update", [name], RESERVED, "is reserved for the runner"
+        )
         self.names.add(name)
         self.sums[name] = self.counts[name] = 0.0
 
@@ -164,7 +189,9 @@ OWN_ACTIVITIES = (*BESIDE_STEPS, "draw", "next_batch", "sample", "transfer", "up
 """Everything that the loop times, without the activities of a source."""
 
 
-def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]) -> dict[str, float]:
+def split_time(
+    elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]
+) -> dict[str, float]:
     """Splits elapsed seconds by activity; they add up to all of them.
 
     Args:
@@ -185,7 +212,10 @@ def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: 
 
 
 def speeds(
-    elapsed: float, parts: Mapping[str, float], added: Mapping[str, int], always: Collection[str]
+    elapsed: float,
+    parts: Mapping[str, float],
+    added: Mapping[str, int],
+    always: Collection[str],
 ) -> dict[str, float]:
     """Returns the speeds of training steps, and the shares of all activities, as metrics.
 
@@ -199,7 +229,9 @@ def speeds(
     training_s = elapsed - sum(parts[name] for name in BESIDE_STEPS)
     for unit, count in added.items():
         if count or unit in always:
-            metrics[f"perf/{unit}_per_second"] = count / training_s if training_s > 0 else 0.0
+            metrics[f"perf/{unit}_per_second"] = (
+                count / training_s if training_s > 0 else 0.0
+            )
     if added["updates"]:
         metrics["perf/update_ms"] = 1e3 * parts["update"] / added["updates"]
     return metrics
@@ -207,4 +239,8 @@ def speeds(
 
 def peak_memory(device: torch.device) -> int:
     """Most bytes that torch ever held on a GPU, or this process in the host's memory."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_host_memory()
+    return (
+        torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else peak_host_memory()
+    )

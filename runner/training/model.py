@@ -24,7 +24,9 @@ REQUEST_SCHEMA = "request.schema.json"
 _log = logging.getLogger(__name__)
 
 
-def write_model(run_dir: Path, request: type[ServedRequest] | None = None) -> tuple[Path, int] | None:
+def write_model(
+    run_dir: Path, request: type[ServedRequest] | None = None
+) -> tuple[Path, int] | None:
     """Writes the learner of the best checkpoint, without its optimizers, and a
     copy of the run's lock.
 
@@ -43,7 +45,11 @@ def write_model(run_dir: Path, request: type[ServedRequest] | None = None) -> tu
         path = best(found) or found[-1]
         state = load(path)
         check_state(state, path, is_training=True)
-        learner = {name: part for name, part in state["pipeline"]["learner"].items() if name != "optimizers"}
+        learner = {
+            name: part
+            for name, part in state["pipeline"]["learner"].items()
+            if name != "optimizers"
+        }
         writer = Writer(folder / CHECKPOINTS)
         pipeline = {
             "learner": learner,
@@ -51,19 +57,28 @@ def write_model(run_dir: Path, request: type[ServedRequest] | None = None) -> tu
             "prepared": {},
             "batch_size": state["pipeline"]["batch_size"],
             "classes": state["pipeline"].get("classes", []),
-            "progress": state["pipeline"]["progress"],  # losses of an evaluation may depend on it
+            "progress": state["pipeline"][
+                "progress"
+            ],  # losses of an evaluation may depend on it
         }
         writer.save(state["step"], {"pipeline": pipeline})
         writer.wait()
         Manifest(folder).add(_weights_of(folder))
         Manifest(folder).store_text(
-            folder / LOCK_NAME, read_checked(run_dir / LOCK_NAME, MAX_BYTES).decode(errors="surrogateescape")
+            folder / LOCK_NAME,
+            read_checked(run_dir / LOCK_NAME, MAX_BYTES).decode(
+                errors="surrogateescape"
+            ),
         )
         if request is not None:
             schema = json.dumps(request.model_json_schema(), indent=1)
             Manifest(folder).store_text(folder / REQUEST_SCHEMA, schema + "\n")
     except (OSError, IndexError, CheckpointError) as error:
-        _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
+        _log.warning(
+            "%s: the model could not be written: %s",
+            folder,
+            getattr(error, "strerror", None) or error,
+        )
         return None
     return (folder, int(state["step"])) if writer.failure is None else None
 
@@ -91,5 +106,8 @@ def _weights_of(folder: Path) -> dict[Path, FileDigest]:
     """Returns the digests of a model's newest checkpoint, of all files in it, as its manifest has them."""
     path = checkpoints(folder / CHECKPOINTS)[-1]
     manifest = read_manifest(path)
-    files = {path / name: FileDigest(digest, manifest["bytes"][name]) for name, digest in manifest["sha256"].items()}
+    files = {
+        path / name: FileDigest(digest, manifest["bytes"][name])
+        for name, digest in manifest["sha256"].items()
+    }
     return {**files, path / MANIFEST: FileDigest.of(path / MANIFEST)}

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.plugin.source import State
-from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, StorageError, UsageError
+from runner.system.errors import (
+    CheckpointError,
+    DamagedError,
+    ExitCode,
+    RunnerError,
+    StorageError,
+    UsageError,
+)
 from runner.system.files import is_writable, write_durably
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
@@ -48,12 +55,18 @@ class NotVerifiedError(RunnerError):
 
 def weights_digest(pipeline: State) -> str:
     """SHA-256 of the weights in a pipeline's state: names, types, shapes and bytes, without those of optimizers."""
-    learner = {name: part for name, part in pipeline["learner"].items() if name != "optimizers"}
-    named = {name: leaf for name, leaf in leaves(learner) if isinstance(leaf, torch.Tensor)}
+    learner = {
+        name: part for name, part in pipeline["learner"].items() if name != "optimizers"
+    }
+    named = {
+        name: leaf for name, leaf in leaves(learner) if isinstance(leaf, torch.Tensor)
+    }
     found = hashlib.sha256()
     for name, tensor in sorted(named.items()):
         found.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        found.update(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        )
     return found.hexdigest()
 
 
@@ -71,11 +84,17 @@ def register(run: str, name: str | None = None) -> Version:
     folder = folder_of(run)
     record = folder.record()
     if record is None or record.status != "FINISHED" or record.kind != "run":
-        raise UsageError(f"{folder.name} is not a finished run; only those can be registered")
+        raise UsageError(
+            f"{folder.name} is not a finished run; only those can be registered"
+        )
     if record.synthetic:
-        raise UsageError(f"{folder.name} was trained on synthetic data; register a model that was trained on real data")
+        raise UsageError(
+            f"{folder.name} was trained on synthetic data; register a model that was trained on real data"
+        )
     if record.run_id is None:
-        raise UsageError(f"{folder.name} is not in MLflow yet: runner sync {folder.name}")
+        raise UsageError(
+            f"{folder.name} is not in MLflow yet: runner sync {folder.name}"
+        )
     store, name = Store(Workspace()), name or record.recipe
     written = write_model(folder.path)
     if written is None:
@@ -83,24 +102,36 @@ def register(run: str, name: str | None = None) -> Version:
     model, step = written
     weights = weights_digest(_state(model)["pipeline"])
     versions = Versions(store)
-    known = [each for each in versions.all(name) if (each.run, each.weights) == (folder.name, weights)]
+    known = [
+        each
+        for each in versions.all(name)
+        if (each.run, each.weights) == (folder.name, weights)
+    ]
     if not known:
         logged = store.logged_model(record.run_id, model, step)
         facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
         text = _description(record, step, logged.model_id, request_fields(model))
-        known = [versions.create(name, record.run_id, facts, logged.artifact_location, text)]
+        known = [
+            versions.create(name, record.run_id, facts, logged.artifact_location, text)
+        ]
     return _judged(versions, known[-1])
 
 
-def _description(record: Record, step: int, model: str, fields: Mapping[str, str]) -> str:
+def _description(
+    record: Record, step: int, model: str, fields: Mapping[str, str]
+) -> str:
     """Returns the description of a version: its run, its metrics, its request, and the line that loads it."""
-    values = {name: record.metrics[name] for name in record.headline if name in record.metrics}
+    values = {
+        name: record.metrics[name] for name in record.headline if name in record.metrics
+    }
     shown = [f"{name}: {kind}" for name, kind in fields.items()]
     return describe(
         {
             "model": f"{code(record.recipe)} at step {step:,} of run {code(record.name)}",
             "metrics of the run": figures(values),
-            "request": f"{code(*shown)}; JSON schema: {code(REQUEST_SCHEMA)} in the artifacts" if fields else "",
+            "request": f"{code(*shown)}; JSON schema: {code(REQUEST_SCHEMA)} in the artifacts"
+            if fields
+            else "",
             "load it": code(f'runner.load_model("models:/{model}")'),
         }
     )
@@ -117,7 +148,9 @@ def promote(name: str, number: int) -> Version:
     version = _judged(versions, versions.one(f"{name}/{number}"))
     told, command = version.judgement, f"runner verify RECIPE --of {version.reference}"
     if told is None:
-        hint = f"verify it first: {command}, with a recipe that has an inference section"
+        hint = (
+            f"verify it first: {command}, with a recipe that has an inference section"
+        )
         raise NotVerifiedError(f"{version.reference} has not been verified; {hint}")
     if told.weights != version.weights:
         raise NotVerifiedError(
@@ -136,10 +169,14 @@ def require_place_for_verification(reference: Path | str, found: Trained) -> Non
         Store(Workspace())
     elif not is_writable(found.folder):
         hint = "verify a part with --stage, whose verdict is not recorded, or a copy"
-        raise StorageError(f"{found.folder} cannot be written, where the verdict is recorded: {hint}")
+        raise StorageError(
+            f"{found.folder} cannot be written, where the verdict is recorded: {hint}"
+        )
 
 
-def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
+def record_verification(
+    reference: Path | str, found: Trained, outcome: str, summary: str
+) -> Judgement:
     """Records the result of ``runner verify`` for a model: with its version, or
     in the folder of its run.
 
@@ -151,12 +188,22 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
     """
     recipe = found.recipe
     stages = recipe.values().get("inference", {})
-    told = Judgement(outcome, recipe.name, recipe.digest, stages, weights_digest(found.state), summary)
+    told = Judgement(
+        outcome,
+        recipe.name,
+        recipe.digest,
+        stages,
+        weights_digest(found.state),
+        summary,
+    )
     if is_version(str(reference)):
         versions = Versions(Store(Workspace()))
         versions.judge(versions.one(str(reference)), told)
     else:
-        path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
+        path, text = (
+            found.folder / VERIFICATION,
+            json.dumps(redact_values(asdict(told)), indent=1) + "\n",
+        )
         manifest = Manifest(found.folder)
         # A run of an earlier version has no manifest. A manifest with only this file would hide the
         # lock.
@@ -164,7 +211,9 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
         try:
             write(path, text)
         except OSError as error:
-            raise StorageError(f"{found.folder}: {error.strerror}; the verdict is not recorded") from error
+            raise StorageError(
+                f"{found.folder}: {error.strerror}; the verdict is not recorded"
+            ) from error
     return told
 
 

@@ -32,9 +32,17 @@ COMPRESSED = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
+FACTORIES = {
+    factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)
+}
 """Factories that a ``defaultdict`` in a checkpoint may have."""
-SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+SEQUENCES = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "size": torch.Size,
+}
 _LARGEST_JSON_INTEGER = 2**63
 """Python refuses to write decimal numbers of more than 4,300 digits; hexadecimal ones have no limit."""
 _HINTS = {
@@ -75,14 +83,22 @@ class Packer:
             UnpackableError: a checkpoint cannot hold the value.
         """
         kind = type(value)
-        if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _LARGEST_JSON_INTEGER):
+        if (
+            value is None
+            or kind in (bool, str, float)
+            or (kind is int and abs(value) < _LARGEST_JSON_INTEGER)
+        ):
             return {"value": value}
         if isinstance(value, Tensor):
             return self._tensor(value, entry)
         if id(value) in self._open:
-            raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold a {kind.__name__} that contains itself")
+            raise UnpackableError(
+                f"{entry or '/'}: a checkpoint cannot hold a {kind.__name__} that contains itself"
+            )
         if len(self._open) >= MOST_LEVELS:
-            raise UnpackableError(f"/: a checkpoint cannot hold a state nested deeper than {MOST_LEVELS} levels")
+            raise UnpackableError(
+                f"/: a checkpoint cannot hold a state nested deeper than {MOST_LEVELS} levels"
+            )
         self._open.add(id(value))
         try:
             return self._container(value, entry) or self._scalar(value, entry)
@@ -92,7 +108,9 @@ class Packer:
     def _container(self, value: Any, entry: str) -> dict[str, Any] | None:
         kind = type(value)
         if kind in (dict, OrderedDict, Counter, defaultdict):
-            node: dict[str, Any] = {"items": [self._item(key, item, entry) for key, item in value.items()]}
+            node: dict[str, Any] = {
+                "items": [self._item(key, item, entry) for key, item in value.items()]
+            }
             if kind is defaultdict:
                 node["default"] = self._factory(value, entry)
             elif kind is not dict:
@@ -107,11 +125,17 @@ class Packer:
 
     def _item(self, key: Any, item: Any, entry: str) -> list[Any]:
         below = f"{entry}/{key if type(key) in (str, int) else repr(key)}"
-        is_plain = key is None or type(key) in (bool, str) or (type(key) is int and abs(key) < _LARGEST_JSON_INTEGER)
+        is_plain = (
+            key is None
+            or type(key) in (bool, str)
+            or (type(key) is int and abs(key) < _LARGEST_JSON_INTEGER)
+        )
         return [key if is_plain else self.pack(key, below), self.pack(item, below)]
 
     def _members(self, values: Any, entry: str) -> list[Any]:
-        return [self.pack(value, f"{entry}/{number}") for number, value in enumerate(values)]
+        return [
+            self.pack(value, f"{entry}/{number}") for number, value in enumerate(values)
+        ]
 
     def _factory(self, value: defaultdict[Any, Any], entry: str) -> str | None:
         factory: Any = value.default_factory
@@ -120,7 +144,9 @@ class Packer:
         name = getattr(factory, "__name__", repr(factory))
         if FACTORIES.get(name) is not factory:
             known = ", ".join(FACTORIES)
-            raise UnpackableError(f"{entry}: a checkpoint cannot hold a defaultdict of {name}; it can of {known}")
+            raise UnpackableError(
+                f"{entry}: a checkpoint cannot hold a defaultdict of {name}; it can of {known}"
+            )
         return name
 
     def _scalar(self, value: Any, entry: str) -> dict[str, Any]:
@@ -143,11 +169,15 @@ class Packer:
             return {"device": str(value)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, entry)
-        raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold {_described(value)}")
+        raise UnpackableError(
+            f"{entry or '/'}: a checkpoint cannot hold {_described(value)}"
+        )
 
     def _array(self, value: Any, entry: str) -> dict[str, Any]:
         if value.dtype.hasobject or value.dtype.fields is not None:
-            raise UnpackableError(f"{entry}: a checkpoint cannot hold an array of type {value.dtype}")
+            raise UnpackableError(
+                f"{entry}: a checkpoint cannot hold an array of type {value.dtype}"
+            )
         node = {"shape": list(value.shape), "dtype": value.dtype.str}
         if isinstance(value, np.generic):
             return {"scalar": value.tobytes().hex(), **node}
@@ -158,10 +188,14 @@ class Packer:
         if value.written:
             row = value.read(value.first, value.first + 1)
             if row.dtype not in NATIVE:
-                raise UnpackableError(f"{entry}: a checkpoint cannot hold a ring of type {_dtype_name(row.dtype)}")
+                raise UnpackableError(
+                    f"{entry}: a checkpoint cannot hold a ring of type {_dtype_name(row.dtype)}"
+                )
         name = str(len(self.rings))
         self.rings[name] = value
-        return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
+        return {
+            "ring": {"name": name, "capacity": value.capacity, "written": value.written}
+        }
 
     def _tensor(self, value: Tensor, entry: str) -> dict[str, Any]:
         reason = _unreadable(value)
@@ -172,9 +206,16 @@ class Packer:
             plain = plain.as_subclass(Tensor)
         if plain.layout is torch.strided:
             return self._strided(plain, entry)
-        parts = {name: self.pack(part, f"{entry}/{name}") for name, part in sparse_parts(plain).items()}
+        parts = {
+            name: self.pack(part, f"{entry}/{name}")
+            for name, part in sparse_parts(plain).items()
+        }
         layout = str(plain.layout).removeprefix("torch.")
-        node: dict[str, Any] = {"sparse": layout, "size": list(plain.shape), "parts": parts}
+        node: dict[str, Any] = {
+            "sparse": layout,
+            "size": list(plain.shape),
+            "parts": parts,
+        }
         if plain.layout is torch.sparse_coo:
             node["coalesced"] = plain.is_coalesced()
         return node
@@ -182,7 +223,11 @@ class Packer:
     def _strided(self, tensor: Tensor, entry: str) -> dict[str, Any]:
         # The stride of a copy, which differs from the default for a tensor that fills its memory in
         # another order of dimensions.
-        stride = None if tensor.is_contiguous() else list(torch.empty_like(tensor, device="meta").stride())
+        stride = (
+            None
+            if tensor.is_contiguous()
+            else list(torch.empty_like(tensor, device="meta").stride())
+        )
         node: dict[str, Any] = {"tensor": self._named(tensor, entry), "stride": stride}
         if tensor.dtype not in NATIVE:
             node |= {"dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
@@ -222,7 +267,9 @@ def stored(tensor: Tensor) -> Tensor:
     """Returns a copy of a strided tensor in host memory, as a file contains it: as bytes if
     safetensors does not support its type.
     """
-    copy = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+    copy = (
+        tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+    )
     return copy if copy.dtype in NATIVE else copy.reshape(-1).view(torch.uint8)
 
 
@@ -246,7 +293,10 @@ def _unreadable(tensor: Tensor) -> str:
         return "a tensor on the meta device, which has no values"
     if tensor.is_quantized:
         return "a quantized tensor; keep its int_repr(), scale and zero point"
-    if tensor.layout is not torch.strided and tensor.layout not in (torch.sparse_coo, *COMPRESSED):
+    if tensor.layout is not torch.strided and tensor.layout not in (
+        torch.sparse_coo,
+        *COMPRESSED,
+    ):
         return f"a tensor of layout {tensor.layout}"
     return ""
 

@@ -25,7 +25,11 @@ from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import map_tensors
 from runner.system.torch_settings import require_deterministic_kernels
-from runner.training.resuming import apply_changed_settings, refuse_other_classes, settings_of_state
+from runner.training.resuming import (
+    apply_changed_settings,
+    refuse_other_classes,
+    settings_of_state,
+)
 from runner.training.stage_watch import StageReport, Watch
 from runner.training.state_schema import check_finite, check_weights, fitting
 from runner.training.tuning import tuning_of
@@ -46,21 +50,44 @@ class Assembly:
         tuning: Tuning | None = None,
     ) -> None:  # fmt: skip
         """Lets stages prepare, builds learner and source (or another source), attaches stages, makes optimizers."""
-        self.recipe, self.plugin_files, self.device, self.batch_size = recipe, plugin_files, device, batch_size
+        self.recipe, self.plugin_files, self.device, self.batch_size = (
+            recipe,
+            plugin_files,
+            device,
+            batch_size,
+        )
         self.shapes_vary = recipe.data.shapes_vary
         self.reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
         setting = setting_of(recipe, device)
-        active = {kind: stage for kind, stage in recipe.stages.items() if self._is_active(stage, setting)}
-        source, learner = build_source or imported(recipe.data), imported(recipe.model)  # before anything is built
-        self.stages = {kind: imported(stage)(stage.recorded()) for kind, stage in active.items()}
+        active = {
+            kind: stage
+            for kind, stage in recipe.stages.items()
+            if self._is_active(stage, setting)
+        }
+        source, learner = (
+            build_source or imported(recipe.data),
+            imported(recipe.model),
+        )  # before anything is built
+        self.stages = {
+            kind: imported(stage)(stage.recorded()) for kind, stage in active.items()
+        }
         self.tuning = tuning_of(recipe, device) if tuning is None else tuning
-        self._fixed = frozenset(kind for kind, stage in active.items() if stage.prepares)
+        self._fixed = frozenset(
+            kind for kind, stage in active.items() if stage.prepares
+        )
         """Stages whose choices cannot change after the first update."""
         self.prepared = self._prepare(resumed)
         """Notes of stages about the batch size, which a resumed run keeps."""
 
         self.slots, train = Slots(), recipe.train
-        self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
+        self.context = Context(
+            device,
+            self.slots,
+            recipe.seed,
+            train.batch_size,
+            recipe.optimizer,
+            train.ema,
+        )
         model, data = recipe.model.recorded(), self._adapted(recipe.data).recorded()
         self.source: Source = source(data, self.context)
         if resumed is not None:
@@ -71,21 +98,26 @@ class Assembly:
         self.learner: Learner = learner(model, self.source.shapes, self.context)
         first = recipe.model.init_from if resumed is None else None
         self.start = None if first is None else self._start_from(first)
-        self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
+        self.progress = Progress(
+            *recipe.length, self.source.epoch_samples(self.batch_size)
+        )
         self.context.progress = self.progress
         self._refuse_unknown_epochs()
         self._define_steps()
         watch = Watch(self.slots, outside | recipe.model.answering)
         for kind, stage in self.stages.items():
             self._speaking = self.reports[kind]
-            with watch.attaching(active[kind], self.reports[kind], self.learner.compilable):
+            with watch.attaching(
+                active[kind], self.reports[kind], self.learner.compilable
+            ):
                 stage.attach(self)
         self.undeclared = watch.undeclared
         with watch.watching():
             self.learner.configure_optimizers()
         self.learner.start_averages()
         self.base_rates = [
-            [float(group["lr"]) for group in optimizer.param_groups] for _, optimizer in self.learner.optimizers()
+            [float(group["lr"]) for group in optimizer.param_groups]
+            for _, optimizer in self.learner.optimizers()
         ]
         """Learning rate of every parameter group before any schedule, by optimizer."""
         self._refuse_unmade()
@@ -94,8 +126,14 @@ class Assembly:
         self.source.bind(self.learner)
         # A stage that prepared the run is not asked again when the run is resumed, and its settings
         # were read before.
-        asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
-        self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
+        asked = {
+            kind: stage
+            for kind, stage in self.stages.items()
+            if resumed is None or not active[kind].prepares
+        }
+        self._recorded = {
+            f"optimization.{kind}": stage.config for kind, stage in asked.items()
+        }
         self._recorded |= {"model": model, "data": data}
 
     def _prepare(self, resumed: State | None) -> dict[str, list[str]]:
@@ -110,7 +148,11 @@ class Assembly:
             # A changed recipe may have switched one off.
             for kind in resumed["prepared"].keys() & self.reports.keys():
                 self.reports[kind].notes += resumed["prepared"][kind]
-        return {kind: list(report.notes) for kind, report in self.reports.items() if report.notes}
+        return {
+            kind: list(report.notes)
+            for kind, report in self.reports.items()
+            if report.notes
+        }
 
     def _adapted(self, data: SourceConfig) -> SourceConfig:
         """Returns the settings of the source as the stages have changed them."""
@@ -123,26 +165,53 @@ class Assembly:
         taken = STEP & vars(self.slots).keys()
         if taken:
             owners = f"{type(self.source).__name__} or {type(self.learner).__name__}"
-            raise RunnerError(f"{owners} defines the slot '{min(taken)}', which is the runner's: use another name")
-        update = self.learner.update if self.recipe.train.ema is None else self.learner.averaged_update
-        self.slots.define(draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=update)
+            raise RunnerError(
+                f"{owners} defines the slot '{min(taken)}', which is the runner's: use another name"
+            )
+        update = (
+            self.learner.update
+            if self.recipe.train.ema is None
+            else self.learner.averaged_update
+        )
+        self.slots.define(
+            draw=self.source.draw,
+            transfer=self.transfer,
+            next_batch=self.next_batch,
+            update=update,
+        )
 
     def _refuse_unknown_epochs(self) -> None:
         """Raises a RecipeError if the training is counted in epochs, and the source does not report their length."""
         if self.progress.unit != "epochs" or self.progress.epoch_samples is not None:
             return
         problem = f"'{self.recipe.data.kind}' does not report how long an epoch is"
-        hint = "use train.updates or train.samples, or give its IterableDataset a __len__"
+        hint = (
+            "use train.updates or train.samples, or give its IterableDataset a __len__"
+        )
         path = "train.epochs"
-        raise RecipeError([Problem(self.recipe.origins.get(path, DEFAULT), path, f"{problem}: {hint}")])
+        raise RecipeError(
+            [
+                Problem(
+                    self.recipe.origins.get(path, DEFAULT), path, f"{problem}: {hint}"
+                )
+            ]
+        )
 
     def _refuse_unmade(self) -> None:
         """Raises a RunnerError if a role has settings, and no optimizer reads them: its module would stay as it is."""
-        unmade = self.context.optimizers.keys() - {name for name, _ in self.learner.optimizers()}
+        unmade = self.context.optimizers.keys() - {
+            name for name, _ in self.learner.optimizers()
+        }
         if unmade:
-            learner, config, role = type(self.learner).__name__, type(self.recipe.model).__name__, min(unmade)
+            learner, config, role = (
+                type(self.learner).__name__,
+                type(self.recipe.model).__name__,
+                min(unmade),
+            )
             made = f"make it with self.role('{role}', module) in {method_named(self.learner, '__init__')}"
-            raise RunnerError(f"{config}.roles names '{role}', which {learner} never makes: {made}, or remove the name")
+            raise RunnerError(
+                f"{config}.roles names '{role}', which {learner} never makes: {made}, or remove the name"
+            )
 
     def build_another_learner(self) -> Learner:
         """Builds a learner like this pipeline's, without stages and with its initial weights."""
@@ -152,7 +221,9 @@ class Assembly:
             self.source.sizes, self.source.tables,
         )  # fmt: skip
         model = self.recipe.model
-        learner: Learner = imported(model)(model.recorded(), self.source.shapes, context)
+        learner: Learner = imported(model)(
+            model.recorded(), self.source.shapes, context
+        )
         learner.configure_optimizers()
         learner.start_averages()
         return learner
@@ -167,7 +238,9 @@ class Assembly:
                 self._speaking = self.reports[kind]
                 self.stages[kind].attach(self)
 
-    def _is_active(self, stage: StageConfig, setting: Setting, section: str = "optimization") -> bool:
+    def _is_active(
+        self, stage: StageConfig, setting: Setting, section: str = "optimization"
+    ) -> bool:
         report, recipe = self.reports[stage.kind], self.recipe
         try:
             report.reason = stage.inactive(setting)
@@ -175,9 +248,17 @@ class Assembly:
             path = f"{section}.{stage.kind}"
             # The last of the places that influence the stage: --set wins over the file, and the
             # file over what it extends.
-            places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
+            places = [
+                place
+                for each, place in recipe.origins.items()
+                if f"{each}.".startswith(f"{path}.")
+            ]
             written = [each for each in places if each != DEFAULT]
-            last = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
+            last = max(
+                written,
+                key=lambda at: (isinstance(at.source, str), at.source == recipe.path),
+                default=DEFAULT,
+            )
             raise RecipeError([Problem(last, path, str(error))]) from None
         for other in stage.requires:
             if not self.reports[other].active:
@@ -189,20 +270,28 @@ class Assembly:
         """Gives the model its initial weights; a RecipeError contains the reason
         if that is impossible.
         """
-        from runner.training.init_from import start_from  # searches runs, which few recipes need
+        from runner.training.init_from import (
+            start_from,
+        )  # searches runs, which few recipes need
 
         try:
             return start_from(self.learner, run)
         except RunnerError as error:
             path = "model.init_from"
-            raise RecipeError([Problem(self.recipe.origins.get(path, DEFAULT), path, str(error))]) from None
+            raise RecipeError(
+                [Problem(self.recipe.origins.get(path, DEFAULT), path, str(error))]
+            ) from None
 
     def probe(self, batch_size: int) -> Probe | None:
         """Trains a few steps with that batch size in a child process; None if memory does not suffice there."""
         largest = self.recipe.data.largest_batch()
         if largest is not None and batch_size > largest:
             return None
-        stages = {kind: stage for kind, stage in self.recipe.stages.items() if not stage.prepares}
+        stages = {
+            kind: stage
+            for kind, stage in self.recipe.stages.items()
+            if not stage.prepares
+        }
         try:
             with Child(
                 "runner.training.batch_size_probe", replace(self.recipe, stages=stages), plugin_files=self.plugin_files,
@@ -210,9 +299,14 @@ class Assembly:
             ) as child:  # fmt: skip
                 return Probe(**child.answer())
         except ChildError as error:
-            if error.cause in (Cause.OUT_OF_MEMORY, Cause.CRASHED):  # refused by torch, or killed by the kernel
+            if error.cause in (
+                Cause.OUT_OF_MEMORY,
+                Cause.CRASHED,
+            ):  # refused by torch, or killed by the kernel
                 return None
-            raise UsageError(f"a trial with batch size {batch_size} failed: {error}") from error
+            raise UsageError(
+                f"a trial with batch size {batch_size} failed: {error}"
+            ) from error
 
     @contextmanager
     def first_updates(self) -> Iterator[None]:
@@ -225,8 +319,15 @@ class Assembly:
             return
         for kind, held in self.watch.held.items():
             if held and not held & self.watch.called:
-                slots = f"any of its slots {', '.join(sorted(held))}" if len(held) > 1 else f"its slot '{min(held)}'"
-                self.reports[kind].active, self.reports[kind].reason = False, f"the learner never calls {slots}"
+                slots = (
+                    f"any of its slots {', '.join(sorted(held))}"
+                    if len(held) > 1
+                    else f"its slot '{min(held)}'"
+                )
+                self.reports[kind].active, self.reports[kind].reason = (
+                    False,
+                    f"the learner never calls {slots}",
+                )
         self.watch = None
 
     def note(self, text: str) -> None:
@@ -270,10 +371,16 @@ class Assembly:
         ]
         places = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
         # The values of a lock were checked when the lock was written.
-        written = [path for path, place in places.items() if place != DEFAULT and not is_lock(Path(place.source))]
+        written = [
+            path
+            for path, place in places.items()
+            if place != DEFAULT and not is_lock(Path(place.source))
+        ]
         if written:
             message = "no plugin reads this value; remove it"
-            raise RecipeError([Problem(self.recipe.origins[path], path, message) for path in written])
+            raise RecipeError(
+                [Problem(self.recipe.origins[path], path, message) for path in written]
+            )
 
     def state_dict(self) -> State:
         """Returns everything that training changes."""
@@ -282,7 +389,10 @@ class Assembly:
             "source": self.source.state_dict(),
             "progress": self.progress.state_dict(),
             "stages": {kind: stage.state_dict() for kind, stage in self.stages.items()},
-            "generators": {name: generator.get_state() for name, generator in self.context.generators.items()},
+            "generators": {
+                name: generator.get_state()
+                for name, generator in self.context.generators.items()
+            },
             "batch_size": self.batch_size,
             "settings": settings_of_state(self.recipe),
             "classes": list(self.source.classes),
@@ -295,12 +405,19 @@ class Assembly:
         """Restores what ``state_dict`` returned, in place; a CheckpointError if it is that of another pipeline."""
         if state["device"] != self.device.type:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
-            raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
-        configured = [[*map(dict, optimizer.param_groups)] for _, optimizer in self.learner.optimizers()]
+            raise CheckpointError(
+                f"the checkpoint was written {where}; resume where there is one"
+            )
+        configured = [
+            [*map(dict, optimizer.param_groups)]
+            for _, optimizer in self.learner.optimizers()
+        ]
         with fitting():
             check_weights(self.learner, state["learner"])
             self.learner.load_complete_state(state["learner"])
-            apply_changed_settings(self.learner, self.recipe, state.get("settings"), configured)
+            apply_changed_settings(
+                self.learner, self.recipe, state.get("settings"), configured
+            )
             self.source.load_state_dict(state["source"])
             self.progress.load_state_dict(state["progress"])
             # A stage that was switched on for the resumed run starts as in a new run.
@@ -321,8 +438,12 @@ class Assembly:
             self.progress.load_state_dict(state["progress"])
             check_weights(self.learner, state["learner"])
             # stages without effect on that device are missing
-            self.learner.load_complete_state(self.learner.state_dict() | state["learner"])
-            for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
+            self.learner.load_complete_state(
+                self.learner.state_dict() | state["learner"]
+            )
+            for kind in (
+                self.stages.keys() & state["stages"].keys()
+            ):  # others had nothing to do on that device
                 self.stages[kind].load_state_dict(state["stages"][kind])
         check_finite(self.learner)
 
@@ -333,9 +454,13 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device("cuda:0" if name == "cuda" else name)  # torch selects only what has a number
+    device = torch.device(
+        "cuda:0" if name == "cuda" else name
+    )  # torch selects only what has a number
     if device.type == "cuda" and device.index >= (count := torch.cuda.device_count()):
-        raise UsageError(f"device: {name}: this machine offers {count} CUDA devices; use device: auto or cpu")
+        raise UsageError(
+            f"device: {name}: this machine offers {count} CUDA devices; use device: auto or cpu"
+        )
     return device
 
 
@@ -364,9 +489,15 @@ def assemble(
     return Assembly(recipe, plugin_files, device, size, resumed, tuning=tuning)
 
 
-def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:
+def setting_of(
+    recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None
+) -> Setting:
     """Returns the context for queries of stages, with all stages of the recipe or
     only the given ones.
     """
-    stages = {kind: stage for kind, stage in recipe.stages.items() if kinds is None or kind in kinds}
+    stages = {
+        kind: stage
+        for kind, stage in recipe.stages.items()
+        if kinds is None or kind in kinds
+    }
     return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])

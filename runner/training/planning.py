@@ -67,15 +67,21 @@ def plan_memory(
     # Tensors without numbers can be on a GPU only where torch finds one.
     tracked_device = device if torch.cuda.is_available() else torch.device("cpu")
     planned = {
-        kind: stage for kind, stage in recipe.stages.items() if not stage.unplanned or (compiled and stage.traces)
+        kind: stage
+        for kind, stage in recipe.stages.items()
+        if not stage.unplanned or (compiled and stage.traces)
     }
     reduced = replace(recipe, stages=planned)
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
-        tracked = _tracked_update(reduced, plugin_files, tracked_device, outline, compiled=compiled)
+        tracked = _tracked_update(
+            reduced, plugin_files, tracked_device, outline, compiled=compiled
+        )
     setting = setting_of(recipe, device)
     unplanned = {
-        kind: stage for kind, stage in recipe.stages.items() if kind not in planned and not _is_inactive(stage, setting)
+        kind: stage
+        for kind, stage in recipe.stages.items()
+        if kind not in planned and not _is_inactive(stage, setting)
     }
     return MemoryPlan(
         recipe=recipe.name,
@@ -97,12 +103,20 @@ def _check_compilers(recipe: Recipe, device: torch.device) -> None:
     if device.type != "cpu":
         raise UsageError(f"--compiled plans for a CPU only, not for {device.type}")
     setting = setting_of(recipe, device)
-    compilers = [stage for stage in recipe.stages.values() if stage.traces and not _is_inactive(stage, setting)]
+    compilers = [
+        stage
+        for stage in recipe.stages.values()
+        if stage.traces and not _is_inactive(stage, setting)
+    ]
     if not compilers:
-        raise UsageError(f"{recipe.name}: no stage compiles anything on a CPU; plan it without --compiled")
+        raise UsageError(
+            f"{recipe.name}: no stage compiles anything on a CPU; plan it without --compiled"
+        )
     for stage in compilers:
         if stage.tunes(setting):
-            raise UsageError(f"{stage.kind} measures which code it generates; plan it without --compiled")
+            raise UsageError(
+                f"{stage.kind} measures which code it generates; plan it without --compiled"
+            )
 
 
 def _is_inactive(stage: StageConfig, setting: Setting) -> bool:
@@ -182,7 +196,9 @@ def _update(
     stack = ModuleStack()  # type: ignore[no-untyped-call]
     tracker = UpdateTracker(device, stack)
     with fake_tensors() if is_fake else nullcontext(), tracker:
-        pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+        pipeline = _labelled_pipeline(
+            recipe, plugin_files, device, tracker, stack, outline
+        )
         usage = _highest_usage(pipeline, tracker)
     return usage, _active_stages(pipeline)
 
@@ -207,7 +223,9 @@ def _compiled_update(
     tracker = CompiledTracker(device, stack)
     try:
         with fake_tensors(), tracker:
-            pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+            pipeline = _labelled_pipeline(
+                recipe, plugin_files, device, tracker, stack, outline
+            )
             with generated_code():
                 # The first update compiles, and has no gradients of a previous one.
                 usage = _highest_usage(pipeline, tracker, repetitions=2)
@@ -229,7 +247,9 @@ def _labelled_pipeline(
 ) -> Assembly:
     """Builds the pipeline, and labels everything that exists before its first update."""
     build = outlined(outline)
-    pipeline = Assembly(recipe, plugin_files, device, recipe.train.batch_size, None, build)
+    pipeline = Assembly(
+        recipe, plugin_files, device, recipe.train.batch_size, None, build
+    )
     modules = pipeline.learner.modules()
     stack.name_modules(modules)
     tracker.label_state(modules, _optimizers(pipeline))
@@ -244,7 +264,9 @@ def _active_stages(pipeline: Assembly) -> tuple[str, ...]:
     return tuple(kind for kind, report in pipeline.reports.items() if report.active)
 
 
-def _highest_usage(pipeline: Assembly, tracker: UpdateTracker, repetitions: int = 1) -> Usage:
+def _highest_usage(
+    pipeline: Assembly, tracker: UpdateTracker, repetitions: int = 1
+) -> Usage:
     """Computes updates; returns the usage at the highest point of all.
 
     Args:
@@ -265,7 +287,9 @@ def _highest_usage(pipeline: Assembly, tracker: UpdateTracker, repetitions: int 
     return highest[1]
 
 
-def _steps(pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Step]:
+def _steps(
+    pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[Step]:
     """Yields the step for every update that has to be looked at."""
     step = Step(pipeline)
     if not _make_states(optimizers):

@@ -63,7 +63,9 @@ class RehearsedState:
         return replace(self, state=state)
 
 
-def rehearse(folder: Path, state: State, load: Callable[[State], State] | None = None) -> RehearsedState | None:
+def rehearse(
+    folder: Path, state: State, load: Callable[[State], State] | None = None
+) -> RehearsedState | None:
     """Writes and reads a state, and loads it if ``load`` is given.
 
     Args:
@@ -83,7 +85,11 @@ def rehearse(folder: Path, state: State, load: Callable[[State], State] | None =
     return read
 
 
-def check_loaded(read: RehearsedState, load: Callable[[State], State], ignored: re.Pattern[str] = NOTHING) -> None:
+def check_loaded(
+    read: RehearsedState,
+    load: Callable[[State], State],
+    ignored: re.Pattern[str] = NOTHING,
+) -> None:
     """Loads a state that was read, and compares what is there then, except for entries that ``ignored`` finds.
 
     Raises:
@@ -93,32 +99,51 @@ def check_loaded(read: RehearsedState, load: Callable[[State], State], ignored: 
         loaded = load(read.state)
     except Exception as error:
         reason = " ".join(str(error).split())[:_LONGEST_ERROR]
-        text = reason if isinstance(error, RunnerError) else f"{type(error).__name__}: {reason}"
-        raise _refusal(f"load_state_dict fails for what state_dict returned: {text}") from error
+        text = (
+            reason
+            if isinstance(error, RunnerError)
+            else f"{type(error).__name__}: {reason}"
+        )
+        raise _refusal(
+            f"load_state_dict fails for what state_dict returned: {text}"
+        ) from error
     lines = differences(read.state, loaded)
-    _refuse_first((line for line in lines if not ignored.search(line.partition(": ")[0])), "after load_state_dict")
+    _refuse_first(
+        (line for line in lines if not ignored.search(line.partition(": ")[0])),
+        "after load_state_dict",
+    )
     for entry, place in _places(loaded).items():
         if read.places.get(entry, place) != place and not ignored.search(entry):
             before, after = (_place_text(each) for each in (read.places[entry], place))
-            raise _refusal(f"{entry}: {before} has become {after} after load_state_dict")
+            raise _refusal(
+                f"{entry}: {before} has become {after} after load_state_dict"
+            )
 
 
 def _write_and_read(folder: Path, state: State) -> RehearsedState | None:
     rest, tensors, rings = pack(state)
     complete = _completely_written(tensors)
-    excerpts = {name: tensor if name in complete else _excerpt(tensor) for name, tensor in tensors.items()}
+    excerpts = {
+        name: tensor if name in complete else _excerpt(tensor)
+        for name, tensor in tensors.items()
+    }
     try:
         path = write_rehearsal(folder, rest, excerpts)
         text, contents, _ = read_files(path)
         for name in excerpts.keys() - complete:
             tensor = excerpts[name]
-            _refuse_first(differences(stored(tensor), contents[name], name.lstrip("0123456789")), "in its file")
+            _refuse_first(
+                differences(stored(tensor), contents[name], name.lstrip("0123456789")),
+                "in its file",
+            )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise
         return None
     except CheckpointError as error:
-        raise _refusal(f"a checkpoint could not be read after it was written: {error}") from error
+        raise _refusal(
+            f"a checkpoint could not be read after it was written: {error}"
+        ) from error
     finally:
         remove_quietly(folder / REHEARSAL)
     live = {name: tensor for name, tensor in tensors.items() if name not in complete}
@@ -148,13 +173,22 @@ def _excerpt(tensor: Tensor) -> Tensor:
 
 
 def _places(state: State) -> dict[str, tuple[Any, ...]]:
-    found = ((entry.replace(".", "/"), leaf) for entry, leaf in leaves(state) if isinstance(leaf, Tensor))
-    return {entry: (type(leaf).__name__, str(leaf.device), leaf.requires_grad) for entry, leaf in found}
+    found = (
+        (entry.replace(".", "/"), leaf)
+        for entry, leaf in leaves(state)
+        if isinstance(leaf, Tensor)
+    )
+    return {
+        entry: (type(leaf).__name__, str(leaf.device), leaf.requires_grad)
+        for entry, leaf in found
+    }
 
 
 def _place_text(place: tuple[Any, ...]) -> str:
     kind, device, requires_grad = place
-    return f"a {kind} on {device}" + (" that requires a gradient" if requires_grad else "")
+    return f"a {kind} on {device}" + (
+        " that requires a gradient" if requires_grad else ""
+    )
 
 
 def _refuse_first(found: Iterator[str], stage: str) -> None:

@@ -81,10 +81,18 @@ class GradientNoise:
             for parameter in group["params"]
             if parameter.grad is not None and parameter.grad.layout == torch.strided
         ]
-        gradients = [gradient for gradient in gradients if gradient.is_floating_point() and gradient.numel()]
-        largest = max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
+        gradients = [
+            gradient
+            for gradient in gradients
+            if gradient.is_floating_point() and gradient.numel()
+        ]
+        largest = max(
+            (float(gradient.abs().max()) for gradient in gradients), default=0.0
+        )
         for gradient in gradients:
-            gradient.add_(self._random(gradient), alpha=largest * torch.finfo(gradient.dtype).eps)
+            gradient.add_(
+                self._random(gradient), alpha=largest * torch.finfo(gradient.dtype).eps
+            )
 
     def _random(self, tensor: Tensor) -> Tensor:
         numbers = 2 * torch.rand(tensor.shape, generator=self._generator) - 1
@@ -102,14 +110,25 @@ class BaselineLearner:
         with generators.Globals().apart():
             self.learner = pipeline.build_another_learner()
         self._noise: GradientNoise | None = None
-        self.learner.slots.wrap("optimizer_step", lambda step: partial(self._step_optimizer, step))
+        self.learner.slots.wrap(
+            "optimizer_step", lambda step: partial(self._step_optimizer, step)
+        )
         unit, length = pipeline.recipe.length
         self._progress = Progress(unit, length, pipeline.progress.epoch_samples)
-        self._update = self.learner.update if pipeline.recipe.train.ema is None else self.learner.averaged_update
-        self._rates = [[float(group["lr"]) for group in each.param_groups] for _, each in self.learner.optimizers()]
+        self._update = (
+            self.learner.update
+            if pipeline.recipe.train.ema is None
+            else self.learner.averaged_update
+        )
+        self._rates = [
+            [float(group["lr"]) for group in each.param_groups]
+            for _, each in self.learner.optimizers()
+        ]
         self._schedule = pipeline.recipe.lr_scheduler
 
-    def repeat(self, step: Step, snapshot: Snapshot, *, noise: GradientNoise | None = None) -> Values:
+    def repeat(
+        self, step: Step, snapshot: Snapshot, *, noise: GradientNoise | None = None
+    ) -> Values:
         """Makes the update of a snapshot, and leaves the process's random generators as they were.
 
         Args:
@@ -129,7 +148,11 @@ class BaselineLearner:
         around: AbstractContextManager[Any] = NOTHING,
     ) -> Any:
         """Makes the update inside of a context, and returns what it returned; the learner has the state after it."""
-        state = clones(snapshot.state) if noise is None else map_tensors(noise.perturb, clones(snapshot.state))
+        state = (
+            clones(snapshot.state)
+            if noise is None
+            else map_tensors(noise.perturb, clones(snapshot.state))
+        )
         self._noise = noise
         drawn = clones(snapshot.drawn)
         with generators.Globals().apart():
@@ -140,13 +163,17 @@ class BaselineLearner:
             with around:
                 return self._update(drawn.batch, drawn.noise, self._progress)
 
-    def _step_optimizer(self, step: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
+    def _step_optimizer(
+        self, step: Callable[[Optimizer], Any], optimizer: Optimizer
+    ) -> Any:
         if self._noise is not None:
             self._noise.add_to_gradients(optimizer)
         return step(optimizer)
 
     def _set_rates(self, factor: float) -> None:
-        for (_, optimizer), rates in zip(self.learner.optimizers(), self._rates, strict=True):
+        for (_, optimizer), rates in zip(
+            self.learner.optimizers(), self._rates, strict=True
+        ):
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(rate * factor)

@@ -110,4 +110,6 @@ def _shares(loop: Loop, startup: float, seconds: float) -> dict[str, float]:
 
 def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
     """Returns the exit code of a training that a signal has stopped."""
-    return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
+    return (
+        ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
+    )

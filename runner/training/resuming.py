@@ -21,7 +21,9 @@ def settings_of_state(recipe: Recipe) -> dict[str, Any]:
     return {"optimizer": by_role, "lr_scheduler": values["lr_scheduler"]}
 
 
-def changed_by_role(before: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, set[str]]]:
+def changed_by_role(
+    before: Mapping[str, Any], recipe: Recipe
+) -> Iterator[tuple[str, set[str]]]:
     """Yields the names of the optimizer settings that have changed since a checkpoint, by role.
 
     The learning rate counts as changed where its schedule has.
@@ -30,11 +32,18 @@ def changed_by_role(before: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple
     schedule = {"lr"} if before["lr_scheduler"] != now["lr_scheduler"] else set[str]()
     for role, values in now["optimizer"].items():
         old = before["optimizer"].get(role, {})
-        yield role, schedule | {name for name, value in values.items() if old.get(name) != value}
+        yield (
+            role,
+            schedule
+            | {name for name, value in values.items() if old.get(name) != value},
+        )
 
 
 def apply_changed_settings(
-    learner: Learner, recipe: Recipe, before: Mapping[str, Any] | None, configured: Sequence[Sequence[dict[str, Any]]]
+    learner: Learner,
+    recipe: Recipe,
+    before: Mapping[str, Any] | None,
+    configured: Sequence[Sequence[dict[str, Any]]],
 ) -> None:
     """Gives optimizers the recipe's value of every setting that is another one than in the checkpoint.
 
@@ -48,7 +57,9 @@ def apply_changed_settings(
     for (role, optimizer), groups in zip(learner.optimizers(), configured, strict=True):
         for group, new in zip(optimizer.param_groups, groups, strict=True):
             for name in changed.get(role, set()) & new.keys() - {"params"}:
-                if isinstance(group[name], torch.Tensor):  # a captured graph reads it from where it is
+                if isinstance(
+                    group[name], torch.Tensor
+                ):  # a captured graph reads it from where it is
                     group[name].fill_(float(new[name]))
                 else:
                     group[name] = new[name]
@@ -66,6 +77,10 @@ def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) 
     if len(trained) != len(present):
         change = f"the model was trained with {len(trained)} classes, and the data have {len(present)}"
     else:
-        number = next(n for n, (old, new) in enumerate(zip(trained, present, strict=True)) if old != new)
+        number = next(
+            n
+            for n, (old, new) in enumerate(zip(trained, present, strict=True))
+            if old != new
+        )
         change = f"class {number} was '{trained[number]}' when the model was trained, and is '{present[number]}' now"
     raise UsageError(f"data: {change}; restore the names, or train again")

@@ -36,15 +36,22 @@ class Rates:
     """Measured rates of a machine."""
 
     default_flops: float  # float32 matmul with torch's default kernels, FLOP/s: the best over shapes
-    relaxed_flops: float  # the same with ``torch.set_float32_matmul_precision("medium")``
+    relaxed_flops: (
+        float  # the same with ``torch.set_float32_matmul_precision("medium")``
+    )
     relaxed_error: float  # relative error of such a product
     copy_bytes: float  # bytes read plus bytes written, a second
-    half_flops: Mapping[str, float] = field(default_factory=dict)  # matmul in the types of 16 bits that it has
+    half_flops: Mapping[str, float] = field(
+        default_factory=dict
+    )  # matmul in the types of 16 bits that it has
 
     @property
     def float32_flops(self) -> float:
         """The best rate of true float32, whichever kernels it takes."""
-        return max(self.default_flops, self.relaxed_flops if self.relaxed_error < TRUE_FLOAT32 else 0.0)
+        return max(
+            self.default_flops,
+            self.relaxed_flops if self.relaxed_error < TRUE_FLOAT32 else 0.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,10 @@ class UpdateCost:
         """Creates the cost from the counts of a baseline; a learner may have no
         formula for the minimum.
         """
-        return cls(counted["flop"], *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])))
+        return cls(
+            counted["flop"],
+            *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])),
+        )
 
     def limit_s(self, rates: Rates, dtype: str | None = None) -> float:
         """Seconds that the update takes at least, in float32 and the type of 16 bits that its stages may use."""
@@ -111,10 +121,18 @@ def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
     """
     moved = 0
     for optimizer in optimizers:
-        for own in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for own in (
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
             if own.grad is not None or own in optimizer.state:
-                gradient = own if own.grad is None else own.grad  # some loops forget them
-                moved += 2 * sum(map(_bytes, [own, *optimizer.state.get(own, {}).values()])) + _bytes(gradient)
+                gradient = (
+                    own if own.grad is None else own.grad
+                )  # some loops forget them
+                moved += 2 * sum(
+                    map(_bytes, [own, *optimizer.state.get(own, {}).values()])
+                ) + _bytes(gradient)
     return moved
 
 
@@ -140,19 +158,28 @@ def measure_fraction(step: Step, update_s: float) -> float | None:
     """
     device = step.pipeline.device
     try:
-        work = UpdateCost.of(count_work(step, Drawn(step.batch, step.learner.noise(step.batch, step.noise))))
+        work = UpdateCost.of(
+            count_work(
+                step, Drawn(step.batch, step.learner.noise(step.batch, step.noise))
+            )
+        )
         rates = measure(device, quick=True)
     except Exception:  # A plugin may raise anything, and a GPU be full: a training that has ended does not fail of it.
         return None
     if not work.counted_flop:
         return None
     stages = step.pipeline.recipe.stages
-    return work.limit_s(rates, dtype_of(stages[kind] for kind in step.pipeline.stages)) / update_s
+    return (
+        work.limit_s(rates, dtype_of(stages[kind] for kind in step.pipeline.stages))
+        / update_s
+    )
 
 
 def measure(device: torch.device, *, quick: bool = False) -> Rates:
     """Measures the rates in some seconds; ``quick`` in a fraction of one, with less memory and less precision."""
-    seconds, copied_bytes = (SECONDS / 10, _COPIED_BYTES // 4) if quick else (SECONDS, _COPIED_BYTES)
+    seconds, copied_bytes = (
+        (SECONDS / 10, _COPIED_BYTES // 4) if quick else (SECONDS, _COPIED_BYTES)
+    )
     shapes: list[Sequence[int]] = list(_BATCHED)
     if not (quick and device.type == "cpu"):
         shapes.append((1, *[_SQUARE[device.type]] * 3))
@@ -161,7 +188,9 @@ def measure(device: torch.device, *, quick: bool = False) -> Rates:
     try:
         for precision in ("highest", "medium"):
             torch.set_float32_matmul_precision(precision)
-            measured = [_product(device, shape, torch.float32, seconds) for shape in shapes]
+            measured = [
+                _product(device, shape, torch.float32, seconds) for shape in shapes
+            ]
             rates[precision], errors[precision] = map(max, zip(*measured, strict=True))
     finally:
         # A GPU may be full, and the process continues.
@@ -171,22 +200,36 @@ def measure(device: torch.device, *, quick: bool = False) -> Rates:
     copy = 2 * copied_bytes / _seconds(device, lambda: target.copy_(source), seconds)
     # Types that the device computes in itself; what is emulated is slower than float32.
     if device.type == "cuda":
-        has = {"bf16": torch.cuda.is_bf16_supported(including_emulation=False), "fp16": True}
+        has = {
+            "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+            "fp16": True,
+        }
     else:
-        has = {"bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)), "fp16": False}
+        has = {
+            "bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)),
+            "fp16": False,
+        }
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     half = {
-        name: max(_product(device, shape, dtypes[name], seconds)[0] for shape in shapes) for name in dtypes if has[name]
+        name: max(_product(device, shape, dtypes[name], seconds)[0] for shape in shapes)
+        for name in dtypes
+        if has[name]
     }
     return Rates(rates["highest"], rates["medium"], errors["medium"], copy, half)
 
 
-def _product(device: torch.device, shape: Sequence[int], dtype: torch.dtype, limit_s: float) -> tuple[float, float]:
+def _product(
+    device: torch.device, shape: Sequence[int], dtype: torch.dtype, limit_s: float
+) -> tuple[float, float]:
     """Rate and relative error of one batched product."""
     networks, rows, inner, columns = shape
     generator = torch.Generator(device).manual_seed(0)
-    one = torch.randn(networks, rows, inner, generator=generator, device=device).to(dtype)
-    other = torch.randn(networks, inner, columns, generator=generator, device=device).to(dtype)
+    one = torch.randn(networks, rows, inner, generator=generator, device=device).to(
+        dtype
+    )
+    other = torch.randn(
+        networks, inner, columns, generator=generator, device=device
+    ).to(dtype)
     seconds = _seconds(device, lambda: torch.bmm(one, other), limit_s)
     exact = one[0].double() @ other[0].double()
     error = float((torch.bmm(one, other)[0] - exact).norm() / exact.norm())
@@ -206,7 +249,9 @@ def _seconds(device: torch.device, work: Callable[[], object], limit_s: float) -
         for _ in range(count):
             work()
 
-    return statistics.median(sorted(stopwatch.seconds(block) / count for _ in range(10))[:3])
+    return statistics.median(
+        sorted(stopwatch.seconds(block) / count for _ in range(10))[:3]
+    )
 
 
 def main(parent: Parent) -> None:

@@ -119,7 +119,9 @@ def run(
     began = time.perf_counter() if started is None else started
     state = None
     with ExitStack() as stack:
-        display = watch = stack.enter_context(StallReport(display, recipe.train.stall_s))
+        display = watch = stack.enter_context(
+            StallReport(display, recipe.train.stall_s)
+        )
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
@@ -141,18 +143,44 @@ def run(
             tags |= resume_tags(recipe, changes, drift, step)
         with display.phase("opening the tracking store"):
             if folder is None:
-                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "", began)
+                tracker = Tracker.open(
+                    workspace,
+                    recipe,
+                    tags,
+                    own_tags,
+                    note,
+                    parent[0] if parent else "",
+                    began,
+                )
             else:
-                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step, began)
+                tracker = Tracker.reopen(
+                    workspace, folder, recipe, tags, cursor, step, began
+                )
         stop.give_up = partial(_give_up, tracker, recipe, watch)
         log.open(tracker.run_dir)
-        log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
+        log.keep(
+            "begun"
+            if folder is None
+            else "; ".join([f"resumed at step {step}", *drift])
+        )
         tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
-        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
+        loop = stack.enter_context(
+            _concluded(pipeline, tracker, display, stop, registry, log)
+        )
         if folder is None:
-            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint, checkout)
+            _write_start(
+                pipeline, tracker.run_dir, registry, use, fingerprint, checkout
+            )
         else:
-            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
+            accept = partial(
+                update_lock,
+                recipe,
+                tracker.run_dir,
+                registry,
+                step,
+                fingerprint,
+                bool(changes or drift),
+            )
             _restore(loop, state, accept)
         watch.stop = stop  # from here on, its limit ends what does not return
         with interruptible(loop, stop):
@@ -178,7 +206,11 @@ def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
 
 
 def _assembled(
-    recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool, display: Display
+    recipe: Recipe,
+    registry: Registry,
+    state: dict[str, Any] | None,
+    retune: bool,
+    display: Display,
 ) -> tuple[Assembly, str | None]:
     """Builds the pipeline of a run that starts or is resumed, and returns it with the fingerprint of its data."""
     with display.phase("building model and data"):
@@ -206,7 +238,9 @@ def _shared_processor(
     """
     threads = None if folder is None else locked_threads(folder.path / LOCK_NAME)
     system = recipe.system
-    with share_processor(system.threads, system.wait, threads, computing(workspace)) as use:
+    with share_processor(
+        system.threads, system.wait, threads, computing(workspace)
+    ) as use:
         log.keep(str(use))
         yield use
 
@@ -219,8 +253,19 @@ def _write_start(
     recipe, start = pipeline.recipe, pipeline.start
     copy_recipe(recipe, run_dir / "recipe.yaml")
     begun = None if start is None else dataclasses.asdict(start)
-    facts: dict[str, Any] = {"processor": use.data(), "fingerprint": fingerprint, "checkout": checkout}
-    write_lock(recipe, run_dir, registry, init_from=begun, tuning=pipeline.tuning.data(), **facts)
+    facts: dict[str, Any] = {
+        "processor": use.data(),
+        "fingerprint": fingerprint,
+        "checkout": checkout,
+    }
+    write_lock(
+        recipe,
+        run_dir,
+        registry,
+        init_from=begun,
+        tuning=pipeline.tuning.data(),
+        **facts,
+    )
     _record_tuning(pipeline, run_dir)
     reach("start.locked")
 
@@ -235,7 +280,9 @@ def _report_start(pipeline: Assembly) -> None:
         _log.warning(remark)
 
 
-def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool) -> list[str]:
+def _changed_data(
+    recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool
+) -> list[str]:
     """Returns a message if the data differ from those of the lock that is resumed or run again.
 
     Raises:
@@ -247,12 +294,18 @@ def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | N
         return []
     _log.warning("drift: %s", change)
     if folder is not None and not allow_drift:
-        reason = "its data have changed; restore them, or accept that with --allow-drift"
-        raise UsageError(f"run {folder.name} would not continue as it started: {reason}")
+        reason = (
+            "its data have changed; restore them, or accept that with --allow-drift"
+        )
+        raise UsageError(
+            f"run {folder.name} would not continue as it started: {reason}"
+        )
     return [str(change)]
 
 
-def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]) -> None:
+def _restore(
+    loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]
+) -> None:
     """Loads a checkpoint, if there is one; ``accept`` then records what has changed since."""
     if state is not None:
         loop.load_state_dict(state)
@@ -263,7 +316,12 @@ def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None
 
 @contextmanager
 def _concluded(
-    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry, log: run_log.RunLog
+    pipeline: Assembly,
+    tracker: Tracker,
+    display: Display,
+    stop: Stop,
+    registry: Registry,
+    log: run_log.RunLog,
 ) -> Iterator[Loop]:
     """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
     again = registry.command(f"runner resume {tracker.run_name}")
@@ -278,11 +336,16 @@ def _concluded(
         if loop.complete:
             loop.measure_roofline_fraction()
         for name, value in stage_tags(pipeline).items():
-            tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
+            tracker.tag(
+                name, value
+            )  # the first updates may have shown a stage to be of no use
         if loop.sentinel is not None:
             tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
         request = pipeline.learner.config.request
-        if loop.complete and (model := write_model(tracker.run_dir, request)) is not None:
+        if (
+            loop.complete
+            and (model := write_model(tracker.run_dir, request)) is not None
+        ):
             tracker.model(*model)
         if loop.complete and time.perf_counter() - tracker.began > CURVE_SECONDS:
             with display.phase("drawing the evaluations"):
@@ -297,26 +360,41 @@ def _concluded(
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start a new run"
-            raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
+            remedy = (
+                again if (tracker.run_dir / LOCK_NAME).exists() else "start a new run"
+            )
+            raise RunnerError(
+                f"{reason}; when the disk takes files again: {remedy}"
+            ) from error
         if found is not None:
             log_path = shown_path(tracker.run_dir / run_log.NAME)
-            raise PluginError(f"{found}\n    the complete traceback is in {log_path}") from error
+            raise PluginError(
+                f"{found}\n    the complete traceback is in {log_path}"
+            ) from error
         if isinstance(error, SystemExit):
             raise RunnerError(reason) from error
         raise
     finally:
         ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
-        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again, ended, loop.metrics if loop else {}))
+        tracker.tag(
+            DESCRIPTION,
+            description_of(
+                pipeline, tracker, again, ended, loop.metrics if loop else {}
+            ),
+        )
         log.keep(": ".join(filter(None, [status, reason])))
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
         with display.phase("sending metrics to MLflow"):
-            tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+            tracker.close(
+                status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS
+            )
 
 
-def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signals | None) -> None:
+def _give_up(
+    tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signals | None
+) -> None:
     """Ends the process with its true status, because the training lets no exception through."""
     status: Status = "FAILED" if asked is None else "KILLED"
     reason = f"{watch.where()} does not return"
@@ -324,7 +402,9 @@ def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signal
         reason = f"stopped by {asked.name} although {reason}"
     print_error(reason)
     # A store that hangs must not keep this process, either.
-    closing = threading.Thread(target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True)
+    closing = threading.Thread(
+        target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True
+    )
     closing.start()
     closing.join(_LAST_SECONDS)
     os._exit(ExitCode.FAILED if asked is None else stopped_by(asked, recipe))

@@ -81,7 +81,9 @@ class SeedsResult:
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
-        data = asdict(self) | {"means": {name: mean._asdict() for name, mean in self.means.items()}}
+        data = asdict(self) | {
+            "means": {name: mean._asdict() for name, mean in self.means.items()}
+        }
         del data["exit_code"]
         return data
 
@@ -124,30 +126,45 @@ def train_seeds(
     finished = {seed for seed, run in begun.items() if _is_finished(run)}
 
     def known() -> dict[str, Any]:
-        return {"step": len(finished), "seconds": group.seconds + time.perf_counter() - started}
+        return {
+            "step": len(finished),
+            "seconds": group.seconds + time.perf_counter() - started,
+        }
 
     with heartbeat(folder, group, known) as ended, stop_on_signals() as stop:
         given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
         together = _Together(display, {seed: _step(run) for seed, run in begun.items()})
 
         def train(seed: int) -> None:
-            order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
+            order = _Order(
+                recipes[seed], registry, workspace, begun.get(seed), parallel, given
+            )
             with together.training(seed):
                 order.carry_out(stop, partial(together.advance, seed))
             finished.add(seed)
 
-        failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)
+        failures = _failures(
+            train, [seed for seed in recipes if seed not in finished], parallel, stop
+        )
         code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
         if stop.asked is not None:
             code = stopped_by(stop.asked, recipe)
         seconds = time.perf_counter() - started
-        result, curves, means = _came_to(workspace, group, folder.path, len(recipes), failures, seconds, code)
-        ended.update(status=result.status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
+        result, curves, means = _came_to(
+            workspace, group, folder.path, len(recipes), failures, seconds, code
+        )
+        ended.update(
+            status=result.status,
+            metrics=_metrics(means),
+            reason=redact("; ".join(result.failures.values())),
+        )
         published(result, curves, means)
     return result
 
 
-def _failures(train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop) -> dict[int, RunnerError]:
+def _failures(
+    train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop
+) -> dict[int, RunnerError]:
     """Trains ``parallel`` seeds at a time; returns the errors of those that
     failed without a signal.
     """
@@ -171,7 +188,9 @@ def _came_to(
     code: ExitCode,
 ) -> tuple[SeedsResult, kept.Curves, list[tuple[str, int, Interval]]]:  # fmt: skip
     """The result, and the curves and means that it is made from."""
-    status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
+    status: Status = (
+        "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
+    )
     runs = kept.runs_of(workspace, group)
     curves = kept.evaluations(runs)
     means = list(kept.means(curves, count, group.bounds))
@@ -198,13 +217,23 @@ def _begun(
     for group in kept.groups(workspace) if go_on else ():
         if group.digests == digests and group.status != "FINISHED":
             RunFolder(workspace.seeds / group.name).confirm_abandoned(takeover)
-            return group.model_copy(update={"status": "RUNNING", "reason": "", "owner": Owner.this_process()})
+            return group.model_copy(
+                update={
+                    "status": "RUNNING",
+                    "reason": "",
+                    "owner": Owner.this_process(),
+                }
+            )
     recipe, now = next(iter(recipes.values())), time.time()
     name = f"{folder_name(recipe.name)}-seeds"
-    run_id = store.create_run(store.experiment(recipe.tracking.experiment, view_of(recipe)), name)
+    run_id = store.create_run(
+        store.experiment(recipe.tracking.experiment, view_of(recipe)), name
+    )
     name = f"{name}-{run_id[:DIGITS]}"
     store.rename_run(run_id, name)
-    overrides = {path: value for path, value in recipe.overrides.items() if path != "seed"}
+    overrides = {
+        path: value for path, value in recipe.overrides.items() if path != "seed"
+    }
     return Record(
         kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
         unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
@@ -216,7 +245,9 @@ def _begun(
 
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     """Returns the last mean of each evaluation metric and the bounds of its interval, by key."""
-    latest = {key: value for name, _, mean in means for key, value in _keyed(name, mean)}
+    latest = {
+        key: value for name, _, mean in means for key, value in _keyed(name, mean)
+    }
     return {key: value for key, value in latest.items() if math.isfinite(value)}
 
 
@@ -229,7 +260,13 @@ def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
 def _step(folder: RunFolder) -> int:
     """Returns the step at which the run continues or ended."""
     record = folder.record()
-    return 0 if record is None else record.step if record.status == "FINISHED" else folder.last_checkpoint or 0
+    return (
+        0
+        if record is None
+        else record.step
+        if record.status == "FINISHED"
+        else folder.last_checkpoint or 0
+    )
 
 
 def _is_finished(folder: RunFolder) -> bool:
@@ -248,17 +285,30 @@ class _Order:
     parallel: int
     given: Mapping[str, Any]  # group, tags and note of a new run
 
-    def carry_out(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
+    def carry_out(
+        self, stop: Stop, advance: Callable[[int, dict[str, float]], None]
+    ) -> None:
         """Trains in a child process, which is stopped together with this one; raises a
         ``ChildError`` with the error.
         """
         # This process owns the group now, and with it all runs that the former owner had started.
         begun = self.folder is not None and not self.folder.obstacle(takeover=True)
         folder = str(self.folder.path) if self.folder and begun else None
-        options = {"workspace": str(self.workspace.root), "folder": folder, **self.given}
+        options = {
+            "workspace": str(self.workspace.root),
+            "folder": folder,
+            **self.given,
+        }
         threads = max(1, usable_cores() // self.parallel) if self.parallel > 1 else None
         limits, files = Limits(grace=_GRACE_SECONDS), self.registry.files
-        with Child(__name__, self.recipe, plugin_files=files, options=options, limits=limits, threads=threads) as child:
+        with Child(
+            __name__,
+            self.recipe,
+            plugin_files=files,
+            options=options,
+            limits=limits,
+            threads=threads,
+        ) as child:
             while (told := child.receive(stop.__bool__)) is not None:
                 advance(told["step"], told["metrics"])
 
@@ -314,9 +364,15 @@ def main(parent: Parent) -> None:
     options = parent.options
     folder = RunFolder(Path(options["folder"])) if options["folder"] else None
     if folder is not None:
-        changed = [str(each) for each in drift(folder.path / LOCK_NAME, recipe, registry) if each.matters]
+        changed = [
+            str(each)
+            for each in drift(folder.path / LOCK_NAME, recipe, registry)
+            if each.matters
+        ]
         if changed:
-            raise UsageError(f"run {folder.name} would not continue as it started: {'; '.join(changed)}")
+            raise UsageError(
+                f"run {folder.name} would not continue as it started: {'; '.join(changed)}"
+            )
     name, run_id = options["group"]
     result = run(
         recipe, registry, Workspace(options["workspace"]), _Reporting(parent), folder,
@@ -330,7 +386,11 @@ def _publish(
     curves: kept.Curves | None = None, means: Sequence[tuple[str, int, Interval]] = (),
 ) -> None:  # fmt: skip
     """Writes the group and its results to MLflow; a repetition changes only what is new."""
-    now, recipe, run_id = time.time_ns() // 1_000_000, next(iter(recipes.values())), str(group.run_id)
+    now, recipe, run_id = (
+        time.time_ns() // 1_000_000,
+        next(iter(recipes.values())),
+        str(group.run_id),
+    )
     metrics = [
         (key, value, now, step)
         for name, step, mean in means
@@ -338,14 +398,20 @@ def _publish(
         if math.isfinite(value)
     ]
     values = {name: value for name, value in recipe.values().items() if name != "seed"}
-    overridden = [each for each in assignments(recipe.overrides) if not each.startswith("seed=")]
+    overridden = [
+        each for each in assignments(recipe.overrides) if not each.startswith("seed=")
+    ]
     facts = {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-        "result": f"{result.status}; {_spelled(result.means, recipe.headline)}" if result else "",
+        "result": f"{result.status}; {_spelled(result.means, recipe.headline)}"
+        if result
+        else "",
         "seeds": ", ".join(map(str, recipes)),
         "overridden": code(*overridden),
         "continue it": "" if result and result.status == "FINISHED" else code(again),
-        "compare it": code(f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"),
+        "compare it": code(
+            f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"
+        ),
     }
     tags = {
         **group.tags, "kind": "seeds", "overrides": ", ".join(overridden) or "none",
@@ -353,13 +419,30 @@ def _publish(
         DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),
     }  # fmt: skip
     try:
-        store.send(run_id, metrics, params_of({**values, "seeds": sorted(recipes)}), params_of(tags))
+        store.send(
+            run_id,
+            metrics,
+            params_of({**values, "seeds": sorted(recipes)}),
+            params_of(tags),
+        )
         if result is not None:
-            for path in kept.draw(curves or {}, recipe.headline, recipe.length[0], Path(result.folder), group.bounds):
+            for path in kept.draw(
+                curves or {},
+                recipe.headline,
+                recipe.length[0],
+                Path(result.folder),
+                group.bounds,
+            ):
                 store.client.log_artifact(run_id, str(path))
         store.set_status(run_id, result.status if result else "RUNNING", now)
-    except Exception as error:  # MLflow raises whatever its database and network drivers raise
-        _log.warning("the results of %s are missing in MLflow: %s", group.name, str(error).partition("\n")[0])
+    except (
+        Exception
+    ) as error:  # MLflow raises whatever its database and network drivers raise
+        _log.warning(
+            "the results of %s are missing in MLflow: %s",
+            group.name,
+            str(error).partition("\n")[0],
+        )
 
 
 def _spelled(means: Mapping[str, Interval], headline: Sequence[str]) -> str:

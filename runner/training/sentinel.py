@@ -17,7 +17,13 @@ from runner.recipe.safeguards import SentinelConfig
 from runner.system.errors import SentinelError
 from runner.system.tensor_trees import tensors
 from runner.training.deviation import Deviation, find_deviations
-from runner.training.repetition import BaselineLearner, GradientNoise, Snapshot, Values, values_of
+from runner.training.repetition import (
+    BaselineLearner,
+    GradientNoise,
+    Snapshot,
+    Values,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from runner.proof.operator_search import DivergingOperator
@@ -50,7 +56,11 @@ class Sentinel:
     """
 
     def __init__(
-        self, step: Step, pipeline: Assembly, config: SentinelConfig, clock: Callable[[], float] = perf_counter
+        self,
+        step: Step,
+        pipeline: Assembly,
+        config: SentinelConfig,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.step = step
         self.config = config
@@ -94,7 +104,9 @@ class Sentinel:
             return True
         elapsed = self._clock() - self._started
         cost = self._cost if self.checked else FIRST_COST * elapsed / self.updates
-        return self.seconds + cost + self._checksum_seconds <= self.config.share * elapsed
+        return (
+            self.seconds + cost + self._checksum_seconds <= self.config.share * elapsed
+        )
 
     def _repeated(self, drawn: Drawn) -> dict[str, Any] | None:
         earlier = self.seconds
@@ -130,13 +142,21 @@ class Sentinel:
             )
             return
         if deviations and isinstance(self.contract, Close):
-            deviations = find_deviations(trained, baseline, self._yardsticks(repeat), self.contract)
+            deviations = find_deviations(
+                trained, baseline, self._yardsticks(repeat), self.contract
+            )
         earlier = self._suspicions
         self._suspicions = deviations
         if not deviations:
-            self.last_good = f"update {number:,} was the last that was compared and good"
+            self.last_good = (
+                f"update {number:,} was the last that was compared and good"
+            )
             self.keep_checksum()
-        proven = [deviation for deviation in deviations if deviation.is_gross or deviation.repeats(earlier)]
+        proven = [
+            deviation
+            for deviation in deviations
+            if deviation.is_gross or deviation.repeats(earlier)
+        ]
         if proven:
             self._suspicions = []
             deviation = proven[0]
@@ -151,7 +171,9 @@ class Sentinel:
         from runner.training.deviating_operator import find_deviating_operator
 
         assert self._baseline is not None
-        return find_deviating_operator(self.step, self._pipeline, self._baseline, snapshot, self.contract)
+        return find_deviating_operator(
+            self.step, self._pipeline, self._baseline, snapshot, self.contract
+        )
 
     def _yardsticks(self, repeat: Callable[..., Values]) -> Iterator[Values]:
         """Yields what the baseline comes to when it is perturbed by rounding."""
@@ -175,7 +197,11 @@ class Sentinel:
         self.seconds += self._checksum_seconds
         if not torch.equal(before, after):
             number = self.step.progress.updates
-            places = (before != after).nonzero().flatten().tolist() if before.shape == after.shape else []
+            places = (
+                (before != after).nonzero().flatten().tolist()
+                if before.shape == after.shape
+                else []
+            )
             names = _names(self.step.learner.complete_state())
             place = f" ('{names[places[0]]}')" if places else ""
             self._raise_alarm(
@@ -208,7 +234,9 @@ class Sentinel:
         if isinstance(self.contract, Statistical):
             kinds = ", ".join(statistical_stages(self._pipeline))
             compared = f"{self.checked:,} of {self.updates:,} updates repeated with the baseline, {found}"
-            return f"{compared}; because of {kinds} only the form of numbers is compared"
+            return (
+                f"{compared}; because of {kinds} only the form of numbers is compared"
+            )
         return (
             f"{self.checked:,} of {self.updates:,} updates repeated with the baseline, {found}; a fault in every "
             f"update is detected within {every:,} updates, one in a single update with a probability of {share:.2%}"
@@ -219,12 +247,18 @@ def contract_of(pipeline: Assembly) -> Contract:
     """Returns what the active stages of a pipeline promise together: the weakest of their contracts."""
     order = (Exact, Close, Statistical)
     contracts = _contracts(pipeline).values()
-    return max(contracts, key=lambda contract: order.index(type(contract)), default=Exact())
+    return max(
+        contracts, key=lambda contract: order.index(type(contract)), default=Exact()
+    )
 
 
 def statistical_stages(pipeline: Assembly) -> list[str]:
     """Returns the active stages that promise neither bits nor algebra."""
-    return [kind for kind, contract in _contracts(pipeline).items() if isinstance(contract, Statistical)]
+    return [
+        kind
+        for kind, contract in _contracts(pipeline).items()
+        if isinstance(contract, Statistical)
+    ]
 
 
 def _contracts(pipeline: Assembly) -> dict[str, Contract]:
@@ -236,12 +270,22 @@ def _contracts(pipeline: Assembly) -> dict[str, Contract]:
 
 def checksum(state: Any) -> Tensor:
     """Returns a number for each tensor of a state that any single flipped bit changes."""
-    sums = [torch.hash_tensor(tensor.detach().contiguous()).cpu() for tensor in tensors(state)]
+    sums = [
+        torch.hash_tensor(tensor.detach().contiguous()).cpu()
+        for tensor in tensors(state)
+    ]
     return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.uint64)
 
 
 def _first_difference(values: Values, again: Values) -> str | None:
-    return next((name for name, value in values.items() if digest(value) != digest(again.get(name))), None)
+    return next(
+        (
+            name
+            for name, value in values.items()
+            if digest(value) != digest(again.get(name))
+        ),
+        None,
+    )
 
 
 def _names(state: Any) -> list[str]:

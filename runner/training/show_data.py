@@ -32,7 +32,9 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
     """
     kind = recipe.data.kind
     if imported(recipe.data).show_data is Source.show_data:
-        raise UsageError(f"data.kind: '{kind}' has no picture of its data: its source has no method show_data")
+        raise UsageError(
+            f"data.kind: '{kind}' has no picture of its data: its source has no method show_data"
+        )
     if path.suffix != ".png":
         raise UsageError(f"--out: '{path.name}' should end in .png")
     if not path.absolute().parent.is_dir():
@@ -46,6 +48,8 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
         try:
             is_drawn = draw_png(picture, SIZE_INCHES, path.absolute())
         except OSError as error:
-            raise UsageError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+            raise UsageError(
+                f"--out: {path} cannot be written: {error.strerror or error}"
+            ) from error
     if not is_drawn:
         raise UsageError(f"--out: {NO_PLOTS}")

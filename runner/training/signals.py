@@ -91,10 +91,14 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
         if not stop.acknowledged:
             raise stop.error or StopNow
 
-    handlers: dict[int, Any] = {number: ask for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+    handlers: dict[int, Any] = {
+        number: ask for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+    }
     if interrupts:
         handlers[signal.SIGALRM] = interrupt
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {
+        number: signal.signal(number, handler) for number, handler in handlers.items()
+    }
     outer, _current = _current, stop
     try:
         if interrupts:
@@ -142,7 +146,11 @@ def _leave_to_the_parent() -> None:
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                default = (
+                    signal.default_int_handler
+                    if number == signal.SIGINT
+                    else signal.SIG_DFL
+                )
                 signal.signal(number, default)
 
 

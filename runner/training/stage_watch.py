@@ -45,15 +45,31 @@ class Watch:
     _traced: set[str] = field(default_factory=set)
 
     @contextmanager
-    def attaching(self, stage: StageConfig, report: StageReport, compilable: Collection[str]) -> Iterator[None]:
+    def attaching(
+        self, stage: StageConfig, report: StageReport, compilable: Collection[str]
+    ) -> Iterator[None]:
         """Records which slots the stage changes inside the ``with``."""
         before = dict(vars(self.slots))
         yield
-        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
+        taken = {
+            name
+            for name, step in vars(self.slots).items()
+            if step is not before.get(name)
+        }
         if (stage.claims or stage.wraps) and not taken:
-            report.active, report.reason = False, "it changes none of the slots that it declares"
-        declared = stage.claims | stage.wraps | (self.outside - STEP) | {*(compilable if stage.traces else ())}
-        self.undeclared[stage.kind] = sorted(taken - declared)  # those of a source cannot be declared
+            report.active, report.reason = (
+                False,
+                "it changes none of the slots that it declares",
+            )
+        declared = (
+            stage.claims
+            | stage.wraps
+            | (self.outside - STEP)
+            | {*(compilable if stage.traces else ())}
+        )
+        self.undeclared[stage.kind] = sorted(
+            taken - declared
+        )  # those of a source cannot be declared
         if stage.traces:
             self._traced |= taken
         works_through = taken if stage.works_through is None else stage.works_through
@@ -62,12 +78,17 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Remembers what is called inside the ``with``."""
-        steps = {name: getattr(self.slots, name) for name in frozenset().union(*self.held.values()) - self.called}
+        steps = {
+            name: getattr(self.slots, name)
+            for name in frozenset().union(*self.held.values()) - self.called
+        }
 
         def seen(name: str, *args: Any, **kwargs: Any) -> Any:
             self.called.add(name)
             if name in self._traced:
-                self.called |= steps.keys() - {"make_optimizer"}  # which is called before the first update
+                self.called |= steps.keys() - {
+                    "make_optimizer"
+                }  # which is called before the first update
                 vars(self.slots).update(steps)
             return steps[name](*args, **kwargs)
 

@@ -76,16 +76,26 @@ class StallReport:
         while not self._over.wait(_LOOK_SECONDS):
             seconds = time.monotonic() - self._since
             # The limit is for the training itself, not for a slow tracking store.
-            if self._limit is not None and self.stop is not None and seconds > self._limit:
+            if (
+                self._limit is not None
+                and self.stop is not None
+                and seconds > self._limit
+            ):
                 exceeded = f"more than train.stall_s ({self._limit:g} s)"
-                self.stop.interrupt(RunnerError(f"{self.where()} has not returned for {exceeded}; raise the limit"))
+                self.stop.interrupt(
+                    RunnerError(
+                        f"{self.where()} has not returned for {exceeded}; raise the limit"
+                    )
+                )
                 return
             if seconds > self._next_report:
                 self._next_report *= 2
                 hint = "train.stall_s=SECONDS sets a limit"
                 if self._limit is not None:
                     hint = f"the limit is train.stall_s={self._limit:g}"
-                _log.warning("%s has not returned for %.0f s; %s", self.where(), seconds, hint)
+                _log.warning(
+                    "%s has not returned for %.0f s; %s", self.where(), seconds, hint
+                )
 
     def where(self) -> str:
         """The phase and the function that does not return."""

@@ -29,14 +29,21 @@ def differences(before: Any, after: Any, entry: str = "") -> Iterator[str]:
         for number, (left, right) in enumerate(zip(before, after, strict=False)):
             yield from differences(left, right, f"{entry}/{number}")
     elif isinstance(before, Ring):
-        yield from differences((before.capacity, before.written), (after.capacity, after.written), entry)
+        yield from differences(
+            (before.capacity, before.written), (after.capacity, after.written), entry
+        )
     elif not _is_same(before, after):
         yield f"{entry}: {before!r:.60} has become {after!r:.60}"
 
 
-def _mapping_differences(before: Mapping[Any, Any], after: Mapping[Any, Any], entry: str) -> Iterator[str]:
+def _mapping_differences(
+    before: Mapping[Any, Any], after: Mapping[Any, Any], entry: str
+) -> Iterator[str]:
     # NaN is not equal to itself as a key either, so keys are compared by what they look like.
-    left, right = ({repr(key): (key, item) for key, item in state.items()} for state in (before, after))
+    left, right = (
+        {repr(key): (key, item) for key, item in state.items()}
+        for state in (before, after)
+    )
     for text in left.keys() - right.keys():
         yield f"{entry}/{left[text][0]}: is lost"
     for text in right.keys() - left.keys():
@@ -57,13 +64,19 @@ def _tensor_differences(before: Tensor, after: Tensor, entry: str) -> Iterator[s
     if before.layout is torch.strided and _is_same_memory(before, after):
         return
     if before.layout is not torch.strided:
-        yield from differences(sparse_parts(before.detach()), sparse_parts(after.detach()), entry)
+        yield from differences(
+            sparse_parts(before.detach()), sparse_parts(after.detach()), entry
+        )
     elif not torch.equal(_as_bytes(before), _as_bytes(after)):
         yield f"{entry}: its values have changed"
 
 
 def _shown(value: Any) -> str:
-    return str(list(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")
+    return (
+        str(list(value))
+        if isinstance(value, torch.Size)
+        else str(value).removeprefix("torch.")
+    )
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -72,7 +85,11 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 def _is_same_memory(before: Tensor, after: Tensor) -> bool:
     same = before.device == after.device and before.stride() == after.stride()
-    return same and before.data_ptr() == after.data_ptr() and before.is_conj() == after.is_conj()
+    return (
+        same
+        and before.data_ptr() == after.data_ptr()
+        and before.is_conj() == after.is_conj()
+    )
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -24,11 +24,19 @@ def _is_mapping(value: object) -> bool:
 
 
 def _is_mapping_of_mappings(value: object) -> bool:
-    return isinstance(value, dict) and _is_mapping(value) and all(map(_is_mapping, value.values()))
+    return (
+        isinstance(value, dict)
+        and _is_mapping(value)
+        and all(map(_is_mapping, value.values()))
+    )
 
 
 def _is_progress(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() <= {*UNITS} and all(map(is_count, value.values()))
+    return (
+        isinstance(value, dict)
+        and value.keys() <= {*UNITS}
+        and all(map(is_count, value.values()))
+    )
 
 
 def _is_batch_size(value: object) -> bool:
@@ -36,18 +44,27 @@ def _is_batch_size(value: object) -> bool:
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, str) for each in value
+    )
 
 
 def _are_notes(value: object) -> bool:
-    return isinstance(value, dict) and _is_mapping(value) and all(map(_are_texts, value.values()))
+    return (
+        isinstance(value, dict)
+        and _is_mapping(value)
+        and all(map(_are_texts, value.values()))
+    )
 
 
 def _are_generators(value: object) -> bool:
     return (
         isinstance(value, dict)
         and _is_mapping(value)
-        and all(isinstance(each, Tensor) and each.dtype is torch.uint8 for each in value.values())
+        and all(
+            isinstance(each, Tensor) and each.dtype is torch.uint8
+            for each in value.values()
+        )
     )
 
 
@@ -115,20 +132,30 @@ def check_weights(learner: Learner, state: State) -> None:
             if saved is None or saved.dtype is parameter.dtype:
                 continue
             if parameter.dtype is not torch.float64 or not saved.is_floating_point():
-                raise ValueError(f"'{name}.{entry}' is of type {saved.dtype}, and the model's of {parameter.dtype}")
+                raise ValueError(
+                    f"'{name}.{entry}' is of type {saved.dtype}, and the model's of {parameter.dtype}"
+                )
 
 
 def check_finite(learner: Learner) -> None:
     """Raises a CheckpointError if a weight is NaN, or if one that is trained is infinite."""
     for name, module in learner.modules().items():
         for entry, parameter in module.named_parameters():
-            is_valid = _is_finite(parameter) if parameter.requires_grad else not bool(parameter.isnan().any())
+            is_valid = (
+                _is_finite(parameter)
+                if parameter.requires_grad
+                else not bool(parameter.isnan().any())
+            )
             if not is_valid:
-                raise CheckpointError(f"parameter '{name}.{entry}' has values that are not finite")
+                raise CheckpointError(
+                    f"parameter '{name}.{entry}' has values that are not finite"
+                )
     averages = {} if learner.averages is None else learner.averages.values
     for entry, average in averages.items():
         if not _is_finite(average):
-            raise CheckpointError(f"the average of '{entry}' has values that are not finite")
+            raise CheckpointError(
+                f"the average of '{entry}' has values that are not finite"
+            )
 
 
 @contextmanager
@@ -137,8 +164,17 @@ def fitting() -> Iterator[None]:
     try:
         yield
     # Exceptions of torch and Python for wrong shapes, names and types.
-    except (LookupError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
+    except (
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this recipe: {error}"
+        ) from error
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -151,4 +187,6 @@ def _check(entries: Mapping[str, Any], forms: Mapping[str, _Form], file: Path) -
         if name not in entries:
             raise DamagedError(f"{file}: has no entry '{name}'")
         if not has_form(entries[name]):
-            raise DamagedError(f"{file}: {name} should be {form}, got {entries[name]!r:.60}")
+            raise DamagedError(
+                f"{file}: {name} should be {form}, got {entries[name]!r:.60}"
+            )

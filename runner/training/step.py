@@ -37,7 +37,11 @@ class Step:
     """The sequence of a training step, with its parts as separate methods."""
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.slots, self.progress = pipeline, pipeline.slots, pipeline.progress
+        self.pipeline, self.slots, self.progress = (
+            pipeline,
+            pipeline.slots,
+            pipeline.progress,
+        )
         self.source, self.learner = pipeline.source, pipeline.learner
         self.noise = pipeline.context.generator("noise")
         self.batch: Batch = None
@@ -46,7 +50,11 @@ class Step:
         """The input of the update that raised an exception."""
         self._seed = derived_seed(pipeline.context.seed, "update")
         cuda = pipeline.device.type == "cuda"
-        self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
+        self._generator = (
+            torch.cuda.default_generators[pipeline.device.index or 0]
+            if cuda
+            else torch.default_generator
+        )
         schedule = pipeline.recipe.lr_scheduler
         self._schedule = None if schedule == ConstantConfig() else schedule
         self._optimizers: list[Optimizer] = []
@@ -68,14 +76,18 @@ class Step:
             if self.pipeline.watch is None:
                 if self._schedule is not None:
                     self._set_rates(self._schedule.factor(self.progress.fraction))
-                output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+                output = self._checked(
+                    self.slots.update(drawn.batch, drawn.noise, self.progress)
+                )
             else:
                 output = self.update(drawn)
         except RunnerError:
             raise
         except Exception as error:
             self.failed = drawn
-            error.add_note(f"update {self.progress.updates + 1}, on the batch: {described(drawn.batch)}")
+            error.add_note(
+                f"update {self.progress.updates + 1}, on the batch: {described(drawn.batch)}"
+            )
             raise
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
@@ -107,8 +119,14 @@ class Step:
         """The update alone, with the learning rates that belong to it; a RunnerError if it returns no dictionary."""
         if self._schedule is not None:
             self._set_rates(self._schedule.factor(self.progress.fraction))
-        with nullcontext() if self.pipeline.watch is None else self.pipeline.first_updates():
-            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        with (
+            nullcontext()
+            if self.pipeline.watch is None
+            else self.pipeline.first_updates()
+        ):
+            return self._checked(
+                self.slots.update(drawn.batch, drawn.noise, self.progress)
+            )
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.
@@ -121,14 +139,20 @@ class Step:
         """Looks for the parameter groups again, after another state was loaded."""
         self._optimizers = [optimizer for _, optimizer in self.learner.optimizers()]
         self._rates = []
-        for optimizer, rates in zip(self._optimizers, self.pipeline.base_rates, strict=True):
+        for optimizer, rates in zip(
+            self._optimizers, self.pipeline.base_rates, strict=True
+        ):
             # A group that was added during the training starts with the rate with which it was
             # added.
-            rates += [float(group["lr"]) for group in optimizer.param_groups[len(rates) :]]
+            rates += [
+                float(group["lr"]) for group in optimizer.param_groups[len(rates) :]
+            ]
             self._rates += zip(optimizer.param_groups, rates, strict=True)
 
     def _set_rates(self, factor: float) -> None:
-        if sum(len(optimizer.param_groups) for optimizer in self._optimizers) != len(self._rates):
+        if sum(len(optimizer.param_groups) for optimizer in self._optimizers) != len(
+            self._rates
+        ):
             self.reset()
         for group, base_rate in self._rates:
             if isinstance(group["lr"], torch.Tensor):
@@ -140,4 +164,6 @@ class Step:
         if isinstance(output, dict):
             return output
         who = f"{type(self.learner).__name__}.update"
-        raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
+        raise RunnerError(
+            f"{who} should return a dictionary of tensors, got {type(output).__name__}"
+        )

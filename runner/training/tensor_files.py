@@ -19,7 +19,9 @@ _LENGTH_BYTES = 8
 _HEADER_BYTES = 4096
 _ENTRY_BYTES = 1024
 _MOST_DIMENSIONS = 64
-_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8"})
+_DTYPES = frozenset(
+    {"F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8"}
+)
 _METADATA = "__metadata__"
 
 
@@ -48,13 +50,17 @@ def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
     with open(open_file(path, os.O_RDONLY), "rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > most_bytes:
-            raise ValueError(f"its header of {length:,} bytes is too long for {most_tensors:,} tensors")
+            raise ValueError(
+                f"its header of {length:,} bytes is too long for {most_tensors:,} tensors"
+            )
         header = parse_json(file.read(length).decode())
     if not isinstance(header, dict):
         raise ValueError("its header is not a mapping")
     entries = {name: entry for name, entry in header.items() if name != _METADATA}
     if len(entries) > most_tensors:
-        raise ValueError(f"has {len(entries):,} tensors, and its checkpoint refers to {most_tensors:,}")
+        raise ValueError(
+            f"has {len(entries):,} tensors, and its checkpoint refers to {most_tensors:,}"
+        )
     return {name: _header(name, entry) for name, entry in entries.items()}
 
 
@@ -70,9 +76,21 @@ def check_rows(header: Mapping[str, TensorHeader], rows: int) -> TensorHeader:
 def _header(name: str, entry: Any) -> TensorHeader:
     if name != ROWS and _NAME.fullmatch(name) is None:
         raise ValueError(f"names a tensor that no checkpoint has: {name!r:.80}")
-    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    dtype, shape = (
+        (entry.get("dtype"), entry.get("shape"))
+        if isinstance(entry, dict)
+        else (None, None)
+    )
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"tensor {name!r:.80} has a type that no checkpoint has: {dtype!r:.40}")
-    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(is_count, shape)):
-        raise ValueError(f"tensor {name!r:.80} has a shape that no checkpoint has: {shape!r:.80}")
+        raise ValueError(
+            f"tensor {name!r:.80} has a type that no checkpoint has: {dtype!r:.40}"
+        )
+    if (
+        not isinstance(shape, list)
+        or len(shape) > _MOST_DIMENSIONS
+        or not all(map(is_count, shape))
+    ):
+        raise ValueError(
+            f"tensor {name!r:.80} has a shape that no checkpoint has: {shape!r:.80}"
+        )
     return TensorHeader(dtype, tuple(shape))

@@ -43,9 +43,17 @@ class Trained:
         """
         mine, theirs = recipe.model.kind, self.recipe.model.kind
         if mine != theirs:
-            raise UsageError(f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'")
+            raise UsageError(
+                f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'"
+            )
         name, origins = recipe.name, recipe.origins
-        own = replace(self.recipe, name=name, inference=recipe.inference, serve=recipe.serve, origins=origins)
+        own = replace(
+            self.recipe,
+            name=name,
+            inference=recipe.inference,
+            serve=recipe.serve,
+            origins=origins,
+        )
         return replace(self, recipe=own)
 
     def pipeline(self) -> Assembly:
@@ -55,7 +63,9 @@ class Trained:
             CheckpointError: the weights do not fit the recipe.
         """
         with generators.exclusive(f"loading {self.name}", nested=True):
-            pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
+            pipeline = assemble(
+                replace(self.recipe, stages={}), self.registry.files, resumed=self.state
+            )
             pipeline.load_learnt(self.state)
         learner = pipeline.learner
         evaluation = learner.evaluating()

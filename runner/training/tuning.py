@@ -52,5 +52,9 @@ def _setup_of_stages(recipe: Recipe) -> Setup | None:
     """Returns the choices of the stages that the recipe switches on; None if there are none."""
     if recipe.tuning is None:
         return None
-    choices = {kind: of_stage for kind, of_stage in recipe.tuning.choices.items() if kind in recipe.stages}
+    choices = {
+        kind: of_stage
+        for kind, of_stage in recipe.tuning.choices.items()
+        if kind in recipe.stages
+    }
     return recipe.tuning._replace(choices=choices) if choices else None

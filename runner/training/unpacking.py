@@ -19,11 +19,20 @@ from torch import Tensor
 
 from runner.plugin.source import Ring
 from runner.system.stored_json import is_count
-from runner.training.packing import COMPRESSED, FACTORIES, MOST_LEVELS, NATIVE, SEQUENCES
+from runner.training.packing import (
+    COMPRESSED,
+    FACTORIES,
+    MOST_LEVELS,
+    NATIVE,
+    SEQUENCES,
+)
 
 _RING_NAME = re.compile(r"[0-9]{1,9}")
 _Rings = Callable[..., Ring]
-_COMPRESSED_NAMES = {str(layout).removeprefix("torch."): (layout, names) for layout, names in COMPRESSED.items()}
+_COMPRESSED_NAMES = {
+    str(layout).removeprefix("torch."): (layout, names)
+    for layout, names in COMPRESSED.items()
+}
 _KEYS: dict[str, tuple[set[str], ...]] = {
     "tensor": ({"stride"}, {"stride", "dtype", "shape"}),
     "items": (set(), {"default"}, {"class"}),
@@ -48,7 +57,12 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor] | None = None) -> Any:
+def unpack(
+    node: Any,
+    tensors: Mapping[str, Tensor],
+    ring: _Rings,
+    live: Mapping[str, Tensor] | None = None,
+) -> Any:
     """Restores a state from the result of ``pack``.
 
     Args:
@@ -64,12 +78,16 @@ def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping
     state = unpacker.value(node)
     unused = tensors.keys() - unpacker.used
     if unused:
-        raise ValueError(f"refers to no tensor {min(unused)!r:.80}, which is in a file ({len(unused)} such tensors)")
+        raise ValueError(
+            f"refers to no tensor {min(unused)!r:.80}, which is in a file ({len(unused)} such tensors)"
+        )
     return state
 
 
 class _Unpacker:
-    def __init__(self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]
+    ) -> None:
         self.used: set[str] = set()
         """Names of the tensors that the state refers to."""
         self._tensors, self._ring, self._live = tensors, ring, live
@@ -79,13 +97,21 @@ class _Unpacker:
     def value(self, node: Any) -> Any:
         """Returns the value that a node represents."""
         # Most of a state are plain values: the numbers in the states of generators.
-        if type(node) is dict and len(node) == 1 and type(node.get("value", self)) in _PLAIN:
+        if (
+            type(node) is dict
+            and len(node) == 1
+            and type(node.get("value", self)) in _PLAIN
+        ):
             return node["value"]
         if not isinstance(node, dict) or not node:
-            raise ValueError(f"an entry should be a mapping with its kind, got {node!r:.60}")
+            raise ValueError(
+                f"an entry should be a mapping with its kind, got {node!r:.60}"
+            )
         kind, content = next(iter(node.items()))
         if node.keys() - {kind} not in _KEYS.get(kind, _NO_KEYS):
-            raise ValueError(f"an entry of kind {kind!r:.60} has the keys {sorted(node)!r:.120}")
+            raise ValueError(
+                f"an entry of kind {kind!r:.60} has the keys {sorted(node)!r:.120}"
+            )
         # Two levels more than a state has, for the strided tensors of a sparse one.
         if self._levels > MOST_LEVELS + 2:
             raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
@@ -114,9 +140,17 @@ class _Unpacker:
         return _SCALARS[kind](content)
 
     def _mapping(self, pairs: list[Any], node: Mapping[str, Any]) -> dict[Any, Any]:
-        keyed = [(self.value(key) if isinstance(key, dict) else _plain(key), self.value(item)) for key, item in pairs]
+        keyed = [
+            (
+                self.value(key) if isinstance(key, dict) else _plain(key),
+                self.value(item),
+            )
+            for key, item in pairs
+        ]
         if "default" in node:
-            return defaultdict(None if node["default"] is None else FACTORIES[node["default"]], keyed)
+            return defaultdict(
+                None if node["default"] is None else FACTORIES[node["default"]], keyed
+            )
         if node.get("class") == "OrderedDict":
             return OrderedDict(keyed)
         return Counter(dict(keyed)) if node.get("class") == "Counter" else dict(keyed)
@@ -129,15 +163,23 @@ class _Unpacker:
         if name not in self._made:
             if "dtype" in node:
                 dtype, shape = _dtype(node["dtype"]), _shape(node["shape"])
-                if dtype in NATIVE or tensor.dtype is not torch.uint8 or tensor.dim() != 1:
-                    raise ValueError(f"tensor {name!r:.80} is not stored as the bytes of {node['dtype']}")
+                if (
+                    dtype in NATIVE
+                    or tensor.dtype is not torch.uint8
+                    or tensor.dim() != 1
+                ):
+                    raise ValueError(
+                        f"tensor {name!r:.80} is not stored as the bytes of {node['dtype']}"
+                    )
                 # Copied first, because the bytes in a file may be misaligned for such a number.
                 tensor = tensor.clone().view(dtype).view(shape)
             # A copy where torch allocates, in the layout that it had: tensors of a safetensors file
             # have any alignment, and matrix products round differently with other alignment or
             # strides, so a state that is used where it was read would not continue bit for bit.
             stride = _stride(name, node["stride"], tensor)
-            self._made[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+            self._made[name] = torch.empty_strided(
+                tensor.shape, stride, dtype=tensor.dtype
+            ).copy_(tensor)
         return self._made[name]
 
     def _stored(self, name: Any) -> Tensor:
@@ -149,15 +191,25 @@ class _Unpacker:
 
     def _sparse(self, layout: str, node: Mapping[str, Any]) -> Tensor:
         size, is_compressed = _shape(node["size"]), layout != "sparse_coo"
-        kind, names = _COMPRESSED_NAMES[layout] if is_compressed else (torch.sparse_coo, ("indices",))
+        kind, names = (
+            _COMPRESSED_NAMES[layout]
+            if is_compressed
+            else (torch.sparse_coo, ("indices",))
+        )
         if tuple(node["parts"]) != (*names, "values"):
-            raise ValueError(f"a tensor of layout {layout} is made of {', '.join(names)} and values")
+            raise ValueError(
+                f"a tensor of layout {layout} is made of {', '.join(names)} and values"
+            )
         parts = [self.value(part) for part in node["parts"].values()]
         if is_compressed:
             compressed, plain, values = parts
-            return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=kind, check_invariants=True)
+            return torch.sparse_compressed_tensor(
+                compressed, plain, values, size, layout=kind, check_invariants=True
+            )
         indices, values = parts
-        return torch.sparse_coo_tensor(indices, values, size, is_coalesced=node["coalesced"], check_invariants=True)
+        return torch.sparse_coo_tensor(
+            indices, values, size, is_coalesced=node["coalesced"], check_invariants=True
+        )
 
     def _array(self, kind: str, content: Any, node: Mapping[str, Any]) -> Any:
         dtype, shape = np.dtype(node["dtype"]), _shape(node["shape"])
@@ -165,12 +217,16 @@ class _Unpacker:
             raise ValueError(f"an array of type {dtype} is never written")
         if kind == "scalar":
             return np.frombuffer(bytes.fromhex(content), dtype).reshape(shape)[()]
-        return np.frombuffer(bytearray(self._stored(content).numpy().tobytes()), dtype).reshape(shape)
+        return np.frombuffer(
+            bytearray(self._stored(content).numpy().tobytes()), dtype
+        ).reshape(shape)
 
 
 def _plain(value: Any) -> Any:
     if type(value) not in _PLAIN:
-        raise ValueError(f"a plain value should be a number, a text, true, false or null, got {value!r:.60}")
+        raise ValueError(
+            f"a plain value should be a number, a text, true, false or null, got {value!r:.60}"
+        )
     return value
 
 
@@ -184,7 +240,9 @@ def _ring_description(content: Any) -> dict[str, Any]:
         and is_count(content["written"])
     )
     if not is_valid:
-        raise ValueError(f"a ring should have a name, capacity and written, got {content!r:.80}")
+        raise ValueError(
+            f"a ring should have a name, capacity and written, got {content!r:.80}"
+        )
     return dict(content)
 
 
@@ -199,16 +257,26 @@ def _stride(name: str, stride: Any, tensor: Tensor) -> tuple[int, ...]:
     if stride is None:
         return tuple(tensor.stride())
     shape = tensor.shape
-    if not isinstance(stride, list) or len(stride) != len(shape) or not all(map(is_count, stride)):
-        raise ValueError(f"tensor {name!r:.80}: its stride should be {len(shape)} numbers, got {stride!r:.80}")
+    if (
+        not isinstance(stride, list)
+        or len(stride) != len(shape)
+        or not all(map(is_count, stride))
+    ):
+        raise ValueError(
+            f"tensor {name!r:.80}: its stride should be {len(shape)} numbers, got {stride!r:.80}"
+        )
     # A tensor without elements has no memory, and torch never uses the stride of a dimension of
     # size 1.
     if math.prod(shape) == 0:
         return tuple(stride)
     expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+    for step, size in sorted(
+        (step, size) for step, size in zip(stride, shape, strict=True) if size > 1
+    ):
         if step != expected:
-            raise ValueError(f"tensor {name!r:.80}: stride {stride!r:.80} does not fit shape {[*shape]!r:.80}")
+            raise ValueError(
+                f"tensor {name!r:.80}: stride {stride!r:.80} does not fit shape {[*shape]!r:.80}"
+            )
         expected *= size
     return tuple(stride)
 
