@@ -34,7 +34,7 @@ def interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
         raise explain_shortage(error, loop.pipeline, loop.step, loop.folder) from error
     except StopNow as error:
         place = place_of(list(traceback.walk_tb(error.__traceback__)))
-        name = "" if stop.asked is None else stop.asked.name
+        name = "" if stop.received is None else stop.received.name
         state = (
             "the newest checkpoint is resumed by"
             if checkpoints(loop.writer.folder)

@@ -63,11 +63,11 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
 
     Args:
         loop: The training.
-        tracker: What logged it.
+        tracker: The run that logged it.
         resumed_at: The step from which it was resumed, if it was.
     """
     pipeline = loop.pipeline
-    signal = loop.stop.asked
+    signal = loop.stop.received
     for kind, stage in pipeline.stages.items():
         pipeline.reports[kind].notes += stage.closing_notes()
     exit_code = ExitCode.DONE
@@ -91,7 +91,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         seconds=seconds,
         startup_seconds=startup,
         shares=_shares(loop, startup, seconds),
-        resume=loop.again,
+        resume=loop.resume_command,
         exit_code=exit_code,
         synthetic=pipeline.recipe.data.is_synthetic(),
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
@@ -101,15 +101,16 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
 def _shares(loop: Loop, startup: float, seconds: float) -> dict[str, float]:
     """Returns the shares of the command's time by activity, which add up to 1."""
     shares = {"startup": startup / seconds}
-    for activity, spent in loop.spent.items():
-        if activity != "startup" and spent > 0:
-            shares[activity] = spent / seconds
+    for activity, duration in loop.spent.items():
+        if activity != "startup" and duration > 0:
+            shares[activity] = duration / seconds
     shares["other"] = max(0.0, 1 - sum(shares.values()))
     return shares
 
 
 def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
     """Returns the exit code of a training that a signal has stopped."""
-    return (
-        ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
-    )
+    # A preempted training is resumed by its scheduler.
+    if recipe.train.preemptible:
+        return ExitCode.PREEMPTED
+    return ExitCode(128 + int(signal))

@@ -28,12 +28,14 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
         path: File to write.
 
     Raises:
-        UsageError: The source has no picture, the data cannot be read, or the file cannot be written.
+        UsageError: The source has no picture, the data cannot be read, or the file cannot be
+            written.
     """
     kind = recipe.data.kind
     if imported(recipe.data).show_data is Source.show_data:
         raise UsageError(
-            f"data.kind: '{kind}' has no picture of its data: its source has no method show_data"
+            f"data.kind: '{kind}' has no picture of its data: "
+            "its source has no method show_data"
         )
     if path.suffix != ".png":
         raise UsageError(f"--out: '{path.name}' should end in .png")
@@ -48,8 +50,7 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
         try:
             is_drawn = draw_png(picture, SIZE_INCHES, path.absolute())
         except OSError as error:
-            raise UsageError(
-                f"--out: {path} cannot be written: {error.strerror or error}"
-            ) from error
+            reason = error.strerror or error
+            raise UsageError(f"--out: {path} cannot be written: {reason}") from error
     if not is_drawn:
         raise UsageError(f"--out: {NO_PLOTS}")
