@@ -16,27 +16,28 @@ from runner.plugin.progress import UNITS
 from runner.plugin.source import State
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.stored_json import is_count
-from runner.training.checkpoint_files import REST
+from runner.training.checkpoint_files import STATE_FILE
 
 
 def _is_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
+def _is_mapping_to(value: object, has_form: Callable[[object], bool]) -> bool:
+    """Returns whether a value is a mapping from texts to values of a form."""
+    if not isinstance(value, dict) or not _is_mapping(value):
+        return False
+    return all(map(has_form, value.values()))
+
+
 def _is_mapping_of_mappings(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and _is_mapping(value)
-        and all(map(_is_mapping, value.values()))
-    )
+    return _is_mapping_to(value, _is_mapping)
 
 
 def _is_progress(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() <= {*UNITS}
-        and all(map(is_count, value.values()))
-    )
+    if not isinstance(value, dict) or not value.keys() <= {*UNITS}:
+        return False
+    return all(map(is_count, value.values()))
 
 
 def _is_batch_size(value: object) -> bool:
@@ -44,28 +45,21 @@ def _is_batch_size(value: object) -> bool:
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(each, str) for each in value
-    )
+    if not isinstance(value, list | tuple):
+        return False
+    return all(isinstance(item, str) for item in value)
 
 
 def _are_notes(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and _is_mapping(value)
-        and all(map(_are_texts, value.values()))
-    )
+    return _is_mapping_to(value, _are_texts)
 
 
 def _are_generators(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and _is_mapping(value)
-        and all(
-            isinstance(each, Tensor) and each.dtype is torch.uint8
-            for each in value.values()
-        )
-    )
+    return _is_mapping_to(value, _is_generator)
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype is torch.uint8
 
 
 _Form = tuple[Callable[[object], bool], str]
@@ -98,14 +92,15 @@ def check_state(state: State, path: Path, *, is_training: bool = False) -> None:
 
     Args:
         state: The content of a checkpoint.
-        path: Of the checkpoint, for the message.
-        is_training: Whether it must contain what a training or its evaluation needs in addition to
-            the model.
+        path: Path of the checkpoint, for the message.
+        is_training: Whether it must contain the entries that a training or its evaluation needs in
+            addition to the model.
 
     Raises:
-        DamagedError: an entry is missing or of another form.
+        DamagedError: An entry is missing or of another form.
     """
-    file, pipeline = path / REST, state.get("pipeline")
+    file = path / STATE_FILE
+    pipeline = state.get("pipeline")
     if not isinstance(pipeline, dict):
         raise DamagedError(f"{file}: has no mapping 'pipeline'")
     present = {name: form for name, form in _OPTIONAL.items() if name in pipeline}
@@ -115,12 +110,12 @@ def check_state(state: State, path: Path, *, is_training: bool = False) -> None:
 
 
 def check_weights(learner: Learner, state: State) -> None:
-    """Compares the entries of a learner's state, and the types of its weights, with those of a learner.
+    """Compares the entries of a state, and the types of its weights, with those of a learner.
 
     Numbers in float32 may become float64, in which two models are compared.
 
     Raises:
-        ValueError: it has other entries, or weights of another type.
+        ValueError: It has other entries, or weights of another type.
     """
     unknown = state.keys() - {*learner.state_dict(), FROZEN, AVERAGES}
     if unknown:
@@ -133,7 +128,8 @@ def check_weights(learner: Learner, state: State) -> None:
                 continue
             if parameter.dtype is not torch.float64 or not saved.is_floating_point():
                 raise ValueError(
-                    f"'{name}.{entry}' is of type {saved.dtype}, and the model's of {parameter.dtype}"
+                    f"'{name}.{entry}' is of type {saved.dtype}, "
+                    f"and the model's of {parameter.dtype}"
                 )
 
 
@@ -141,11 +137,10 @@ def check_finite(learner: Learner) -> None:
     """Raises a CheckpointError if a weight is NaN, or if one that is trained is infinite."""
     for name, module in learner.modules().items():
         for entry, parameter in module.named_parameters():
-            is_valid = (
-                _is_finite(parameter)
-                if parameter.requires_grad
-                else not bool(parameter.isnan().any())
-            )
+            is_valid = not bool(parameter.isnan().any())
+            # A constant, such as a mask, may be infinite.
+            if parameter.requires_grad:
+                is_valid = _is_finite(parameter)
             if not is_valid:
                 raise CheckpointError(
                     f"parameter '{name}.{entry}' has values that are not finite"
@@ -160,7 +155,7 @@ def check_finite(learner: Learner) -> None:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Entered around restoring a state: that it does not fit is a CheckpointError."""
+    """Surrounds the restoring of a state; a CheckpointError reports that it does not fit."""
     try:
         yield
     # Exceptions of torch and Python for wrong shapes, names and types.
@@ -187,6 +182,5 @@ def _check(entries: Mapping[str, Any], forms: Mapping[str, _Form], file: Path) -
         if name not in entries:
             raise DamagedError(f"{file}: has no entry '{name}'")
         if not has_form(entries[name]):
-            raise DamagedError(
-                f"{file}: {name} should be {form}, got {entries[name]!r:.60}"
-            )
+            value = entries[name]
+            raise DamagedError(f"{file}: {name} should be {form}, got {value!r:.60}")
