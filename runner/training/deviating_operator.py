@@ -30,20 +30,19 @@ def find_deviating_operator(
     snapshot: Snapshot,
     contract: Contract,
 ) -> DivergingOperator | str:
-    """Makes an update of both again from a snapshot, and compares their operators.
+    """Repeats an update of both from a snapshot, and compares their operators.
 
-    The training has its own state again afterwards, and its stages start with what they store in checkpoints, as after
-    a resume.
+    The state of the training is restored afterwards, and its stages start with the state that they
+    store in checkpoints, as after a resume.
 
     Returns:
         The operator; a sentence with the reason if none can be named.
     """
-    tolerance = (
-        0.0
-        if isinstance(contract, Exact)
-        else MOST_ULPS * torch.finfo(torch.float32).eps
-    )
+    tolerance = MOST_ULPS * torch.finfo(torch.float32).eps
+    if isinstance(contract, Exact):
+        tolerance = 0.0
     table = ValueTable(tolerance)
+    # A plugin may raise anything, and the alarm must be reported without the operator, too.
     try:
         reference = OperatorRecorder(table)
         output = baseline.update_from(step, snapshot, around=reference)
@@ -62,14 +61,14 @@ def _update_as_trained(
 ) -> Any:
     _load(step, pipeline, clones(snapshot.state), snapshot.counts)
     step.seed(snapshot.counts["updates"])
-    drawn = clones(snapshot.drawn)
+    inputs = clones(snapshot.inputs)
     with recorder:
-        return step.update(drawn)
+        return step.update(inputs)
 
 
 @contextmanager
 def _restored(step: Step, pipeline: Assembly) -> Iterator[None]:
-    """Gives a training the state and the random generators back that it has before the ``with``."""
+    """Restores the state and the random generators of a training after the ``with``."""
     state = clones(step.learner.complete_state())
     counts = step.progress.state_dict()
     stages = {

@@ -137,10 +137,11 @@ def check_finite(learner: Learner) -> None:
     """Raises a CheckpointError if a weight is NaN, or if one that is trained is infinite."""
     for name, module in learner.modules().items():
         for entry, parameter in module.named_parameters():
-            is_valid = not bool(parameter.isnan().any())
             # A constant, such as a mask, may be infinite.
             if parameter.requires_grad:
                 is_valid = _is_finite(parameter)
+            else:
+                is_valid = not bool(parameter.isnan().any())
             if not is_valid:
                 raise CheckpointError(
                     f"parameter '{name}.{entry}' has values that are not finite"
