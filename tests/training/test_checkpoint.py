@@ -88,7 +88,12 @@ def test_a_tensor_comes_back_where_torch_would_have_put_it(tmp_path, tensor):
     assert loaded.data_ptr() % 64 == 0, "matrix products depend on it to the last bit"
 
 
-FILES = ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", checkpoint.STATE_FILE, checkpoint.MANIFEST]
+FILES = [
+    "tensors-0.safetensors",
+    "rows-0-000000000000-000000000003.safetensors",
+    checkpoint.STATE_FILE,
+    checkpoint.MANIFEST,
+]
 
 
 def with_ring(number=1):
