@@ -17,10 +17,9 @@ from runner.system.processor import share_processor
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
+# The first steps allocate memory, and are not timed.
 WARM_UP = 3
-"""Steps before the first one that is timed."""
 SECONDS = 0.5
-"""Least time of the timed steps."""
 
 
 def main(parent: Parent) -> None:

@@ -80,6 +80,7 @@ def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
     budget = recipe.train.memory_budget
     if budget is None:
         return Fitted(recipe)
+    # Few trainings have a budget, and need the modules that plan.
     from runner.training.planning import plan_memory
 
     plan = plan_memory(recipe, registry.files)
@@ -135,6 +136,7 @@ def with_stages(recipe: Recipe, choices: Sequence[StageChoice]) -> Recipe:
     """Returns the recipe with more stages, in the order in which all attach."""
     added = {choice.config.kind: choice.config for choice in choices}
     merged = {**recipe.stages, **added}
+    # Stages attach in the order of their phases.
     kinds = sorted(merged, key=lambda kind: (merged[kind].phase, kind))
     stages = {kind: merged[kind] for kind in kinds}
     origin = Place(PATH)
@@ -198,6 +200,7 @@ def _can_work(config: StageConfig, context: Setting, claimed: frozenset[str]) ->
         return False
     if any(map(context.model.lacks, config.claims | config.wraps)):
         return False
+    # A stage may refuse a combination of settings with an error.
     try:
         return config.inactive(context) is None
     except RunnerError:

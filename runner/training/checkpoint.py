@@ -57,14 +57,14 @@ from runner.training.unpacking import unpack
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its checkpoints are."""
 REHEARSAL = ".rehearsal.partial"
+# The newest checkpoint may be damaged, so the one before it stays, in addition to the best.
 KEPT = 2
-"""The number of newest checkpoints that are saved, in addition to the best."""
+# Tensors are copied file by file, so writing needs no more memory than about this.
 FILE_BYTES = 64 * 2**20
-"""About the size of a file with tensors; writing needs no more memory than that."""
+# Rows are linked file by file, so a small file repeats few rows.
 SEGMENT_BYTES = 4 * 2**20
-"""About the size of a file with rows of a ring."""
+# A small checkpoint is copied, and written while the training continues.
 BACKGROUND_BYTES = 64 * 2**20
-"""Size up to which a checkpoint is copied, and written while the training continues."""
 _MIB = 2**20
 # A damaged checkpoint that ``load_newest`` skipped is renamed, so that it can be written again.
 _SKIPPED = "damaged-"
@@ -81,6 +81,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def best(paths: list[Path]) -> Path | None:
     """Returns the checkpoint with the highest score, the last of several; None without a score."""
     scores: dict[Path, float] = {}
+    # A damaged checkpoint cannot be the best.
     for path in reversed(paths):
         with suppress(CheckpointError):
             score = read_manifest(path)["score"]

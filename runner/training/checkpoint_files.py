@@ -82,6 +82,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError("is a link")
     with reading(path / MANIFEST):
         manifest, is_intact = split_sealed(path / MANIFEST)
+        # A newer version may have another checksum, so the format is compared first.
         version = manifest.get("format")
         if type(version) is int and version > FORMAT:
             raise CheckpointError(
@@ -202,6 +203,7 @@ def _read_tensors(
         if _TENSORS_FILE.fullmatch(name) is None:
             continue
         with reading(path / name):
+            # The limit is for the files together.
             header = read_header(path / name, most_tensors - len(tensors))
             if header.keys() & tensors.keys() or ROWS in header:
                 raise ValueError("has tensors of another file")

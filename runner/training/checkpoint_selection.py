@@ -47,6 +47,7 @@ def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
     if objective is None or path is None:
         return None
     manifest = read_manifest(path)
+    # The step of a manifest is in samples if the unit is epochs.
     return Best(
         checkpoint=str(path),
         step=manifest["done"],
@@ -73,6 +74,7 @@ def load_chosen(
     if best is not None:
         candidates.insert(0, best)
     damages: list[DamagedError] = []
+    # The best checkpoint may also be the newest.
     for path in dict.fromkeys(candidates):
         try:
             _check_named(folder.path, path)
@@ -81,6 +83,7 @@ def load_chosen(
         except DamagedError as error:
             damages.append(error)
             continue
+        # Damage is reported when it is known which checkpoint is used instead.
         for damage in damages:
             _log.warning("%s; %s is used instead", damage, path.name)
         return path, state

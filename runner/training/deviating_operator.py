@@ -47,6 +47,7 @@ def find_deviating_operator(
         reference = OperatorRecorder(table)
         output = baseline.update_from(step, snapshot, around=reference)
         expected = Recording(reference, _tensors(output, baseline.learner), {})
+        # The training continues after an alarm, if the recipe wants that.
         with _restored(step, pipeline):
             recorder = OperatorRecorder(table, is_reference=False)
             output = _update_as_trained(step, pipeline, snapshot, recorder)
@@ -87,6 +88,7 @@ def _load(step: Step, pipeline: Assembly, state: Any, counts: dict[str, int]) ->
     step.learner.load_complete_state(state)
     step.progress.load_state_dict(counts)
     step.reset()
+    # Stages may have copies of parameters, and have to read them again.
     for stage in pipeline.stages.values():
         stage.load_state_dict(stage.state_dict())
 

@@ -16,20 +16,17 @@ from torch import Tensor
 from runner.plugin.contract import Contract, Exact, Statistical
 from runner.proof.difference import digest
 
+# Three perturbations estimate how far rounding moves an element. Less than one estimate in ten
+# million is too small by this factor.
 TIMES = 200.0
-"""Largest distance of an element, as a multiple of the distance that perturbations cause.
-
-Three perturbations estimate how far rounding moves an element. Less than one estimate in ten
-million is too small by this factor.
-"""
+# Rounding that is always allowed, in ulps of the largest number of a tensor.
 LEAST_ULPS = 64.0
-"""Rounding that is always allowed, in ulps of the largest number of a tensor."""
+# A maximum or a threshold that switches moves this share of a tensor's elements further.
 FEW = 1e-3
-"""Share of a tensor's elements that may move further, where a maximum or a threshold switches."""
+# A single element counts beyond this multiple of the allowed distance, if it deviates twice.
 FAR = 100.0
-"""Multiple of the allowed distance from which a single element counts, if it deviates twice."""
+# No rounding explains a deviation of this share of the tensor's largest number.
 GROSS = 0.1
-"""Deviation, as a share of the tensor's largest number, that no rounding explains."""
 
 
 _NUMBERS = (bool, int, float)

@@ -92,7 +92,9 @@ def evaluate(
         _refuse(recipe.data, picture)
     path, state = load_chosen(folder, which, is_training=True)
     with generators.exclusive(f"the evaluation of {folder.name}"):
+        # Some sources draw held-out data from the global generators when they are built.
         generators.seed(recipe.seed)
+        # Nothing is searched for an evaluation of seconds.
         tuning = answering_tuning(recipe, resolve_device(recipe.device))
         pipeline = assemble(
             recipe, registry.files, resumed=state["pipeline"], tuning=tuning
@@ -168,4 +170,5 @@ def _refuse(data: SourceConfig, picture: Path) -> None:
 
 
 def _digits(metrics: Mapping[str, float]) -> dict[str, str]:
+    # Two NaN are equal as texts.
     return {name: repr(value) for name, value in metrics.items()}

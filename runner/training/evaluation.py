@@ -20,6 +20,7 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
         RunnerError: The evaluation returns no numbers by name, or the declared objective is
             missing.
     """
+    # Evaluations with the same random numbers can be compared.
     seed = derived_seed(pipeline.context.seed, "evaluation")
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
         metrics = pipeline.source.evaluate(pipeline.learner)
@@ -43,6 +44,7 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
         )
     for name in metrics:
         check_metric_name(name, method)
+    # The objective decides which checkpoint is the best.
     if objective and objective.name not in metrics:
         names = ", ".join(metrics) or "there are none"
         raise RunnerError(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,34 +25,25 @@ from runner.system.secrets import redact_values
 from runner.system.suggestions import method_named, shown_path
 from runner.system.tensor_trees import leaves
 
+# Opportunities without a gradient after which a parameter is reported.
 FIRST_UPDATES = 20
-"""Opportunities without a gradient after which a parameter is reported."""
+# Without epochs, rare samples are expected to have occurred after this share of a training.
 WITHOUT_EPOCHS = 0.1
-"""Share of a training without epochs in which a parameter may wait for its first gradient."""
+# An annealed loss may start at zero, but not for longer than this share of a training.
 HALF = 0.5
-"""Share of any training in which a parameter may wait for its first gradient."""
 _log = logging.getLogger(__name__)
 _RETURNED = "slot '{slot}' returned a tensor '{name}' that is not finite"
+_MESSAGES = {
+    "batch": "tensor '{name}' of the batch is not finite",
+    "slot": _RETURNED,
+    "gradient": "the gradient of '{name}' is not finite",
+    "parameter": "parameter '{name}' is not finite",
+    "loss": _RETURNED,
+}
 _NOWHERE = (
     "a loss was not finite in an earlier update, "
     "and nothing in the last one shows from where"
 )
-
-
-class _Candidates(NamedTuple):
-    """Tensors that may be the origin of a number that is not finite.
-
-    Attributes:
-        kind: Their kind, for the diagnosis.
-        slot: The slot that returned them, if one did.
-        message: The message about one of them.
-        tensors: The tensors with their names.
-    """
-
-    kind: str
-    slot: str | None
-    message: str
-    tensors: Iterable[tuple[str, Tensor]]
 
 
 class FiniteGuard:
@@ -114,38 +105,25 @@ class FiniteGuard:
         losses: Mapping[str, Tensor],
     ) -> dict[str, str | None]:
         """Returns the first tensor that is not finite, in the order of an update."""
-        parameters = self.learner.named_parameters()
-        candidates = [
-            _Candidates(
-                "batch",
-                None,
-                "tensor '{name}' of the batch is not finite",
-                named_tensors(batch),
-            ),
-            *(
-                _Candidates("slot", slot, _RETURNED, named_tensors(returned))
-                for slot, returned in self.outputs.items()
-            ),
-            _Candidates(
-                "gradient",
-                None,
-                "the gradient of '{name}' is not finite",
-                gradients.items(),
-            ),
-            _Candidates(
-                "parameter", None, "parameter '{name}' is not finite", parameters
-            ),
-            _Candidates("loss", "update", _RETURNED, losses.items()),
+        slots = self.outputs.items()
+        candidates: list[tuple[str, str | None, Iterable[tuple[str, Tensor]]]] = [
+            ("batch", None, named_tensors(batch)),
+            *(("slot", slot, named_tensors(output)) for slot, output in slots),
+            ("gradient", None, gradients.items()),
+            ("parameter", None, self.learner.named_parameters()),
+            ("loss", "update", losses.items()),
         ]
-        for kind, slot, message, tensors in candidates:
+        for kind, slot, tensors in candidates:
             for name, tensor in tensors:
                 if not tensor.isfinite().all():
+                    message = _MESSAGES[kind].format(slot=slot, name=name)
                     return {
                         "kind": kind,
                         "tensor": name,
                         "slot": slot,
-                        "message": message.format(slot=slot, name=name),
+                        "message": message,
                     }
+        # On a GPU, losses are checked rarely: later updates may have overwritten the origin.
         return {"kind": "loss", "tensor": None, "slot": "update", "message": _NOWHERE}
 
     def _parameter_sizes(
@@ -254,9 +232,11 @@ class GradientGuard:
             for name in awaited
             if self.turns[name] >= FIRST_UPDATES * self.periods.get(name, 1)
         }
-        half = progress.fraction >= HALF
         if self._has_seen_enough(progress):
-            self._refuse(progress.updates, late if half else late - self.connected)
+            # A gradient of zeros may become another one, but not after half of the training.
+            is_half_done = progress.fraction >= HALF
+            refused = late if is_half_done else late - self.connected
+            self._refuse(progress.updates, refused)
             self._refuse_unstepped(progress.updates, FIRST_UPDATES)
         if late and not self.warned:
             self.warned = True
@@ -336,6 +316,7 @@ class GradientGuard:
 
         Optimizers may have copies of all parameters; then none is returned.
         """
+        # An optimizer may have a stacked tensor, of which the parameters are views.
         stepped = {
             parameter.untyped_storage().data_ptr()
             for _, optimizer in self.learner.optimizers()
@@ -366,6 +347,7 @@ class GradientGuard:
 
     def _end_if(self, done: bool) -> None:
         self.done = done
+        # Hooks cost time in every step.
         while done and self._hooks:
             self._hooks.pop().remove()
 
@@ -383,7 +365,7 @@ class GradientGuard:
         )
 
     def _awaited_roles(self, idle: Collection[str]) -> set[str]:
-        """Returns the roles without a step of which a parameter is neither idle nor frozen."""
+        """Returns the roles without a step that have a parameter neither idle nor frozen."""
         awaited: set[str] = set()
         for name, optimizer in self.learner.optimizers():
             parameters = (

@@ -48,6 +48,7 @@ class InferenceModel:
         These are parameters and buffers, unless a stage reports another size.
         """
         sizes = [stage.bytes for stage in self.pipeline.stages.values()]
+        # Stages apply in order, so the last size is that of the result.
         reported = [size for size in sizes if size is not None]
         return reported[-1] if reported else self._weights
 

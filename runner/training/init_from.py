@@ -77,6 +77,7 @@ class Start:
                 f"model.init_from: {self.taken} tensors are those of {source}; "
                 f"{'; '.join(exceptions)}"
             )
+        # The lock of a run has the digest of the weights that it started from.
         if locked is not None and locked["sha256"] != self.sha256:
             remarks.append(
                 f"drift: model.init_from is {source} now, "
@@ -94,6 +95,7 @@ def start_from(learner: Learner, run: str) -> Start:
         UsageError: The run does not exist, or no tensor has the same name and shape.
         CheckpointError: None of the run's checkpoints is usable.
     """
+    # A recipe should describe the same training every time.
     if run == "latest":
         raise UsageError(
             "'latest' would be another run when this is trained again; "
@@ -122,6 +124,7 @@ def start_from(learner: Learner, run: str) -> Start:
             for key, value in source.get(name, {}).items()
             if f"{name}.{key}" in fitting
         }
+        # Other tensors stay as initialised.
         module.load_state_dict(weights, strict=False)
     return Start(
         run=folder.name,

@@ -1,4 +1,4 @@
-"""Reports of trainings that a signal, or a lack of memory, has interrupted."""
+"""Reports of trainings that a signal or a shortage of memory has interrupted."""
 
 from __future__ import annotations
 
@@ -38,5 +38,6 @@ def interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
         state = "there is no checkpoint yet, it starts again by"
         if checkpoints(loop.writer.folder):
             state = "the newest checkpoint is resumed by"
+        # The run can be resumed, so this is a warning and not an error.
         command = loop.resume_command
         _log.warning("%s interrupted %s; %s: %s", signal, location, state, command)

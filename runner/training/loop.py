@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from runner.training.sentinel import Sentinel
     from runner.training.signals import Stop
 
+# A check of the losses waits for a GPU, so it is made only after this number of updates.
 LOOK_EVERY = 50
-"""Updates between two checks of the losses on a GPU."""
+# The fraction of the roofline would take a good part of a training with fewer seconds of updates.
 LEAST_TIMED_S = 10.0
-"""Seconds of updates below which the fraction of the roofline is not measured."""
 
 
 class Loop:
@@ -314,7 +314,6 @@ class Loop:
 
         This makes one more update, so it is called after the training.
         """
-        # The measurement would take a good part of a short training.
         if not self.timed_updates or self.update_s < LEAST_TIMED_S:
             return
         with self.display.phase("measuring what this machine can do at best"):
@@ -457,22 +456,21 @@ class Loop:
     def _stop_at_checkpoint(self, alarm: SentinelError) -> NoReturn:
         """Raises an alarm again, with the last update and checkpoint that are good."""
         assert self.sentinel is not None
-        self.writer.wait()
-        newest = self.writer.newest()
-        checkpoint = f"the newest checkpoint is {newest}"
-        if newest is None:
-            checkpoint = "no checkpoint has been written yet"
+        checkpoint = self._newest_checkpoint("newest")
         message = f"{alarm}; {self.sentinel.last_good}; {checkpoint}"
         raise SentinelError(message) from None
 
     def _diverge(self, reason: str) -> NoReturn:
         """Stops a training that has diverged; the message names the last good checkpoint."""
+        checkpoint = self._newest_checkpoint("last good")
+        raise DivergedError(f"{reason}; {checkpoint}") from None
+
+    def _newest_checkpoint(self, quality: str) -> str:
         self.writer.wait()
         newest = self.writer.newest()
-        checkpoint = f"the last good checkpoint is {newest}"
         if newest is None:
-            checkpoint = "no checkpoint has been written yet"
-        raise DivergedError(f"{reason}; {checkpoint}") from None
+            return "no checkpoint has been written yet"
+        return f"the {quality} checkpoint is {newest}"
 
     def _refuse_failed_write(self) -> None:
         """Raises a RunnerError if the last checkpoint could not be written."""

@@ -65,6 +65,7 @@ class Means:
                 self.sums[name] += number
                 self.counts[name] += float(count)
             else:
+                # A sum of many losses in float32 would lose digits.
                 if isinstance(total, Tensor):
                     total = total.detach().double()
                 self.sums[name] += total
@@ -142,6 +143,7 @@ class Activities:
     @contextmanager
     def measure(self, activity: str) -> Iterator[None]:
         """Counts the time inside the ``with`` towards ``activity``, without earlier launches."""
+        # Earlier launches belong to another activity.
         self.wait()
         started = perf_counter()
         yield
@@ -209,7 +211,9 @@ def split_time(
             ``transfer``, all activities outside of training steps, and ``update``: the remainder.
     """
     durations = {name: seconds[name] for name in source_activities}
+    # Rounding could make a difference negative.
     durations["sample"] = max(0.0, seconds["draw"] - sum(durations.values()))
+    # The slot ``next_batch`` contains ``draw``.
     durations["transfer"] = max(0.0, seconds["next_batch"] - seconds["draw"])
     durations |= {name: seconds[name] for name in OUTSIDE_STEPS}
     durations["update"] = max(0.0, elapsed - sum(durations.values()))
@@ -233,6 +237,7 @@ def speeds(
     metrics = {
         f"perf/{name}_share": duration / elapsed for name, duration in durations.items()
     }
+    # Speeds are those of training steps alone.
     training_s = elapsed - sum(durations[name] for name in OUTSIDE_STEPS)
     for unit, count in progress.items():
         if count or unit in reported_units:
@@ -254,6 +259,7 @@ def _can_be_added(value: Any) -> bool:
     """Returns whether a value of an update is a scalar, or a mean of numbers."""
     if not isinstance(value, Mean):
         return isinstance(value, Tensor) or type(value) is float
+    # A ``bool`` is an ``int`` for Python, and not a metric.
     return all(
         item.dim() == 0 if isinstance(item, Tensor) else type(item) in (int, float)
         for item in value

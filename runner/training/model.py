@@ -44,6 +44,7 @@ def write_model(
     folder = run_dir / MODEL
     paths = checkpoints(run_dir / CHECKPOINTS)
     try:
+        # Without an objective, the last checkpoint is the model.
         path = best(paths) or paths[-1]
         state = load(path)
         check_state(state, path, is_training=True)
@@ -53,6 +54,7 @@ def write_model(
         manifest = Manifest(folder)
         manifest.add(_weights_of(folder))
         lock = read_checked(run_dir / LOCK_NAME, MAX_BYTES)
+        # A path in a lock may have bytes that are not UTF-8.
         lock_text = lock.decode(errors="surrogateescape")
         manifest.store_text(folder / LOCK_NAME, lock_text)
         if request is not None:

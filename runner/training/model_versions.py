@@ -1,4 +1,4 @@
-"""Versions of the models of runs, of which ``runner verify`` must pass a champion."""
+"""Versions of the models of runs; a champion has passed ``runner verify``."""
 
 from __future__ import annotations
 
@@ -91,11 +91,13 @@ def register(run: str, name: str | None = None) -> Version:
         raise UsageError(
             f"{folder.name} is not a finished run; only those can be registered"
         )
+    # Synthetic data only show that the code works.
     if record.synthetic:
         raise UsageError(
             f"{folder.name} was trained on synthetic data; "
             "register a model that was trained on real data"
         )
+    # A version links to its run in MLflow.
     if record.run_id is None:
         raise UsageError(
             f"{folder.name} is not in MLflow yet: runner sync {folder.name}"
@@ -108,6 +110,7 @@ def register(run: str, name: str | None = None) -> Version:
     model, step = written
     weights = weights_digest(_state(model)["pipeline"])
     versions = Versions(store)
+    # A run that was resumed has other weights, and gets another version.
     existing = [
         version
         for version in versions.all(name)
@@ -161,6 +164,7 @@ def promote(name: str, number: int) -> Version:
             f"{version.reference} has not been verified; verify it first: {command}, "
             "with a recipe that has an inference section"
         )
+    # A verification of other weights proves nothing about these.
     if judgement.weights != version.weights:
         raise NotVerifiedError(
             f"{version.reference}: what '{judgement.recipe}' was verified with "
@@ -233,6 +237,7 @@ def fetched(reference: str) -> RunFolder:
     version = Versions(store).one(reference)
     folder = RunFolder(store.model(f"models:/{version.model}"))
     weights = weights_digest(_state(folder.path)["pipeline"])
+    # Files in the storage of MLflow may have been replaced.
     if weights != version.weights:
         raise CheckpointError(
             f"{reference}: {folder.path} has other weights than were registered: "

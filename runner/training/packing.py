@@ -18,8 +18,8 @@ from torch import Tensor
 from runner.plugin.source import Ring, State
 from runner.system.errors import RunnerError
 
+# Characters of a tensor's name in a file; its number alone makes it unique.
 LONGEST_NAME = 200
-"""Characters of a tensor's name in a file; its number alone makes it unique."""
 NATIVE = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
@@ -54,8 +54,8 @@ _HINTS = {
     "Optimizer": "keep its state_dict()",
     "UninitializedParameter": "call the lazy module once in build()",
 }
+# Containers inside one another; a reader's stack is limited.
 MOST_LEVELS = 100
-"""Largest depth of a state: containers inside one another."""
 
 
 class UnpackableError(RunnerError, TypeError):

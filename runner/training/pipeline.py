@@ -267,7 +267,7 @@ class Assembly:
             report.reason = stage.inactive(context)
         except UsageError as error:
             path = f"{section}.{stage.kind}"
-            problem = Problem(_last_place(self.recipe, path), path, str(error))
+            problem = Problem(_last_origin(self.recipe, path), path, str(error))
             raise RecipeError([problem]) from None
         for kind in stage.requires:
             required = self.reports[kind]
@@ -383,11 +383,11 @@ class Assembly:
                 if config.is_default(name):
                     continue
                 path = f"{section}.{name}"
-                place = origins.get(path, DEFAULT)
+                origin = origins.get(path, DEFAULT)
                 # The values of a lock were checked when the lock was written.
-                if place != DEFAULT and not is_lock(Path(place.source)):
+                if origin != DEFAULT and not is_lock(Path(origin.source)):
                     message = "no plugin reads this value; remove it"
-                    problems.append(Problem(place, path, message))
+                    problems.append(Problem(origin, path, message))
         if problems:
             raise RecipeError(problems)
 
@@ -464,7 +464,7 @@ def resolve_device(name: str) -> torch.device:
     """Returns the device of ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` on this machine.
 
     Raises:
-        UsageError: There is no such GPU.
+        UsageError: The machine does not have this GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -530,23 +530,23 @@ def setting_of(
     return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])
 
 
-def _last_place(recipe: Recipe, path: str) -> Place:
-    """Returns the last of the places that influence a stage.
+def _last_origin(recipe: Recipe, path: str) -> Place:
+    """Returns the last of the places in recipes that influence a stage.
 
     The command line wins over the file, and the file over those that it extends.
     """
-    places = [
-        place
-        for key, place in recipe.origins.items()
-        if f"{key}.".startswith(f"{path}.") and place != DEFAULT
+    origins = [
+        origin
+        for key, origin in recipe.origins.items()
+        if f"{key}.".startswith(f"{path}.") and origin != DEFAULT
     ]
 
-    def precedence(place: Place) -> tuple[bool, bool]:
-        return isinstance(place.source, str), place.source == recipe.path
+    def precedence(origin: Place) -> tuple[bool, bool]:
+        return isinstance(origin.source, str), origin.source == recipe.path
 
-    return max(places, key=precedence, default=DEFAULT)
+    return max(origins, key=precedence, default=DEFAULT)
 
 
 def _recipe_error(recipe: Recipe, path: str, message: str) -> RecipeError:
-    place = recipe.origins.get(path, DEFAULT)
-    return RecipeError([Problem(place, path, message)])
+    origin = recipe.origins.get(path, DEFAULT)
+    return RecipeError([Problem(origin, path, message)])

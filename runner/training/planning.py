@@ -32,6 +32,7 @@ from runner.training.step import Step
 
 # A learner whose roles alternate has a period of several updates; longer ones are cut off.
 _MOST_UPDATES = 16
+# Some operators have results whose shape depends on numbers.
 _NEEDS_NUMBERS = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -62,6 +63,7 @@ def plan_memory(
         RunnerError: The recipe cannot be assembled, or its compiled update cannot be planned.
     """
     started = time.perf_counter()
+    # A plan may be for a GPU that this machine does not have.
     device = _planned_device(recipe.device)
     if compiled:
         _check_compilers(recipe, device)
@@ -115,6 +117,7 @@ def _check_compilers(recipe: Recipe, device: torch.device) -> None:
             "plan it without --compiled"
         )
     for stage in compilers:
+        # A measurement needs tensors with numbers.
         if stage.tunes(context):
             raise UsageError(
                 f"{stage.kind} measures which code it generates; "
@@ -309,6 +312,7 @@ def _steps(
         step(inputs)
         del inputs
     period = max(pipeline.learner.periods().values(), default=1)
+    # A learner may compute something else in a later phase of the training.
     for fraction in pipeline.recipe.model.phases():
         _advance(pipeline, fraction)
         for _ in range(min(period, _MOST_UPDATES)):

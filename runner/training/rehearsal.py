@@ -27,14 +27,15 @@ from runner.training.packing import pack, stored
 from runner.training.state_difference import differences
 from runner.training.unpacking import unpack
 
+# Tensors are written and read completely, the smallest first, up to this sum.
 COMPLETE_BYTES = 64 * 2**20
-"""Tensors are written and read completely, the smallest first, up to this sum."""
+# About the size of the excerpt that is written of each larger tensor.
 EXCERPT_BYTES = 2**16
-"""About the size of the excerpt that is written of each larger tensor."""
 NOTHING = re.compile(r"(?!)")
+# Some entries of optimizers depend on the stages: kernels, and where these count their steps.
 OF_STAGES = re.compile(r"/param_groups/|/optimizers/.*/step$")
-"""Entries of optimizers that depend on the stages: kernels, and where these count their steps."""
 _LONGEST_ERROR = 400
+# The first checkpoint reports a full or failing disk.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -155,6 +156,7 @@ def _write_and_read(folder: Path, state: State) -> RehearsedState | None:
         ) from error
     finally:
         remove_quietly(folder / REHEARSAL)
+    # Tensors that were written in part are loaded from memory.
     live = {name: tensor for name, tensor in tensors.items() if name not in complete}
     read: State = unpack(read_node, read_tensors, lambda name, **_: rings[name], live)
     _refuse_first(differences(state, read), "in a checkpoint")

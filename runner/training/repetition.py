@@ -16,6 +16,7 @@ from runner.plugin.progress import Progress
 from runner.proof.subject_states import clones, leaves
 from runner.system import generators
 from runner.system.tensor_trees import map_tensors
+from runner.training.resuming import set_group_value
 from runner.training.step import Drawn, Step
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class GradientNoise:
             gradient.add_(self._random(gradient), alpha=size)
 
     def _random(self, tensor: Tensor) -> Tensor:
+        # Numbers from the host are the same for every device.
         numbers = 2 * torch.rand(tensor.shape, generator=self._generator) - 1
         return numbers.to(tensor.device, tensor.dtype)
 
@@ -101,6 +103,7 @@ class BaselineLearner:
     """
 
     def __init__(self, pipeline: Assembly) -> None:
+        # Building a learner draws its initial weights.
         with generators.Globals().apart():
             self.learner = pipeline.build_another_learner()
         self._noise: GradientNoise | None = None
@@ -109,6 +112,7 @@ class BaselineLearner:
         )
         unit, length = pipeline.recipe.length
         self._progress = Progress(unit, length, pipeline.progress.epoch_samples)
+        # The same update as in the training, with the same average.
         self._update = self.learner.update
         if pipeline.recipe.train.ema is not None:
             self._update = self.learner.averaged_update
@@ -152,6 +156,7 @@ class BaselineLearner:
             self.learner.load_complete_state(state)
             self._progress.load_state_dict(snapshot.counts)
             self._set_rates(self._schedule.factor(self._progress.fraction))
+            # The update draws the same numbers as in the training.
             step.seed(snapshot.counts["updates"])
             with around:
                 return self._update(inputs.batch, inputs.noise, self._progress)
@@ -167,10 +172,7 @@ class BaselineLearner:
         optimizers = self.learner.optimizers()
         for (_, optimizer), rates in zip(optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate * factor)
-                else:
-                    group["lr"] = rate * factor
+                set_group_value(group, "lr", rate * factor)
 
 
 def _has_numbers(gradient: Tensor) -> bool:

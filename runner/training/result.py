@@ -71,10 +71,12 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
     for kind, stage in pipeline.stages.items():
         pipeline.reports[kind].notes += stage.closing_notes()
     exit_code = ExitCode.DONE
+    # A signal after the last update changes nothing.
     if signal is not None and not loop.complete:
         exit_code = stopped_by(signal, pipeline.recipe)
     newest = loop.writer.newest()
     seconds = tracker.closed - tracker.began
+    # A run without an update consists of start-up only.
     startup = (loop.steady_since or tracker.closed) - tracker.began
     return RunResult(
         run_id=tracker.run_id,

@@ -53,15 +53,21 @@ def apply_changed_settings(
             none.
         configured: The parameter groups of every optimizer as the recipe made them.
     """
+    # Without recorded settings, those of the checkpoint stay.
     changed = {} if stored is None else dict(changed_by_role(stored, recipe))
     for (role, optimizer), groups in zip(learner.optimizers(), configured, strict=True):
         for group, new in zip(optimizer.param_groups, groups, strict=True):
             for name in changed.get(role, set()) & new.keys() - {"params"}:
-                # A captured graph reads a tensor from its memory.
-                if isinstance(group[name], torch.Tensor):
-                    group[name].fill_(float(new[name]))
-                else:
-                    group[name] = new[name]
+                set_group_value(group, name, new[name])
+
+
+def set_group_value(group: dict[str, Any], name: str, value: Any) -> None:
+    """Sets an optimizer setting of a parameter group."""
+    # A captured graph reads a setting that is a tensor from its memory.
+    if isinstance(group[name], torch.Tensor):
+        group[name].fill_(float(value))
+    else:
+        group[name] = value
 
 
 def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) -> None:
@@ -71,6 +77,7 @@ def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) 
         trained: The names of the classes in the checkpoint; None or empty if it has none.
         present: The names of the classes of the source.
     """
+    # A model predicts numbers of classes, so their order matters.
     if not trained or list(trained) == list(present):
         return
     if len(trained) != len(present):

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
     from runner.training.step import Step
 
+# Time of the measurement of each shape of product, and of the copy.
 SECONDS = 0.3
-"""Time of the measurement of each shape of product, and of the copy."""
+# A float32 product has a relative error of some 1e-7, one of rounded factors of 3e-4 or more.
 TRUE_FLOAT32 = 1e-5
-"""Relative error of a float32 product up to which its factors were not rounded.
-
-A float32 product has an error of some 1e-7, one of rounded factors of 3e-4 or more.
-"""
 _SQUARE = {"cpu": 1024, "cuda": 8192}
 # Products as stacked networks of usual sizes have them: networks, batch, inputs, outputs.
 _BATCHED = ((8, 128, 256, 256), (8, 256, 256, 256), (32, 256, 256, 256))
@@ -42,7 +39,7 @@ class Rates:
     """Measured rates of a machine.
 
     Attributes:
-        default_flops: FLOP/s of float32 products with torch's default kernels, the best over shapes.
+        default_flops: FLOP/s of float32 products with torch's default kernels, best of all shapes.
         relaxed_flops: The same with ``torch.set_float32_matmul_precision("medium")``.
         relaxed_error: Relative error of such a product.
         copy_bytes: Bytes read plus bytes written, per second.
@@ -174,9 +171,9 @@ def measure_fraction(step: Step, update_s: float) -> float | None:
             nothing can be counted.
     """
     pipeline = step.pipeline
-    inputs = Drawn(step.batch, step.learner.noise(step.batch, step.noise))
     # A plugin may raise anything, and a GPU may be full: a training that has ended does not fail.
     try:
+        inputs = Drawn(step.batch, step.learner.noise(step.batch, step.noise))
         work = UpdateCost.of(count_work(step, inputs))
         rates = measure(pipeline.device, quick=True)
     except Exception:

@@ -251,6 +251,7 @@ def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
     choices = pipeline.tuning.data()
     if choices:
         write_tuning(run_dir, choices)
+    # Some stages choose during the training.
     pipeline.tuning.listen(partial(write_tuning, run_dir))
 
 
@@ -316,6 +317,7 @@ def _changed_data(
     if change is None:
         return []
     _log.warning("drift: %s", change)
+    # A new run of a lock may differ from it, but a resumed run would be two trainings in one.
     if folder is not None and not allow_drift:
         raise UsageError(
             f"run {folder.name} would not continue as it started: its data have changed; "
@@ -403,6 +405,7 @@ def _record_results(loop: Loop, tracker: Tracker) -> None:
     if loop.sentinel is not None:
         alarms = "; ".join(loop.sentinel.alarms)
         tracker.tag("sentinel", alarms or "no alarm")
+    # The model of an unfinished run would be replaced when it is resumed.
     if not loop.complete:
         return
     model = write_model(tracker.run_dir, pipeline.learner.config.request)

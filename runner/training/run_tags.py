@@ -89,6 +89,7 @@ def description_of(
     recipe = pipeline.recipe
     digits = tracker.run_id[:8]
     metrics = {mlflow_key(name): value for name, value in (metrics or {}).items()}
+    # A recipe without an objective has no headline.
     evaluations = sorted(name for name in metrics if name.startswith("eval/"))
     names = (*(tracker.headline or evaluations), "perf/update_ms")
     values = {name: metrics[name] for name in names if name in metrics}

@@ -164,23 +164,28 @@ def train_seeds(
         stop_on_signals() as stop,
     ):
         options = {
+            "workspace": str(workspace.root),
             "group": [group.name, group.run_id],
             "tags": dict(tags),
             "note": note,
         }
+        # Simultaneous trainings share the cores.
+        threads = max(1, usable_cores() // parallel) if parallel > 1 else None
         steps = {seed: _step(run) for seed, run in runs.items()}
         joint_display = _JointDisplay(display, steps)
 
         def train(seed: int) -> None:
-            training = _SeedTraining(
-                recipes[seed], registry, workspace, runs.get(seed), parallel, options
-            )
+            run = runs.get(seed)
+            advance = partial(joint_display.advance, seed)
             with joint_display.training(seed):
-                training.run(stop, partial(joint_display.advance, seed))
+                _train_seed(
+                    recipes[seed], registry, run, threads, options, stop, advance
+                )
             finished.add(seed)
 
         unfinished = [seed for seed in recipes if seed not in finished]
         failures = _failures(train, unfinished, parallel, stop)
+        # The first failure determines the exit code of the command.
         exit_code = next(
             (error.exit_code for error in failures.values()), ExitCode.DONE
         )
@@ -190,6 +195,7 @@ def train_seeds(
         outcome = _outcome(
             workspace, group, folder.path, len(recipes), failures, seconds, exit_code
         )
+        # The record of the group, which ``runner ls`` reads, has the result.
         final_values.update(
             status=outcome.result.status,
             metrics=_metrics(outcome.means),
@@ -210,9 +216,11 @@ def _failures(
             if not stop:
                 train(seed)
         except RunnerError as error:
+            # An error after a signal is a consequence of it.
             if not stop:
                 failures[seed] = error
 
+    # The threads only wait for child processes.
     with ThreadPoolExecutor(parallel) as pool:
         list(pool.map(train_unless_stopped, seeds))
     return failures
@@ -283,6 +291,7 @@ def _new_group(
     # The digits of MLflow's id make the name unique.
     name = f"{name}-{run_id[:DIGITS]}"
     store.rename_run(run_id, name)
+    # Every run of the group has another seed.
     overrides = dict(recipe.overrides)
     overrides.pop("seed", None)
     return Record(
@@ -311,8 +320,10 @@ def _new_group(
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     """Returns the last mean of each evaluation metric and the bounds of its interval, by key."""
     metrics = {}
+    # The means are in the order of steps, so the last ones remain.
     for name, _, mean in means:
         metrics.update(_keyed(name, mean))
+    # MLflow stores no infinite bounds, which the interval of a single seed has.
     return {key: value for key, value in metrics.items() if math.isfinite(value)}
 
 
@@ -337,54 +348,43 @@ def _is_finished(folder: RunFolder) -> bool:
     return record is not None and record.status == "FINISHED"
 
 
-@dataclass(frozen=True)
-class _SeedTraining:
-    """One training of the group.
+def _train_seed(
+    recipe: Recipe,
+    registry: Registry,
+    folder: RunFolder | None,
+    threads: int | None,
+    options: Mapping[str, Any],
+    stop: Stop,
+    advance: Callable[[int, dict[str, float]], None],
+) -> None:
+    """Trains one seed in a child process, which is stopped together with this one.
 
-    Attributes:
+    Args:
         recipe: The recipe with the seed.
         registry: Contains its plugins.
-        workspace: Contains the run.
         folder: The run to continue, if there is one.
-        parallel: Number of simultaneous trainings.
-        options: Group, tags and note of a new run.
+        threads: Number of threads; None for the recipe's.
+        options: Workspace, group, tags and note of the run.
+        stop: Stops the training.
+        advance: Receives the progress.
+
+    Raises:
+        ChildError: The training failed.
     """
-
-    recipe: Recipe
-    registry: Registry
-    workspace: Workspace
-    folder: RunFolder | None
-    parallel: int
-    options: Mapping[str, Any]
-
-    def run(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
-        """Trains in a child process, which is stopped together with this one.
-
-        Raises:
-            ChildError: The training failed.
-        """
-        # This process owns the group now, and all runs that the former owner had started.
-        folder = None
-        if self.folder is not None and not self.folder.obstacle(takeover=True):
-            folder = str(self.folder.path)
-        options = {
-            "workspace": str(self.workspace.root),
-            "folder": folder,
-            **self.options,
-        }
-        threads = None
-        if self.parallel > 1:
-            threads = max(1, usable_cores() // self.parallel)
-        with Child(
-            __name__,
-            self.recipe,
-            plugin_files=self.registry.files,
-            options=options,
-            limits=Limits(grace=_GRACE_SECONDS),
-            threads=threads,
-        ) as child:
-            while (message := child.receive(stop.__bool__)) is not None:
-                advance(message["step"], message["metrics"])
+    path = None
+    # This process owns the group now, and all runs that the former owner had started.
+    if folder is not None and not folder.obstacle(takeover=True):
+        path = str(folder.path)
+    with Child(
+        __name__,
+        recipe,
+        plugin_files=registry.files,
+        options={**options, "folder": path},
+        limits=Limits(grace=_GRACE_SECONDS),
+        threads=threads,
+    ) as child:
+        while (message := child.receive(stop.__bool__)) is not None:
+            advance(message["step"], message["metrics"])
 
 
 class _JointDisplay:
@@ -394,6 +394,7 @@ class _JointDisplay:
         self._display = display
         self._steps = steps
         self._training: dict[int, int | None] = {}
+        # Trainings report from several threads.
         self._lock = threading.Lock()
         display.advance(sum(steps.values()), {})
 
@@ -402,21 +403,24 @@ class _JointDisplay:
         """Shows inside the ``with`` that a seed is training."""
         with self._lock:
             self._training[seed] = None
-            self._display.show_seeds(dict(self._training))
+            self._show_seeds()
         try:
             yield
         finally:
             with self._lock:
                 del self._training[seed]
-                self._display.show_seeds(dict(self._training))
+                self._show_seeds()
 
     def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
         """Updates the progress of one of the seeds."""
         with self._lock:
             self._steps[seed] = step
             self._training[seed] = step
-            self._display.show_seeds(dict(self._training))
+            self._show_seeds()
             self._display.advance(sum(self._steps.values()), metrics)
+
+    def _show_seeds(self) -> None:
+        self._display.show_seeds(dict(self._training))
 
 
 class _Reporting(NoOutput):
@@ -439,6 +443,7 @@ def main(parent: Parent) -> None:
     options = parent.options
     folder = RunFolder(Path(options["folder"])) if options["folder"] else None
     if folder is not None:
+        # A changed plugin or library would continue another training.
         differences = drift(folder.path / LOCK_NAME, recipe, registry)
         changes = [str(change) for change in differences if change.matters]
         if changes:

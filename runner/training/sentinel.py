@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from runner.training.pipeline import Assembly
     from runner.training.step import Drawn, Step
 
+# Stages compile in the first updates, whose time is not representative.
 FIRST = 2
-"""Updates before the first one that is repeated: stages compile in them."""
 YARDSTICK_SEEDS = (1, 2, 3)
+# Expected cost of the first comparison in updates: repetitions, copies and a second learner.
 FIRST_COST = 8
-"""Expected cost of the first comparison in updates: repetitions, copies and a second learner."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,6 +104,7 @@ class Sentinel:
         """Returns whether a comparison keeps to the share of the time, or confirms a suspicion."""
         if self.updates < FIRST:
             return False
+        # A suspicion is confirmed in the next update, or dropped.
         if self._suspicions:
             return True
         elapsed = self._clock() - self._started
@@ -138,6 +139,7 @@ class Sentinel:
         baseline = repeat()
         self.checked += 1
         deviations = find_deviations(trained, baseline, (), self.contract)
+        # Repeating the baseline costs an update, so only a deviation is worth it.
         if deviations:
             unstable = _first_difference(baseline, repeat())
             if unstable:
@@ -151,6 +153,7 @@ class Sentinel:
         if deviations and isinstance(self.contract, Close):
             yardsticks = self._yardsticks(repeat)
             deviations = find_deviations(trained, baseline, yardsticks, self.contract)
+        # A deviation that rounding might explain is rarely repeated by the next update.
         suspicions = self._suspicions
         self._suspicions = deviations
         if not deviations:

@@ -37,6 +37,7 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
             f"data.kind: '{kind}' has no picture of its data: "
             "its source has no method show_data"
         )
+    # The file is checked before the data are read, which may take minutes.
     if path.suffix != ".png":
         raise UsageError(f"--out: '{path.name}' should end in .png")
     if not path.absolute().parent.is_dir():

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+# Least time after a signal for the current update; slow updates have more.
 GRACE_SECONDS = 2.0
-"""Least time after a signal for the current update; slow updates have more."""
+# After the grace, interrupted code has this time to let the exception through.
 UNWINDING_SECONDS = 1.5
-"""Time after the grace in which interrupted code can let the exception through."""
 _LONGEST_GRACE = 60.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

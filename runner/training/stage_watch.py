@@ -79,6 +79,7 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Records the slots that are called inside the ``with``."""
+        # Only slots that were not called yet are of interest.
         names = frozenset().union(*self.slots_by_stage.values()) - self.called
         steps = {name: getattr(self.slots, name) for name in names}
 

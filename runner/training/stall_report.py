@@ -16,14 +16,14 @@ from runner.training.signals import Stop, main_frames
 if TYPE_CHECKING:
     from runner.training.outputs import Display
 
+# Time without progress until the first report; it doubles with each further report.
 REPORT_SECONDS = 60.0
-"""Time without progress until the first report; it doubles with each further report."""
 _LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
 class StallReport:
-    """A display that forwards everything, and reports a lack of progress in a separate thread.
+    """A display that forwards everything, and reports missing progress in a separate thread.
 
     Progress is an update, or the start or end of another activity: an evaluation, a checkpoint, the
     sampling of a batch.
@@ -46,6 +46,7 @@ class StallReport:
         self.stop: Stop | None = None
 
     def __enter__(self) -> StallReport:
+        # A daemon does not keep the process alive.
         threading.Thread(target=self._watch, name="runner-watch", daemon=True).start()
         return self
 

@@ -68,6 +68,7 @@ def _tensor_differences(before: Tensor, after: Tensor, entry: str) -> Iterator[s
         old_parts = sparse_parts(before.detach())
         new_parts = sparse_parts(after.detach())
         yield from differences(old_parts, new_parts, entry)
+    # Comparing the same memory would only cost time.
     elif _is_same_memory(before, after):
         return
     elif not torch.equal(_as_bytes(before), _as_bytes(after)):

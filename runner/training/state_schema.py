@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,11 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
-def _is_mapping_to(value: object, has_form: Callable[[object], bool]) -> bool:
+def _is_mapping_to(has_form: Callable[[object], bool], value: object) -> bool:
     """Returns whether a value is a mapping from texts to values of a form."""
     if not isinstance(value, dict) or not _is_mapping(value):
         return False
     return all(map(has_form, value.values()))
-
-
-def _is_mapping_of_mappings(value: object) -> bool:
-    return _is_mapping_to(value, _is_mapping)
 
 
 def _is_progress(value: object) -> bool:
@@ -50,41 +47,41 @@ def _are_texts(value: object) -> bool:
     return all(isinstance(item, str) for item in value)
 
 
-def _are_notes(value: object) -> bool:
-    return _is_mapping_to(value, _are_texts)
-
-
-def _are_generators(value: object) -> bool:
-    return _is_mapping_to(value, _is_generator)
-
-
 def _is_generator(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype is torch.uint8
 
 
 _Form = tuple[Callable[[object], bool], str]
+_MAPPINGS: _Form = (partial(_is_mapping_to, _is_mapping), "a mapping of mappings")
+# Every pipeline's state has these entries.
 _PIPELINE: dict[str, _Form] = {
     "learner": (_is_mapping, "a mapping"),
-    "stages": (_is_mapping_of_mappings, "a mapping of mappings"),
+    "stages": _MAPPINGS,
     "progress": (_is_progress, "a count for every unit"),
     "batch_size": (_is_batch_size, "an integer above 0"),
-    "prepared": (_are_notes, "a list of texts for every stage"),
+    "prepared": (
+        partial(_is_mapping_to, _are_texts),
+        "a list of texts for every stage",
+    ),
 }
-"""Entries that every pipeline's state has."""
+# Checkpoints of earlier versions, and models, do not have these entries.
 _OPTIONAL: dict[str, _Form] = {
     "classes": (_are_texts, "a list of texts"),
     "settings": (_is_mapping, "a mapping"),
-    "generators": (_are_generators, "a tensor of bytes for every generator"),
+    "generators": (
+        partial(_is_mapping_to, _is_generator),
+        "a tensor of bytes for every generator",
+    ),
     "device": (lambda value: isinstance(value, str), "a text"),
-    "tuning": (_is_mapping_of_mappings, "a mapping of mappings"),
+    "tuning": _MAPPINGS,
 }
+# A training's state has these in addition to the state of its pipeline.
 _TRAINING: dict[str, _Form] = {
     "step": (is_count, "an integer"),
     "cursor": (is_count, "an integer"),
     "metrics": (_is_mapping, "a mapping"),
     "complete": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Entries of a training's state in addition to the state of its pipeline."""
 
 
 def check_state(state: State, path: Path, *, is_training: bool = False) -> None:

@@ -14,6 +14,7 @@ from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import described
+from runner.training.resuming import set_group_value
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -162,11 +163,7 @@ class Step:
         if group_count != len(self._rates):
             self.reset()
         for group, base_rate in self._rates:
-            # A captured graph reads a rate that is a tensor from its memory.
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(base_rate * factor)
-            else:
-                group["lr"] = base_rate * factor
+            set_group_value(group, "lr", base_rate * factor)
 
     def _checked(self, output: Any) -> dict[str, Any]:
         if isinstance(output, dict):

@@ -50,6 +50,7 @@ def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
     most_bytes = _HEADER_BYTES + _ENTRY_BYTES * most_tensors
     with open(open_file(path, os.O_RDONLY), "rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        # The length is compared before memory is allocated for the header.
         if length > most_bytes:
             raise ValueError(
                 f"its header of {length:,} bytes is too long "
@@ -58,6 +59,7 @@ def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
         header = parse_json(file.read(length).decode())
     if not isinstance(header, dict):
         raise ValueError("its header is not a mapping")
+    # Metadata of safetensors are not tensors.
     entries = {name: entry for name, entry in header.items() if name != _METADATA}
     if len(entries) > most_tensors:
         raise ValueError(

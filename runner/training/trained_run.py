@@ -71,7 +71,9 @@ class Trained:
         Raises:
             CheckpointError: The weights do not fit the recipe.
         """
+        # The stages of the recipe are for its training.
         recipe = replace(self.recipe, stages={})
+        # A program may load a model while it trains another one.
         with generators.exclusive(f"loading {self.name}", nested=True):
             pipeline = assemble(recipe, self.registry.files, resumed=self.state)
             pipeline.load_learnt(self.state)
@@ -109,6 +111,7 @@ def trained(
         paths = [str(path) for path in (*plugin_registry.files, *files)]
         return f"name them: plugins={paths}"
 
+    # A model in MLflow has no record of a run.
     name = str(run) if folder.record() is None else folder.name
     lock = folder.path / LOCK_NAME
     recipe, registry = load_locked(lock, name, sets, plugin_registry, hint)

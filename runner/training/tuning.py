@@ -49,6 +49,7 @@ def _setup_of_stages(recipe: Recipe) -> Setup | None:
     """Returns the choices of the stages that the recipe switches on; None if there are none."""
     if recipe.tuning is None:
         return None
+    # A stage that was switched off has no use for its choices.
     choices = {
         kind: stage_choices
         for kind, stage_choices in recipe.tuning.choices.items()

@@ -33,6 +33,7 @@ _COMPRESSED_NAMES = {
     str(layout).removeprefix("torch."): (layout, names)
     for layout, names in COMPRESSED.items()
 }
+# Sets of keys that a node may have in addition to its kind; other kinds have no more keys.
 _KEYS: dict[str, tuple[set[str], ...]] = {
     "tensor": ({"stride"}, {"stride", "dtype", "shape"}),
     "items": (set(), {"default"}, {"class"}),
@@ -41,10 +42,9 @@ _KEYS: dict[str, tuple[set[str], ...]] = {
     "array": ({"shape", "dtype"},),
     "scalar": ({"shape", "dtype"},),
 }
-"""Sets of keys that a node may have in addition to its kind; other kinds have no more keys."""
 _NO_KEYS: tuple[set[str], ...] = (set(),)
+# JSON has the values of these types as they are.
 _PLAIN = frozenset({type(None), bool, str, int, float})
-"""Types of the values that JSON has as they are."""
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "complex": lambda parts: complex(*parts),
@@ -193,7 +193,7 @@ class _Unpacker:
             raise ValueError(
                 f"a tensor of layout {layout} is made of {components} and values"
             )
-        tensors = [self.value(part) for part in node["parts"].values()]
+        tensors = [self.value(entry) for entry in node["parts"].values()]
         if is_compressed:
             compressed, plain, values = tensors
             return torch.sparse_compressed_tensor(
