@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -139,6 +139,7 @@ def run(
     """
     started = time.perf_counter() if started is None else started
     state = None
+    changes: list[Change] = []
     with ExitStack() as stack:
         # The environment: reports of stalls, generators, errors of plugins, the log.
         stall_report = StallReport(display, recipe.train.stall_s)
@@ -151,9 +152,11 @@ def run(
         if folder is None:
             recipe = fitted(recipe, registry, log.keep)
         else:
-            stack.enter_context(_claimed(folder, takeover))
+            folder.claim(takeover=takeover)
+            stack.callback(folder.release)
             state = load_resumed(folder.checkpoints)
-        changes = _changes(folder, recipe)
+            lock = read_lock(folder.path / LOCK_NAME)
+            changes = refuse_fixed(lock["recipe"], recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
 
         # The pipeline.
@@ -194,39 +197,19 @@ def run(
                 pipeline, tracker.run_dir, registry, use, fingerprint, checkout
             )
         else:
+            if state is not None:
+                loop.load_state_dict(state)
             has_changed = bool(changes or drift)
-            accept = partial(
-                update_lock,
-                recipe,
-                tracker.run_dir,
-                registry,
-                step,
-                fingerprint,
-                has_changed,
+            update_lock(
+                recipe, tracker.run_dir, registry, step, fingerprint, has_changed
             )
-            _restore(loop, state, accept)
+            _record_tuning(pipeline, tracker.run_dir)
+            reach("resume.loaded")
         # The limit of a stall is for the training, not for its preparation.
         stall_report.stop = stop
         with interruptible(loop, stop):
             loop.run()
     return result_of(loop, tracker, None if folder is None else step)
-
-
-@contextmanager
-def _claimed(folder: RunFolder, takeover: bool) -> Iterator[None]:
-    """Keeps other processes away from the folder of a run."""
-    folder.claim(takeover=takeover)
-    try:
-        yield
-    finally:
-        folder.release()
-
-
-def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
-    """Returns the settings with which a run is resumed and which it did not have before."""
-    if folder is None:
-        return []
-    return refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
 
 
 def _assembled(
@@ -324,17 +307,6 @@ def _changed_data(
             "restore them, or accept that with --allow-drift"
         )
     return [str(change)]
-
-
-def _restore(
-    loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]
-) -> None:
-    """Loads a checkpoint, if there is one; ``accept`` then records the changes since."""
-    if state is not None:
-        loop.load_state_dict(state)
-    accept()
-    _record_tuning(loop.pipeline, loop.writer.folder.parent)
-    reach("resume.loaded")
 
 
 @contextmanager
