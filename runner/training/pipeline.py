@@ -13,11 +13,11 @@ import torch
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.configs import Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
+from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
-from runner.plugin.static_checks import imported
 from runner.plugin.tuning import Choices, Tuning
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import DEFAULT, Place, Problem, RecipeError, is_lock

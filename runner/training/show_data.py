@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source
-from runner.plugin.static_checks import imported
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Exact, Statistical
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.proof.close_check import close
 from runner.proof.exact_check import exact
@@ -110,7 +111,7 @@ class StagePair:
         or for several stages.
         """
         kinds = () if self.is_traced else self._single
-        return Reach(self.recipe.stages[kind].implementation() for kind in kinds)
+        return Reach(implementation_of(type(self.recipe.stages[kind])) for kind in kinds)
 
     @property
     def is_traced(self) -> bool:

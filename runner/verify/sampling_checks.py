@@ -12,9 +12,9 @@ import torch
 
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Statistical
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source, State
-from runner.plugin.static_checks import imported
 from runner.proof.difference import (
     MISSING,
     described,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from running import tiny
 
 from runner.plugin.contract import Close
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.plugins.marl.uav.rewards import PRESETS, Coefficients
 from runner.proof import Outcome, clock
@@ -81,9 +82,7 @@ def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
 
 @pytest.mark.parametrize("promise", ["close", "exact"])
 def test_what_cannot_be_evaluated_without_the_stage_either_is_not_held_against_it(promise, monkeypatch):
-    monkeypatch.setattr(
-        REGISTRY.get("data", "words_and_numbers").implementation(None), "evaluate", lambda *_: {}["none"]
-    )
+    monkeypatch.setattr(implementation_of(REGISTRY.get("data", "words_and_numbers")), "evaluate", lambda *_: {}["none"])
     assert judged(f"optimization.around.promise={promise}")
 
 
@@ -123,7 +122,7 @@ def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
 
 
 def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeypatch):
-    stage = REGISTRY.get("optimization", "around").implementation(None)
+    stage = implementation_of(REGISTRY.get("optimization", "around"))
     monkeypatch.setattr(stage, "attach", lambda self, pipeline: None)
     verdict = judged()
     assert verdict.outcome is Outcome.INCONCLUSIVE
@@ -131,7 +130,7 @@ def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeyp
 
 
 def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkeypatch):
-    stage = REGISTRY.get("optimization", "around").implementation(None)
+    stage = implementation_of(REGISTRY.get("optimization", "around"))
     attach = stage.attach
 
     def loud(self, pipeline):

@@ -108,13 +108,11 @@ class NumbersConfig(DatasetConfig):
     """Samples that are their own numbers."""
 
     kind = "numbers"
+    implementation = "Numbers"
     provides = "numbers"
     train: int = 4
     held_out: int = 4
     is_mapped: bool = False
-
-    def implementation(self):
-        return Numbers
 
 
 class Mapped:

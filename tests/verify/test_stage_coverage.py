@@ -79,7 +79,9 @@ LINES = {text: number for number, text in enumerate(Path(__file__).read_text().s
 
 def lines(*parts):
     """Where these texts stand."""
-    return [f"test_reach.py:{next(number for line, number in LINES.items() if part in line)}" for part in parts]
+    return [
+        f"test_stage_coverage.py:{next(number for line, number in LINES.items() if part in line)}" for part in parts
+    ]
 
 
 @pytest.fixture
@@ -208,7 +210,7 @@ def test_of_two_nameless_functions_in_a_line_the_one_that_never_ran_is_named():
     with reach.watching():
         ways.attach(None)
         ways.ways[0](1)
-    assert reach.missed() == [f"test_reach.py:{inspect.getsourcelines(Ways.attach)[1] + 1}"]
+    assert reach.missed() == [f"test_stage_coverage.py:{inspect.getsourcelines(Ways.attach)[1] + 1}"]
 
 
 def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):

@@ -33,14 +33,12 @@ from runner.api import Exact, Stage, StageConfig
 class RecorderConfig(StageConfig):
     "Writes down what every update is given."
     kind = "recorder"
+    implementation = "Recorder"
     phase = 1
     wraps = frozenset({"update"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Recorder
 
 class Recorder(Stage):
     def attach(self, pipeline):
