@@ -344,8 +344,8 @@ def _concluded(
             message = f"{reason}; when the disk takes files again: {hint}"
             raise RunnerError(message) from error
         if plugin_error is not None:
-            path = shown_path(tracker.run_dir / run_log.NAME)
-            message = f"{plugin_error}\n    the complete traceback is in {path}"
+            log_path = shown_path(tracker.run_dir / run_log.NAME)
+            message = f"{plugin_error}\n    the complete traceback is in {log_path}"
             raise PluginError(message) from error
         if isinstance(error, SystemExit):
             raise RunnerError(reason) from error

@@ -319,7 +319,7 @@ def _new_group(
 
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     """Returns the last mean of each evaluation metric and the bounds of its interval, by key."""
-    metrics = {}
+    metrics: dict[str, float] = {}
     # The means are in the order of steps, so the last ones remain.
     for name, _, mean in means:
         metrics.update(_keyed(name, mean))
@@ -488,9 +488,7 @@ def _publish(
     # MLflow raises whatever its database and network drivers raise.
     try:
         store.send(run_id, metrics, params_of(values), params_of(tags))
-        status: Status = "RUNNING"
         if outcome is not None:
-            status = outcome.result.status
             paths = seed_groups.draw(
                 outcome.curves,
                 recipe.headline,
@@ -500,7 +498,7 @@ def _publish(
             )
             for path in paths:
                 store.client.log_artifact(run_id, str(path))
-        store.set_status(run_id, status, milliseconds)
+        store.set_status(run_id, result.status if result else "RUNNING", milliseconds)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         _log.warning("the results of %s are missing in MLflow: %s", group.name, reason)
