@@ -62,7 +62,9 @@ class EarlyStop:
             return
         if self._metric not in metrics:
             names = ", ".join(f"eval/{name}" for name in sorted(metrics))
-            raise RunnerError(f"train.stop.metric: the evaluation has no 'eval/{self._metric}'; it has {names}")
+            raise RunnerError(
+                f"train.stop.metric: the evaluation has no 'eval/{self._metric}'; it has {names}"
+            )
         value = self._smoothed(metrics[self._metric])
         score = value * self._sign
         if score > self._best + self.config.min_delta:
@@ -114,8 +116,12 @@ class EarlyStop:
             best += amount(self._best_at, progress.unit)
             if math.isinf(self._best):
                 best = "it never had a value"
-            self._end(progress, f"{metric} did not improve in {self._evaluations} evaluations; {best}")
+            self._end(
+                progress,
+                f"{metric} did not improve in {self._evaluations} evaluations; {best}",
+            )
 
     def _end(self, progress: Progress, reason: str) -> None:
-        if progress.done >= self.config.not_before:
+        # A simulator is evaluated during its warm-up, too, before there is a trained model.
+        if progress.updates and progress.done >= self.config.not_before:
             self.reason = reason

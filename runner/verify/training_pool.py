@@ -40,7 +40,7 @@ class TrainingOrder(NamedTuple):
 def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int) -> TrainingOrder:
     """Returns a training of this length with these stages, its batch size chosen already."""
     values = recipe.values(masked=False)
-    values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
+    values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None, "stop": None}
     choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
     for kind in choosing:
         del values["optimization"][kind]  # next to other trainings, the choice might be different

@@ -2,16 +2,27 @@
 
 import itertools
 import math
+import signal
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from running import tiny, train_here
+from toy_runs import Notes, toy_pipeline, trained
 
+from runner.api import EndTraining
+from runner.cli.progress import show
 from runner.plugin.contract import Objective
 from runner.plugin.progress import Progress
 from runner.recipe.stopping import StopConfig
+from runner.system.console import Console
 from runner.system.errors import RunnerError
+from runner.tracking import RunFolder
 from runner.training import stopping
+from runner.training.loop import Loop
+from runner.training.signals import Stop
 from runner.training.stopping import EarlyStop
 
 LOSS = Objective("loss", "minimize")
@@ -77,7 +88,7 @@ def test_it_does_not_end_before_the_least_length():
 def test_time_is_counted_over_interruptions(monkeypatch):
     clock = itertools.count(0, 10).__next__
     monkeypatch.setattr(stopping, "perf_counter", clock)
-    progress = Progress("updates", 1000)
+    progress = Progress("updates", 1000, updates=1)
     stop = EarlyStop(StopConfig(seconds=25), LOSS)
     assert [stop.ends(progress), stop.ends(progress)] == [False, False]
     resumed = EarlyStop(StopConfig(seconds=25), LOSS)
@@ -127,3 +138,102 @@ def test_it_ends_at_the_first_stretch_without_an_improvement(values, patience):
             break
     actual = end_of(values, patience=patience)
     assert (actual and actual[0]) == expected
+
+
+def ended(folder, *sets):
+    """Trains a toy whose loss falls, and returns its loop and what was logged."""
+    return trained(folder, toy_pipeline(folder, "train.updates=40", "train.evaluate_every=4", *sets))
+
+
+def evaluations(notes, name="eval/loss"):
+    return [step for step, _ in notes.points[name]]
+
+
+def test_a_training_ends_as_finished_with_the_evaluation_that_decided(tmp_path):
+    loop, notes = ended(tmp_path, "train.stop={reach: 100, not_before: 8}")
+    assert loop.complete
+    assert loop.progress.done == 8
+    assert evaluations(notes) == [4, 8]
+    assert loop.ended_early.startswith("eval/loss has reached ")
+    assert loop.saved_position == loop.progress.position
+
+
+def test_a_condition_that_is_never_met_changes_nothing(tmp_path):
+    plain, plain_notes = ended(tmp_path)
+    loop, notes = ended(tmp_path, "train.stop={patience: 40}")
+    assert (loop.ended_early, loop.progress.done) == ("", 40)
+    assert notes.points["eval/loss"] == plain_notes.points["eval/loss"]
+    for name, value in plain.pipeline.learner.named_parameters():
+        assert torch.equal(value, dict(loop.pipeline.learner.named_parameters())[name])
+
+
+def test_a_condition_that_is_met_at_the_end_is_not_early(tmp_path):
+    loop, _ = ended(tmp_path, "train.stop={reach: 100, not_before: 39}")
+    assert (loop.complete, loop.ended_early) == (True, "")
+
+
+@pytest.mark.parametrize("owner", ["source", "learner"])
+def test_a_plugin_ends_a_training(owner, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=40", "train.evaluate_every=40")
+
+    def ending(step):
+        def ended_step(*arguments):
+            if pipeline.progress.updates == 5:
+                raise EndTraining("enough words")
+            return step(*arguments)
+
+        return ended_step
+
+    pipeline.slots.wrap("draw" if owner == "source" else "update", ending)
+    loop, notes = trained(tmp_path, pipeline)
+    assert (loop.complete, loop.progress.updates, loop.ended_early) == (True, 5, "enough words")
+    assert evaluations(notes) == [5]
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "marl_baseline"])
+def test_the_run_is_finished_and_says_why_it_ended(name, capsys):
+    recipe = tiny(name)
+    unit, length = recipe.train.length
+    sets = (f"train.stop={{reach: {1e9 * -recipe.objective.sign}}}", f"train.{unit}={3 * length}")
+    result = train_here(name, *sets, f"train.evaluate_every={length}")
+    assert result.status == "FINISHED"
+    assert result.ended_early.startswith(f"eval/{recipe.objective.name} has reached ")
+    show(result, (), Console(width=200))
+    assert "early: eval/" in capsys.readouterr().out
+    record = RunFolder(Path(result.run_dir)).record()
+    assert (record.status, record.reason) == ("FINISHED", result.ended_early)
+
+
+def test_a_resumed_training_ends_where_the_uninterrupted_one_does(tmp_path):
+    sets = ("train.updates=60", "train.evaluate_every=2", "train.stop={patience: 4, min_delta: 0.4, smoothing: 0.3}")
+    expected, _ = trained(tmp_path / "whole", toy_pipeline(tmp_path, *sets))
+    assert "did not improve in 4 evaluations" in expected.ended_early
+    pipeline = toy_pipeline(tmp_path, *sets)
+    stop = Stop()
+
+    def interrupting(step):
+        def update(*arguments):
+            if pipeline.progress.updates == expected.progress.updates - 3:
+                stop.received = signal.SIGTERM
+            return step(*arguments)
+
+        return update
+
+    pipeline.slots.wrap("update", interrupting)
+    notes = Notes()
+    interrupted = Loop(pipeline, tmp_path / "interrupted", notes, notes, stop)
+    interrupted.run()
+    assert (interrupted.complete, interrupted.ended_early) == (False, "")
+    resumed = Loop(toy_pipeline(tmp_path, *sets), tmp_path / "resumed", notes, notes, Stop())
+    resumed.load_state_dict(interrupted.state_dict())
+    resumed.run()
+    assert (resumed.ended_early, resumed.progress.done) == (expected.ended_early, expected.progress.done)
+    for name, value in expected.pipeline.learner.named_parameters():
+        assert torch.equal(value, dict(resumed.pipeline.learner.named_parameters())[name])
+
+
+def test_an_evaluation_before_the_first_update_ends_nothing():
+    stop = EarlyStop(StopConfig(reach=100), LOSS)
+    stop.observe({"loss": 1.0}, Progress("env_steps", 1000, env_steps=500))
+    assert not stop.ends(Progress("env_steps", 1000, env_steps=500))
