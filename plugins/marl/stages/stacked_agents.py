@@ -53,7 +53,7 @@ class StackedAgents(Stage):
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
             self.roles[name] = StackedRole(
-                networks, self.agents, learner.roles[name].max_grad_norm
+                networks, self.agents, learner.roles[name].settings
             )
         learner.roles.update(self.roles)
         # One slice of all agents: the learner's loops have a single iteration.
