@@ -19,9 +19,9 @@ from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 from runner.training.step import Step
-from runner.verify.evaluation_checks import Asked, answers, prediction_sizes, questions, same_evaluations
+from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
-from runner.verify.global_patches import belongings, patches
+from runner.verify.global_patches import global_values, patches
 from runner.verify.options import Options
 
 HERE = Path(__file__).parent
@@ -180,16 +180,16 @@ def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch, tmp_pat
 
 
 def test_what_was_a_number_and_is_an_object_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setattr("runner.training.step._MIX", object())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.training.step._MIX"]
 
 
 def test_a_table_in_which_something_was_changed_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setitem(PRESETS, "seed", Coefficients())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.plugins.marl.uav.rewards.PRESETS"]
 
 
@@ -251,5 +251,5 @@ def test_slow_predictions_limit_what_is_asked_and_evaluated(monkeypatch):
 
 def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
-    timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
+    timing = clock(baseline, changed, [Query(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0
