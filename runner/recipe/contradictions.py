@@ -12,6 +12,8 @@ from runner.recipe.yaml_nodes import Problem
 
 if TYPE_CHECKING:
     from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
+    from runner.plugin.contract import Objective
+    from runner.recipe.stopping import StopConfig
     from runner.recipe.yaml_nodes import Node
 
 
@@ -33,6 +35,11 @@ def conflicts(
         contradictions += _of_length(data, train)
     if model is not None and data is not None:
         contradictions += _of_model_and_data(root, model, data)
+        if train is not None and train.stop is not None:
+            objective = (
+                data.objective or model.objective or model.default_objective(data)
+            )
+            contradictions += _of_stop(train, train.stop, objective)
     for section, section_stages in stages.items():
         contradictions += _of_stages(root, section, model, section_stages)
     return [
@@ -121,3 +128,40 @@ def _of_length(
     if largest is not None and train.batch_size > largest:
         message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
         yield "train.batch_size", message
+
+
+def _of_stop(
+    train: TrainConfig, stop: StopConfig, objective: Objective | None
+) -> Iterator[tuple[str, str]]:
+    if any(getattr(train, unit) is not None for unit in UNITS):
+        unit, length = train.length
+        if stop.not_before >= length:
+            yield (
+                "train.stop.not_before",
+                f"{stop.not_before:,} leaves nothing of {length:,} {unit}",
+            )
+    if stop.seconds is not None:
+        if stop.metric is not None:
+            yield (
+                "train.stop.metric",
+                "has no effect: with seconds, only time is compared",
+            )
+        return
+    condition = "reach" if stop.patience is None else "patience"
+    if train.evaluate_every is None:
+        yield (
+            f"train.stop.{condition}",
+            "is compared at evaluations, and there is only the last: set train.evaluate_every",
+        )
+    if stop.watched(objective) is not None:
+        return
+    if stop.metric is None and objective is None:
+        yield (
+            "train.stop",
+            "there is no objective here: set metric, for instance eval/loss, and direction",
+        )
+    else:
+        yield (
+            "train.stop.metric",
+            "is not the objective: set direction to minimize or maximize",
+        )

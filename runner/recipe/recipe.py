@@ -26,6 +26,7 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
+from runner.recipe.stopping import StopConfig
 from runner.recipe.yaml_nodes import DEFAULT, MAPPING, Place
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tensor_trees import leaves
@@ -82,6 +83,8 @@ class TrainConfig(Config):
     """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no
     limit.
     """
+    stop: StopConfig | None = None
+    """Condition that ends the training before its length; null trains to the end."""
     sentinel: SentinelConfig | None = None
     """Repeats some updates with the baseline meanwhile and compares; null repeats none."""
     log_every: Count | None = None
@@ -355,6 +358,8 @@ class Recipe:
         # Neither of them changes a digit.
         values.get("system", {}).pop("wait", None)
         values["train"].pop("sentinel", None)
+        if not values["train"].get("stop"):
+            values["train"].pop("stop", None)
         if not values.get("system"):
             values.pop("system", None)
         stages = values["optimization"]
