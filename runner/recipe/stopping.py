@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class StopConfig(Config):
-    """Ends a training before its length, by exactly one of ``patience``, ``reach`` and ``seconds``."""
+    """Ends a training before its length, by one of ``patience``, ``reach`` and ``seconds``."""
 
     patience: Count | None = None
     """Evaluations without an improvement after which the training ends."""
