@@ -80,12 +80,14 @@ def algebra(
         update = divergence.update
         if update is None:
             return _judge_equal(trajectory, baseline, divergence, evidence)
+        # A baseline that diverges from itself proves nothing about the change.
         if _first_divergence(trajectory, baseline, baseline).update is not None:
             summary = (
                 "the baseline is not the same twice, in float64 with the same seeds; make it "
                 "deterministic"
             )
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
+        # A baseline that rounds in between does not compute in float64, whatever the change does.
         narrowed = _judge_casts(trajectory, baseline, divergence)
         if narrowed is not None:
             return narrowed
@@ -202,6 +204,7 @@ def _perturbed_frames(trajectory: Trajectory, baseline: Build) -> Iterator[Frame
     """Yields the baseline's values on a trajectory from states that are perturbed by one ulp."""
     isolation = trajectory.isolated(baseline)
     isolation.load(map_tensors(perturb, saved(isolation.subject)))
+    # States that are loaded later replace the first one, so they are perturbed as well.
     updates = [
         replace(update, states=map_tensors(perturb, to_float64(update.states)))
         for update in trajectory.updates

@@ -43,6 +43,7 @@ def close(
     Arguments and exceptions are those of ``verify``; ``states`` is the largest number of single
     updates, and ``further_updates`` are compared by their algebra alone.
     """
+    # The reference is computed before the change is built, which may have side effects.
     reference = _reference(baseline, batches, states, seed)
     same_algebra = algebra(baseline, changed, [*batches, *further_updates], seed)
     # If the baseline itself rounds in float64, it is no reference for single updates either.

@@ -47,6 +47,7 @@ def exact(
     try:
         expected, baseline_effects = observed(trajectory, baseline)
         actual, changed_effects = observed(trajectory, changed)
+        # This run shows whether the baseline is reproducible, and whether the change reaches it.
         repeated, _ = observed(trajectory, baseline)
         parts = baseline_effects.parts
         divergence = first_divergence(expected, repeated, parts)

@@ -95,6 +95,7 @@ def leak(
     """
     names = list(states)
     divergence = first_divergence(before, after, names)
+    # A baseline that varies from run to run would differ without a change, too.
     if divergence is None or first_divergence(after, repeat(), names) is not None:
         return None
     update, location = divergence

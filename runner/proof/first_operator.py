@@ -47,6 +47,7 @@ def name_operator(verdict: Verdict, seconds: float = SECONDS) -> Verdict:
     try:
         operator = find_first_operator(verdict.reproduction, seconds)
     except Exception as error:
+        # The verdict stands whatever the search raises: it only adds an explanation.
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0]}"
         operator = f"the diverging operator was not found: {reason}"
@@ -84,6 +85,7 @@ def find_first_operator(
     update = reproduction.update
     started = time.monotonic()
     deadline = started + seconds
+    # One table for both, so that equal values have the same number.
     table = ValueTable(_tolerance(reproduction))
     recorder = OperatorRecorder(table, deadline=deadline)
     reference = record(trajectory, reproduction.baseline, update, recorder)

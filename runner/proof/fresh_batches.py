@@ -63,6 +63,8 @@ class FreshBatches:
         source_batch = next(self._source, _EXHAUSTED)
         if source_batch is not _EXHAUSTED:
             self._source_count += 1
+            # Copies, because a loader may reuse the memory of its batches, and a step may write
+            # into it.
             self._pool.append(_copy(source_batch))
             # Without a batch, the step draws its data itself.
             if source_batch is None:
@@ -114,6 +116,7 @@ class FreshBatches:
     def _is_new(self, batch: Any) -> bool:
         content = hashlib.sha1(usedforsecurity=False)
         for name, value in leaves(batch):
+            # Names count, because tensors may exchange their contents.
             content.update(name.encode(errors="surrogatepass"))
             content.update(digest(value))
         identity = content.digest()

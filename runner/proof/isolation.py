@@ -168,6 +168,7 @@ class Isolation:
             self._build(seed, watching, as_trained)
 
     def _build(self, seed: int, watching: bool, as_trained: bool) -> None:
+        # Different random numbers could not be compared element by element.
         if not as_trained:
             torch_settings.inductor().fallback_random = True
         if torch.cuda.is_available():
@@ -219,6 +220,7 @@ class Isolation:
             ):
                 output = self.subject.step(batch)
             self._look_back(output)
+            # Slots that run while the frame is read do not belong to the update.
             observed = self.events or {}
             self.events = None
             frame = self._frame(STEP, 0, output)

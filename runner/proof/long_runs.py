@@ -133,11 +133,13 @@ def same_bits(
     evidence = {"horizon": count}
     if output is None and state is None:
         return Verdict(Outcome.PASS, "Exact", excluded(count), evidence)
+    # Only a failure needs a second run of the baseline.
     if long_run(baseline, batches, count, seed=seed) != expected:
         summary = f"the baseline is not the same twice in {count:,} updates; make it deterministic"
         return Verdict(Outcome.INCONCLUSIVE, "Exact", summary, evidence)
     piece_start = math.inf if state is None else state[0] * _PIECE
     last = None
+    # Outputs give the exact update; of the state, only the piece is recorded.
     if output is not None and output[0] <= piece_start + _PIECE:
         number, location = output
         first = number + 1
@@ -151,8 +153,8 @@ def same_bits(
         last = min(piece_end, count)
     repeated = Trajectory(list(islice(itertools.cycle(batches), count)), seed)
     reproduction = Reproduction(baseline, changed, repeated, first, "Exact", last)
-    place = f"{position}, slot 'step': '{location}'"
-    summary = f"not the same bits in a long run: {place} differs"
+    position += f", slot 'step': '{location}'"
+    summary = f"not the same bits in a long run: {position} differs"
     return Verdict(Outcome.FAIL, "Exact", summary, evidence, reproduction)
 
 
@@ -296,6 +298,7 @@ class _SingleUpdates:
             largest = max(baseline_errors, default=0.0)
             allowed = ALLOWED_ONCE * max(largest, least)
             errors = _errors(updates, group, usual)
+            # The condition is negated so that NaN counts as too large.
             exceeding = [error for error in errors if not error <= allowed]
             if len(exceeding) >= _OFTEN:
                 count = f"{len(exceeding)} of {len(errors)} single updates"

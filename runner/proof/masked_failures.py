@@ -209,9 +209,9 @@ def _compare_small_numbers(
     reference = Isolation(baseline, seed, in_float64)
     candidate = Isolation(changed, seed, in_float64)
     start = replace(start, states=start.states or saved(reference.subject), seed=seed)
-    factors = (_SMALL_IN_FLOAT64,) if in_float64 else (_SMALL,)
+    factors = [_SMALL_IN_FLOAT64 if in_float64 else _SMALL]
     if is_exact:
-        factors = (_SMALL_IN_FLOAT64, _SUBNORMAL)
+        factors = [_SMALL_IN_FLOAT64, _SUBNORMAL]
     for name, update in _small_updates(start, factors):
         trajectory = Trajectory([update], seed, in_float64)
         expected = trajectory.first_frame(reference)

@@ -140,6 +140,7 @@ class Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if _ADDS.search(str(func)):
+            # The quotient of the sizes is the number of terms of each result.
             largest = max((tensor.numel() for tensor in _tensors(args)), default=0)
             counts = [tensor.numel() for tensor in _tensors(output) if tensor.numel()]
             self.terms = max(self.terms, largest / min(counts, default=math.inf))

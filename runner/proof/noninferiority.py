@@ -198,6 +198,7 @@ class NonInferiority:
         if not (math.isfinite(baseline_value) and math.isfinite(changed_value)):
             values = f"{baseline_value} and {changed_value}"
             raise ValueError(f"a pair needs two finite values, got {values}")
+        # Another look after a decision would raise the error rate.
         if self._decision is not None or len(self.pairs) == self.most:
             return
         self.pairs.append((baseline_value, changed_value))

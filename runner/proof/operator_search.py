@@ -137,6 +137,7 @@ class OperatorSearch:
             first = f"no operator among the first {len(operators):,} diverges"
             return f"{first}; more did not fit into memory or time"
         missing = self._first_missing(names)
+        # An operator that is called less often explains more than a value without effect.
         if missing is not None and self._is_rarer(missing):
             return self._describe_missing(missing)
         unmatched = self._first_without_effect()
@@ -314,6 +315,7 @@ class OperatorSearch:
                 is_likely = bool(inputs) and inputs == expected
             if not is_likely:
                 continue
+            # The same module decides between operators with equally many common inputs.
             common = len(inputs & expected) + 0.5 * (reference.site == operator.site)
             if best is None or common > most:
                 most = common

@@ -228,6 +228,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             if match is not None and producer is not None:
                 # A view of the memory may have been recorded after the operator that wrote it.
                 operator.changed_input = self._writers.get(address, producer)
+            # A content without a match is not searched again, because the table has not grown.
             is_new = content is None or match is not None
             match = self._match(value) if is_new else None
         operator.inputs.append(match)
@@ -402,7 +403,8 @@ def _is_plain(value: Any) -> bool:
     """Returns whether a value is a tensor with memory; fake and wrapped ones have none."""
     if type(value) not in (Tensor, nn.Parameter):
         return False
-    return value.layout == torch.strided and value.device.type != "meta"
+    has_memory: bool = value.layout == torch.strided and value.device.type != "meta"
+    return has_memory
 
 
 def _plain_tensors(tree: Any) -> list[Tensor]:

@@ -51,6 +51,7 @@ class Reproduction:
         copies = self.trajectory.copies()
         updates = self.trajectory.updates[: self.last]
         for number, update in enumerate(updates, start=1):
+            # Both get the same batch, and a step may write into it: each step gets a clone.
             batch = self.trajectory.prepare(reference, update, copies)
             expected = _frame_after(reference, clones(batch))
             batch = self.trajectory.prepare(candidate, update, copies)
@@ -60,6 +61,7 @@ class Reproduction:
             compared = compared_values(expected, actual, reference.subject.state)
             if next(not_same_bits(compared, actual), None) is not None:
                 return replace(self, update=number, last=None)
+        # Outputs may differ although no state does.
         return replace(self, update=self.last, last=None)
 
 

@@ -164,6 +164,7 @@ def rounding(
     """Compares single updates from states of the baseline's trajectory by their distance from
     the same updates in float64.
     """
+    # The same updates in both precisions, from the same states.
     updates = [*starts.values()]
     trajectory = Trajectory(updates, seed)
     in_float64 = Trajectory(updates, seed, float64=True)
@@ -225,8 +226,8 @@ def _judge(
         position = f"one of {len(starts)} single updates"
     pairs = zip(starts.items(), by_update, strict=False)
     numbered, _ = max(pairs, key=itemgetter(1))
-    place = f"{group_name(failed)}, {position}"
-    message = f"rounds {times:.2g} times as much as the baseline ({place})"
+    group = f"{group_name(failed)}, {position}"
+    message = f"rounds {times:.2g} times as much as the baseline ({group})"
     return pair.fail(message, numbered, units, evidence)
 
 

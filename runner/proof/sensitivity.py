@@ -23,6 +23,7 @@ class Sensitivity:
     """
 
     def __init__(self, initial: Frame) -> None:
+        # The tensors of a frame change in place.
         self._initial = {
             location: tensor.clone() for location, tensor in _weights(initial)
         }

@@ -58,6 +58,7 @@ def same_updates(
     deadline = time.monotonic() + seconds
     count = 0
     try:
+        # One subject makes all updates, so that caches between updates have their effect.
         reference = Isolation(baseline, 0, float64=in_float64)
         candidate = Isolation(changed, 0, float64=in_float64)
         parts = shared(reference.subject.state, candidate.subject.state)

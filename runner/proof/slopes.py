@@ -68,6 +68,7 @@ def compare_slopes(
     the baseline's are.
     """
     dtype = torch.float64 if float64 else torch.float32
+    # The length of a difference is chosen for these two types.
     if not float64 and torch.get_default_dtype() != torch.float32:
         return None
     trajectory = Trajectory([start], seed, float64, as_trained=True)
@@ -150,6 +151,7 @@ class _Measurement:
             if location.kind == "gradient"
         }
         self.helper.load(self._states, seed)
+        # The helper cannot move parameters that only the changed one has.
         names = self.helper.sizes().keys() & gradients.keys()
         return {name: gradients[name] for name in names}
 
@@ -159,6 +161,7 @@ class _Measurement:
         """Returns the differences of the outputs that are numbers along all directions."""
         measured: dict[Location, list[float]] = {}
         for direction in directions:
+            # The error of central differences is of second order in the distance.
             above = self._totals_at(direction, distance, seed)
             below = self._totals_at(direction, -distance, seed)
             for output in above.keys() & below.keys():

@@ -170,6 +170,7 @@ def put(value: Any, target: Any, in_memory: bool = True) -> Any:
         for key, item in items.items():
             target[key] = item
         return target
+    # A named tuple takes its fields one by one.
     make = getattr(target, "_make", type(target))
     return make(items.values())
 
@@ -252,6 +253,7 @@ def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
     """Makes ``load_state_dict`` of every optimizer keep types inside the ``with``;
     torch's method converts them.
     """
+    # The class is changed, because a part of the subject may load an optimizer inside of it.
     load = Optimizer.load_state_dict
 
     def load_with_types(optimizer: Optimizer, state_dict: Any) -> None:

@@ -41,6 +41,7 @@ class Timekeepers:
             if getattr(owner, name) is not original:
                 function = f"{owner.__name__}.{name}"
                 self.fault = f"'{function}', by which time is measured, was replaced"
+                # Later blocks are timed by the original.
                 setattr(owner, name, original)
 
 
@@ -67,5 +68,6 @@ def read_results(subject: Subject, output: Any = None) -> None:
     step = max(1, len(state) // MOST_READ)
     for tensor in (*tensors(output), *state[::step]):
         if tensor.layout == torch.strided and tensor.numel():
+            # One element is enough: it can be read only when its tensor is computed.
             first_element = (0,) * tensor.dim()
             tensor.detach()[first_element].item()

@@ -113,5 +113,7 @@ class Trajectory:
 
     def copies(self) -> dict[int, Any]:
         """Returns a copy of every batch, by the id of the object."""
+        # By id, so that updates with the same batch get the same copy, and may find it in a
+        # cache.
         copy = to_float64 if self.float64 else clones
         return {id(update.batch): copy(update.batch) for update in self.updates}

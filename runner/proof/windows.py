@@ -82,6 +82,7 @@ def observe(
         digests.append(b"".join(digest(value) for value in output.values()))
         for name, value in output.items():
             returned[name].append(value.double().flatten())
+        # Each update is observed, because a skipped one is hidden in the sum of all.
         current = _floats(read_state())
         idle.update(_idle_groups(previous, current))
         previous = current
@@ -287,6 +288,7 @@ class Comparison:
         behind: Counter[str] = Counter()
         for baseline, candidate in self.pairs:
             for group, count in candidate.idle.items():
+                # A loss scaler of the baseline skips updates, too.
                 more = count - baseline.idle.get(group, 0)
                 if more > 0 and _moves(baseline, group):
                     windows[group] += 1
@@ -296,16 +298,16 @@ class Comparison:
                     behind[name] += 1
         group = self._first_often(windows)
         if group:
-            count = f"{idle[group]} of {self.updates} updates"
-            return f"'{group}' did not change in {count} in which the baseline's did"
+            updates = f"{idle[group]} of {self.updates} updates"
+            return f"'{group}' did not change in {updates} in which the baseline's did"
         name = self._first_often(behind)
         if name:
             actual = math.fsum(window.counts.get(name, 0.0) for _, window in self.pairs)
             expected = math.fsum(
                 window.counts.get(name, 0.0) for window, _ in self.pairs
             )
-            advance = f"advanced by {actual:g}, the baseline's by {expected:g}"
-            return f"the counter '{name}' {advance}"
+            figures = f"advanced by {actual:g}, the baseline's by {expected:g}"
+            return f"the counter '{name}' {figures}"
         return None
 
     def _replayed(self) -> str | None:
@@ -318,6 +320,7 @@ class Comparison:
         candidate = [
             value for _, window in self.pairs for value in window.digests if value
         ]
+        # Some outputs are constant in the baseline, too.
         repeated = _count_repeated(candidate) - _count_repeated(baseline)
         if repeated < max(FEWEST_WINDOWS, SHARE_OF_WINDOWS * len(candidate)):
             return None
@@ -335,6 +338,7 @@ class Comparison:
         furthest: dict[str, float] = {}
         for pair in self.pairs:
             for group, value in deviations(*pair).items():
+                # The condition is negated so that NaN counts as a deviation.
                 if not value <= max(ALLOWED, TIMES * largest[group]):
                     windows[group] += 1
                     furthest[group] = max(value, furthest.get(group, 0.0))

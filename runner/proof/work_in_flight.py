@@ -52,6 +52,7 @@ def compare_in_flight(
     try:
         run = partial(_run, trajectory, build, queues)
         expected, seconds = run(queues.synchronize)
+        # Without this comparison, an unreproducible step would look like a race.
         repeated, _ = run(queues.synchronize)
         difference = _first_difference(expected, repeated)
         if difference is not None:
@@ -86,6 +87,7 @@ def _run(
     Returns:
         The results of every update and the state after the last, and the seconds of one update.
     """
+    # Streams may be created when a subject is built, and later in its updates.
     with queues.note_side_queues():
         isolation = trajectory.isolated(build)
         copies = trajectory.copies()
