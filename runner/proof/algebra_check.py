@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.plugin.contract import Close
 from runner.proof.difference import (
     LOADED_TOLERANCE,
     TOLERANCE,
@@ -37,7 +38,7 @@ from runner.proof.trajectory import Trajectory
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.tensor_trees import map_tensors
 
-CONTRACT = "Close"
+CONTRACT = Close.__name__
 NARROWS = "narrows"
 """Key of the evidence for the operation that rounds the baseline's float64 numbers."""
 SYSTEMATIC = "smallest_systematic_error"

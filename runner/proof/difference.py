@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runner.proof.isolation import Frame, Location
 from runner.proof.subject import Build
 
 if TYPE_CHECKING:
+    from runner.proof.isolation import Frame, Location
     from runner.proof.trajectory import Trajectory
 
 # Share of a group's largest number by which its numbers may differ. Rounding in float64

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.proof.difference import comparable, digest, newly_untrained, shared
 from runner.proof.isolation import Frame, Isolation, Location
 from runner.proof.subject import Build
-from runner.proof.trajectory import Trajectory
 from runner.proof.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from runner.proof.trajectory import Trajectory
 
 WHOLE_PROCESS = "whole_process"
 """Key of the evidence that makes other comparisons in this process invalid."""

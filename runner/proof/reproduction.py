@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.proof.difference import Difference, compared_values, not_same_bits
-from runner.proof.isolation import Frame, Isolation
 from runner.proof.subject import Build
 from runner.proof.subject_states import clones
-from runner.proof.trajectory import Trajectory
 from runner.proof.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from runner.proof.isolation import Frame, Isolation
+    from runner.proof.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

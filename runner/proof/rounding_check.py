@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from runner.plugin.contract import Close
 from runner.proof import difference
-from runner.proof.algebra_check import CONTRACT
 from runner.proof.difference import Difference
 from runner.proof.isolation import Frame, Location
 from runner.proof.modes import OtherFormat, Sums
@@ -24,6 +24,7 @@ from runner.proof.subject_states import named_parameters, on_host
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 
+CONTRACT = Close.__name__
 # How many times as far from the truth as the baseline a change may be, in the median.
 ALLOWED = 2.0
 # How many times the baseline's largest error in one update a change may be off in any update.
