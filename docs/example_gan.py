@@ -12,14 +12,12 @@ class GanConfig(LearnerConfig):
     """A generator and a discriminator, with the logistic loss and the R1 penalty (Mescheder et al. 2018)."""
 
     kind, learns_from = "example_gan", "example_pixels"
+    implementation = "Gan"
     roles = {name: {"kind": "adam", "lr": 1e-3, "betas": [0.0, 0.99]} for name in ("discriminator", "generator")}
     slots = frozenset({"generate", "judge"})
     objective = Objective("nearest", "minimize")
     latent: int = 16
     r1: float = 0.1
-
-    def implementation(self):
-        return Gan
 
 
 class Gan(Learner):
@@ -79,9 +77,7 @@ class PixelsConfig(DatasetConfig):
     """Handwritten digits of 8 x 8 pixels, without their labels."""
 
     kind, provides, in_memory = "example_pixels", "example_pixels", True
-
-    def implementation(self):
-        return Pixels
+    implementation = "Pixels"
 
 
 class Pixels(DatasetSource):

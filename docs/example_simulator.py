@@ -11,15 +11,13 @@ class LineConfig(SimulatorConfig):
     """Agents walk along a line to a goal that all of them see."""
 
     kind = "my_line"
+    implementation = "Line"
     headline = ("return", "distance")
     objective = Objective("return", "maximize")
     agents: int = 2
     """How many walk."""
     limit: int = 25
     """Steps of an episode."""
-
-    def implementation(self):
-        return Line
 
 
 class Line(SimulatorSource):

@@ -31,7 +31,7 @@ from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Stat
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.fingerprint import fingerprint_of_files
 from runner.plugin.memory_choice import MemoryChoice
-from runner.plugin.optimizer import restore
+from runner.plugin.optimizer import OptimizerSettings, restore
 from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
@@ -69,7 +69,7 @@ __all__ = [
     "Anchor", "Batch", "BatchLayout", "Check", "Choices", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "Exact",
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
-    "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe",
+    "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",

@@ -12,11 +12,9 @@ class AnnealedConfig(ToyConfig):
     """Adds the share of the training that is over to the loss."""
 
     kind: ClassVar[str] = "toy_annealed"
+    implementation = "Annealed"
     rise: float = 100.0
     """By how much the loss of a word is larger at the end."""
-
-    def implementation(self):
-        return Annealed
 
 
 class Annealed(Toy):
@@ -33,10 +31,8 @@ class AnnealedPairConfig(PairConfig):
     """Two networks with the same metrics."""
 
     kind: ClassVar[str] = "toy_annealed_pair"
+    implementation = "AnnealedPair"
     objective: ClassVar[Objective | None] = Objective("fraction", "minimize", 0.1, "share")
-
-    def implementation(self):
-        return AnnealedPair
 
 
 class AnnealedPair(Pair):
@@ -49,6 +45,7 @@ class LayeredConfig(ToyConfig):
     """Trains every layer at a rate of its own, and unfreezes the embedding on the way."""
 
     kind: ClassVar[str] = "toy_layered"
+    implementation = "Layered"
     rates: tuple[float, float] | None = None
     """Learning rates of embedding and last layer; the recipe's without them."""
     thaw: int = 0
@@ -59,9 +56,6 @@ class LayeredConfig(ToyConfig):
     """Whether the optimizer that is made has only what is trained at first."""
     adds: bool = False
     """Whether a group is added for the embedding when it is unfrozen."""
-
-    def implementation(self):
-        return Layered
 
 
 class Layered(Toy):
@@ -95,13 +89,11 @@ class MixtureConfig(ToyConfig):
     """Has one head for each way to count, and one for a sentence in 48."""
 
     kind: ClassVar[str] = "toy_mixture"
+    implementation = "Mixture"
     unused: bool = False
     """Whether there is a head that no sentence ever chooses."""
     late: float = 0.0
     """Share of the training in which the loss of the rare head has a weight of zero."""
-
-    def implementation(self):
-        return Mixture
 
 
 class Mixture(Toy):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from runner.api import Batch, Context, LearnerConfig, Progress, Slots, Source, Stage, StageConfig
+from runner.plugin.implementation import implementation_of
 from runner.plugin.optimizer import OptimizerSettings
 from runner.plugin.registry import Registry
 from runner.plugins.marl.config import MasacConfig
@@ -40,7 +41,7 @@ def optimizers_of(config: LearnerConfig, section: Mapping[str, Any] | None = Non
 
 def works(stage: StageConfig | Stage) -> Stage:
     """What a stage's settings stand for."""
-    return stage.implementation()(stage) if isinstance(stage, StageConfig) else stage
+    return implementation_of(type(stage))(stage) if isinstance(stage, StageConfig) else stage
 
 
 def build_masac(

@@ -21,11 +21,9 @@ class LineConfig(GradientLearnerConfig):
     """A line through points."""
 
     kind: ClassVar[str] = "line"
+    implementation = "Line"
     learns_from: ClassVar[str] = "points"
     measures: str = "loss"
-
-    def implementation(self) -> type:
-        return Line
 
 
 class AnnealedLineConfig(LineConfig):
@@ -68,10 +66,8 @@ class PointsConfig(DatasetConfig):
     """Points on a line."""
 
     kind: ClassVar[str] = "points"
+    implementation = "Points"
     provides: ClassVar[str] = "points"
-
-    def implementation(self) -> type:
-        return Points
 
 
 class Points(DatasetSource):

@@ -28,6 +28,7 @@ class Net(LearnerConfig):
     """A net."""
 
     kind: ClassVar[str] = "net"
+    implementation = "Missing"
     learns_from: ClassVar[str] = "numbers"
     slots: ClassVar[frozenset[str]] = frozenset({"loss"})
     moved: ClassVar[Mapping[str, str]] = {"model.width": "model.hidden", "train.speed": "model.lr"}
@@ -44,9 +45,6 @@ class Net(LearnerConfig):
         if sum(value) > 1000:
             raise ValueError("wider than 1000 in all")
         return value
-
-    def implementation(self) -> Any:
-        raise AssertionError("never assembled")
 
     def lacks(self, slot: str) -> str | None:
         return f"backwards there is no '{slot}'" if (self.order, slot) == ("backward", "loss") else super().lacks(slot)
@@ -66,15 +64,13 @@ class Sim(SourceConfig):
     """A simulator."""
 
     kind: ClassVar[str] = "sim"
+    implementation = "Missing"
     provides: ClassVar[str] = "numbers"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
 
     envs: int
     replay: Annotated[Uniform | Prioritized, Field(discriminator="kind")] = Uniform()
     warmup: int = 0
-
-    def implementation(self) -> Any:
-        raise AssertionError("never assembled")
 
     def largest_batch(self) -> int:
         return 512
@@ -88,12 +84,10 @@ class Table(SourceConfig):
     """A dataset."""
 
     kind: ClassVar[str] = "table"
+    implementation = "Missing"
     provides: ClassVar[str] = "numbers"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     rows: int = 10
-
-    def implementation(self) -> Any:
-        raise AssertionError("never assembled")
 
 
 class Words(Table):
@@ -109,8 +103,7 @@ class _Silent(StageConfig):
     def contract(self, setting: Setting) -> Contract:
         return Exact()
 
-    def implementation(self) -> Any:
-        raise AssertionError("never assembled")
+    implementation = "Missing"
 
 
 class Cache(_Silent):

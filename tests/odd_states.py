@@ -26,15 +26,13 @@ class OddConfig(GradientLearnerConfig):
     """Guesses the next word, and keeps what few models keep."""
 
     kind: ClassVar[str] = "odd_state"
+    implementation = "Odd"
     learns_from: ClassVar[str] = "toy_words"
 
     buffer: str = "scalar"
     """A name of ``BUFFERS``."""
     memory: str = "numbers"
     """What it remembers: numbers, tuples, functions, late, lost, or changed."""
-
-    def implementation(self):
-        return Odd
 
 
 class Net(nn.Module):

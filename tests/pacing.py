@@ -16,6 +16,7 @@ class PacedConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "paced"
+    implementation = "Paced"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -29,10 +30,6 @@ class PacedConfig(StageConfig):
     def contract(self, setting: Setting) -> Exact:
         """It only waits."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """What waits."""
-        return Paced
 
 
 class Paced(Stage):

@@ -9,10 +9,8 @@ class PointsConfig(SourceConfig):
     """Random points."""
 
     kind: ClassVar[str] = "points"
+    implementation = "Points"
     provides: ClassVar[str] = "points"
-
-    def implementation(self):
-        return Points
 
 
 class Points(Source):

@@ -35,7 +35,6 @@ UNITS = {"env_steps"}
 FAMILY_WORDS = {
     "runner/plugin/progress.py": UNITS,
     "runner/recipe/recipe.py": UNITS,
-    "runner/plugin/registry.py": {"simulates"},  # by which a plugin of the first API is recognised
 }
 """Where the core may use which of them: in the list of units, and what is said of it."""
 SEQUENCE = re.compile(r"(^|\.)(next_batch|feedback)$|slots\.update$")

@@ -9,6 +9,7 @@ from interrupted import flat
 from running import BESIDE, TRAINED, shipped, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.recipe.rendering import render
@@ -105,7 +106,7 @@ def test_a_stage_declares_what_it_is_and_has_a_card(kind):
     assert "When it helps:" in card
     assert "When it hurts:" in card
     assert all(field.description for field in face.model_fields.values())
-    assert issubclass(face().implementation(), Stage)
+    assert issubclass(implementation_of(face), Stage)
 
 
 @pytest.mark.parametrize(("kind", "name"), HELD)
@@ -282,14 +283,12 @@ from runner.api import Exact, Stage, StageConfig
 class RivalConfig(StageConfig):
     "Wants what another stage has."
     kind = "rival"
+    implementation = "Rival"
     phase = 1
     claims = frozenset({"critic_step"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Rival
 
 class Rival(Stage):
     def attach(self, pipeline):

@@ -8,6 +8,7 @@ from children import start
 from interrupted import learnt, same, train
 from running import NoDisplay
 
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
 from runner.recipe.loader import load
@@ -41,7 +42,7 @@ def test_it_takes_at_most_90_lines():
 
 def test_every_scalar_is_logged_as_the_mean_of_the_updates_that_returned_it(monkeypatch):
     recipe, registry = gan()
-    learner, outputs = recipe.model.implementation(), []
+    learner, outputs = implementation_of(type(recipe.model)), []
     update = learner.update
 
     def kept(self, *arguments):

@@ -150,12 +150,10 @@ class NamedConfig(GradientLearnerConfig):
     """Has names that are secret."""
 
     kind: ClassVar[str] = "named"
+    implementation = "Named"
     learns_from: ClassVar[str] = "points"
     raises: bool = False
     label: str = ""
-
-    def implementation(self):
-        return Named
 
 
 class Named(GradientLearner):

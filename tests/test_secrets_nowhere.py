@@ -43,6 +43,7 @@ class GuardedConfig(GradientLearnerConfig):
     """Has secrets of every sort."""
 
     kind: ClassVar[str] = "guarded"
+    implementation = "Guarded"
     learns_from: ClassVar[str] = "points"
     card: SecretStr
     raw: SecretBytes
@@ -53,22 +54,17 @@ class GuardedConfig(GradientLearnerConfig):
     token_count: int = 7
     explodes: bool = False
 
-    def implementation(self):
-        return Guarded
-
 
 class TalkConfig(StageConfig):
     """Says what it should not."""
 
     kind: ClassVar[str] = "talk"
+    implementation = "Talk"
     phase: ClassVar[int] = 1
     pin: SecretStr
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Talk
 
 
 class Talk(Stage):
@@ -81,6 +77,7 @@ class IdleConfig(StageConfig):
     """Says why it does nothing."""
 
     kind: ClassVar[str] = "idle"
+    implementation = "Missing"
     phase: ClassVar[int] = 1
 
     def contract(self, setting):
@@ -88,9 +85,6 @@ class IdleConfig(StageConfig):
 
     def inactive(self, setting):
         return f"the card is {setting.model.card.get_secret_value()}, the url {setting.model.url}"
-
-    def implementation(self):
-        raise AssertionError("inactive, so never attached")
 
 
 class Guarded(GradientLearner):

@@ -22,14 +22,12 @@ from runner.api import Exact, RunnerError, Stage, StageConfig
 class TroubleConfig(StageConfig):
     "Ends a run in the way that it is told to."
     kind = "trouble"
+    implementation = "Trouble"
     phase = 1
     wraps = frozenset({"transfer"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Trouble
 
 class Trouble(Stage):
     def attach(self, pipeline):

@@ -39,11 +39,9 @@ class Images(DatasetConfig):
     """Random images of two classes."""
 
     kind: ClassVar[str] = "tiny_images"
+    implementation = "ImagesSource"
     provides: ClassVar[str] = "images"
     objective: ClassVar[Objective | None] = LOSS
-
-    def implementation(self) -> type:
-        return ImagesSource
 
 
 class ImagesSource(DatasetSource):
@@ -58,10 +56,8 @@ class Classifier(GradientLearnerConfig):
     """Convolutions."""
 
     kind: ClassVar[str] = "tiny_classifier"
+    implementation = "ClassifierLearner"
     learns_from: ClassVar[str] = "images"
-
-    def implementation(self) -> type:
-        return ClassifierLearner
 
 
 class Convolutions(nn.Module):
@@ -97,12 +93,10 @@ class Tokens(DatasetConfig):
     """Random sequences."""
 
     kind: ClassVar[str] = "tiny_tokens"
+    implementation = "TokensSource"
     provides: ClassVar[str] = "tokens"
     objective: ClassVar[Objective | None] = LOSS
     shapes_vary: ClassVar[bool] = True
-
-    def implementation(self) -> type:
-        return TokensSource
 
 
 class TokensSource(DatasetSource):
@@ -120,13 +114,11 @@ class Tagger(GradientLearnerConfig):
     """An embedding and two layers with dropout."""
 
     kind: ClassVar[str] = "tiny_tagger"
+    implementation = "TaggerLearner"
     learns_from: ClassVar[str] = "tokens"
 
     dropout: float = 0.2
     """Share of activations."""
-
-    def implementation(self) -> type:
-        return TaggerLearner
 
     def draws(self) -> bool:
         return self.dropout > 0
@@ -155,10 +147,8 @@ class Points(DatasetConfig):
     """Points on a circle."""
 
     kind: ClassVar[str] = "tiny_points"
+    implementation = "PointsSource"
     provides: ClassVar[str] = "points"
-
-    def implementation(self) -> type:
-        return PointsSource
 
 
 class PointsSource(DatasetSource):
@@ -172,6 +162,7 @@ class Gan(LearnerConfig):
     """A generator and a discriminator."""
 
     kind: ClassVar[str] = "tiny_gan"
+    implementation = "GanLearner"
     learns_from: ClassVar[str] = "points"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "generator": {"kind": "adam", "lr": 1e-2},
@@ -179,9 +170,6 @@ class Gan(LearnerConfig):
     }
     slots: ClassVar[frozenset[str]] = frozenset({"discriminator_loss", "generator_loss"})
     objective: ClassVar[Objective | None] = LOSS
-
-    def implementation(self) -> type:
-        return GanLearner
 
 
 class GanLearner(Learner):
@@ -239,9 +227,7 @@ class Silent(Gan):
     """The same networks, but its update calls no slot."""
 
     kind: ClassVar[str] = "tiny_silent"
-
-    def implementation(self) -> type:
-        return SilentLearner
+    implementation = "SilentLearner"
 
 
 class SilentLearner(GanLearner):

@@ -29,6 +29,7 @@ class ToyConfig(GradientLearnerConfig):
     """Guesses the next word from the one before."""
 
     kind: ClassVar[str] = "toy"
+    implementation = "Toy"
     learns_from: ClassVar[str] = "toy_words"
     objective: ClassVar[Objective | None] = Objective("loss", "minimize", 0.1, "nats")
 
@@ -36,9 +37,6 @@ class ToyConfig(GradientLearnerConfig):
     """Share of features that is forgotten."""
     frozen: bool = False
     """Whether the embedding stays as it is."""
-
-    def implementation(self):
-        return Toy
 
 
 class MisspeltConfig(ToyConfig):
@@ -63,10 +61,8 @@ class UnluckyConfig(ToyConfig):
     """Fails with one seed."""
 
     kind: ClassVar[str] = "toy_unlucky"
+    implementation = "Unlucky"
     seed: int
-
-    def implementation(self):
-        return Unlucky
 
 
 class Unlucky(Toy):
@@ -80,9 +76,7 @@ class SilentConfig(ToyConfig):
     """Forgets to return what it learnt."""
 
     kind: ClassVar[str] = "toy_silent"
-
-    def implementation(self):
-        return Silent
+    implementation = "Silent"
 
 
 class Silent(Toy):
@@ -94,6 +88,7 @@ class PairConfig(LearnerConfig):
     """A generator and a discriminator."""
 
     kind: ClassVar[str] = "toy_pair"
+    implementation = "Pair"
     learns_from: ClassVar[str] = "toy_words"
     roles: ClassVar = {"generator": {"kind": "adam", "lr": 1e-3}, "discriminator": {"kind": "sgd", "lr": 1e-2}}
 
@@ -101,9 +96,6 @@ class PairConfig(LearnerConfig):
     """Updates between two steps of the generator."""
     detached: bool = False
     """Whether no gradient reaches the generator."""
-
-    def implementation(self):
-        return Pair
 
 
 class Pair(Learner):
@@ -151,6 +143,7 @@ class WordsConfig(DatasetConfig):
     """Sentences that count in steps of one, two or three."""
 
     kind: ClassVar[str] = "toy_words"
+    implementation = "Words"
     provides: ClassVar[str] = "toy_words"
     units: ClassVar = DatasetConfig.units | {"tokens"}
 
@@ -158,9 +151,6 @@ class WordsConfig(DatasetConfig):
     """Sentences to train on."""
     augmented: bool = False
     """Whether a word of every sentence is drawn anew each time."""
-
-    def implementation(self):
-        return Words
 
 
 class Words(DatasetSource):
@@ -195,14 +185,12 @@ class SpendthriftConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "spendthrift"
+    implementation = "Spendthrift"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Spendthrift
 
 
 class Spendthrift(Stage):

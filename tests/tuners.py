@@ -19,6 +19,7 @@ class TunerConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "tuner"
+    implementation = "Tuner"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
@@ -30,9 +31,6 @@ class TunerConfig(StageConfig):
 
     def tunes(self, setting):
         return True
-
-    def implementation(self):
-        return Tuner
 
 
 class Tuner(Stage):

@@ -11,6 +11,7 @@ class HarmedConfig(StageConfig):
     """Moves images by other distances of the same distribution, and spoils some labels."""
 
     kind: ClassVar[str] = "harmed"
+    implementation = "Harmed"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
     share: float = 0.0
@@ -18,9 +19,6 @@ class HarmedConfig(StageConfig):
 
     def contract(self, setting):
         return Statistical()
-
-    def implementation(self):
-        return Harmed
 
 
 class Harmed(Stage):

@@ -18,13 +18,11 @@ class MutatedModuleConfig(StageConfig):
     """Gives the learner, the source and what they hold the changed classes."""
 
     kind = "mutated_module"
+    implementation = "MutatedModule"
     phase = 1
 
     def contract(self, setting):
         return Close()
-
-    def implementation(self):
-        return MutatedModule
 
 
 class MutatedModule(Stage):

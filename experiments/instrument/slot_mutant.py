@@ -18,13 +18,11 @@ class MutatedSlotConfig(StageConfig):
     """Replaces slots by changed copies of what they hold."""
 
     kind = "mutated_slot"
+    implementation = "MutatedSlot"
     phase = 1
 
     def contract(self, setting):
         return Close()
-
-    def implementation(self):
-        return MutatedSlot
 
 
 class MutatedSlot(Stage):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.plugins.sequences.graph_walks import GraphWalks, Walk
 from runner.recipe.loader import load, shipped
@@ -47,7 +48,7 @@ def measure(name: str, compiled: bool) -> dict[str, Any]:
     recipe = load(recipe_name, [*SETTINGS, *settings], Registry())
     stages = {kind: stage for kind, stage in recipe.stages.items() if compiled or not stage.unplanned}
     recipe = replace_stages(recipe, stages)
-    source_class = recipe.data.implementation()
+    source_class = implementation_of(type(recipe.data))
 
     def build(config: Any, context: Any) -> Any:
         source = source_class(config, context)

@@ -109,8 +109,7 @@ class Net(GradientLearner):
 class NetConfig(GradientLearnerConfig):
     """A small net."""
     kind, learns_from, roles = "net", "rows", {{"model": {{"kind": "sgd", "lr": LR}}}}
-    def implementation(self):
-        return Net
+    implementation = "Net"
 
 class Rows(DatasetSource):
     def datasets(self, config):
@@ -120,8 +119,7 @@ class Rows(DatasetSource):
 class RowsConfig(DatasetConfig):
     """Random rows."""
     kind, provides, in_memory = "rows", "rows", True
-    def implementation(self):
-        return Rows
+    implementation = "Rows"
 '''
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -21,13 +21,6 @@ from runner.api import (
 
 from ..molecules.table import MoleculesConfig
 from ..settings import Count, Heads
-
-if TYPE_CHECKING:
-    from .citation import CitationGraph
-    from .gcn import Gcn
-    from .gps import Gps
-    from .molecules import MoleculeGraphs
-    from .partitioned import PartitionedGcn
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -113,6 +106,7 @@ class CitationGraphConfig(CitationConfig):
     """
 
     kind: ClassVar[str] = "citation_graph"
+    implementation = ".citation:CitationGraph"
     provides: ClassVar[str] = "node_graph"
     in_memory: ClassVar[bool] = True
 
@@ -148,12 +142,6 @@ class CitationGraphConfig(CitationConfig):
             batch, sizes={"classes": size.classes}, epoch_samples=1
         )
 
-    def implementation(self) -> type[CitationGraph]:
-        """The source in torch."""
-        from .citation import CitationGraph
-
-        return CitationGraph
-
 
 class GcnConfig(GradientLearnerConfig):
     """A graph convolutional network that predicts the class of every node (Kipf and
@@ -167,6 +155,7 @@ class GcnConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "gcn"
+    implementation = ".gcn:Gcn"
     learns_from: ClassVar[str] = "node_graph"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}
@@ -194,12 +183,6 @@ class GcnConfig(GradientLearnerConfig):
         """Dropout does."""
         return self.dropout > 0 or bool(self.input_dropout)
 
-    def implementation(self) -> type[Gcn]:
-        """The learner in torch."""
-        from .gcn import Gcn
-
-        return Gcn
-
 
 class PartitionedGcnConfig(GcnConfig):
     """A graph convolutional network on a graph in parts, each of which could be on a separate
@@ -216,6 +199,7 @@ class PartitionedGcnConfig(GcnConfig):
     """
 
     kind: ClassVar[str] = "partitioned_gnn"
+    implementation = ".partitioned:PartitionedGcn"
     depends_on_progress: ClassVar[bool] = True
     slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots
 
@@ -223,12 +207,6 @@ class PartitionedGcnConfig(GcnConfig):
     """Which nodes send in which updates."""
     chunks: Count = 4
     """In how many updates everything is sent once, unless all is sent in every one."""
-
-    def implementation(self) -> type[PartitionedGcn]:
-        """The learner in torch."""
-        from .partitioned import PartitionedGcn
-
-        return PartitionedGcn
 
 
 class GpsConfig(GradientLearnerConfig):
@@ -243,6 +221,7 @@ class GpsConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "gps"
+    implementation = ".gps:Gps"
     learns_from: ClassVar[str] = "molecules"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {
@@ -270,12 +249,6 @@ class GpsConfig(GradientLearnerConfig):
         """Dropout does."""
         return self.dropout > 0
 
-    def implementation(self) -> type[Gps]:
-        """The learner in torch."""
-        from .gps import Gps
-
-        return Gps
-
 
 class MoleculeGraphsConfig(MoleculesConfig):
     """Molecules as graphs of their atoms, with one measured number each, from a table of SMILES.
@@ -287,6 +260,7 @@ class MoleculeGraphsConfig(MoleculesConfig):
     """
 
     kind: ClassVar[str] = "molecules"
+    implementation = ".molecules:MoleculeGraphs"
     provides: ClassVar[str] = "molecules"
     shapes_vary: ClassVar[bool] = True
 
@@ -312,12 +286,6 @@ class MoleculeGraphsConfig(MoleculesConfig):
                 for nodes, count in rows.items()
             ),
         )
-
-    def implementation(self) -> type[MoleculeGraphs]:
-        """The source in torch."""
-        from .molecules import MoleculeGraphs
-
-        return MoleculeGraphs
 
 
 def batch_of_molecules(rows: int, nodes: int) -> Mapping[str, TensorOutline]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,10 +16,6 @@ from runner.api import (
 
 from ..settings import Count, Heads
 from .config import CitationConfig
-
-if TYPE_CHECKING:
-    from .contexts import NodeContexts
-    from .pgt import Pgt
 
 
 class PgtConfig(GradientLearnerConfig):
@@ -37,6 +33,7 @@ class PgtConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "pgt"
+    implementation = ".pgt:Pgt"
     learns_from: ClassVar[str] = "node_contexts"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {
@@ -75,12 +72,6 @@ class PgtConfig(GradientLearnerConfig):
             )
         return super().lacks(slot)
 
-    def implementation(self) -> type[Pgt]:
-        """The learner in torch."""
-        from .pgt import Pgt
-
-        return Pgt
-
 
 class NodeContextsConfig(CitationConfig):
     """Nodes of a citation graph, each with those that a walk from it visits most (personalised
@@ -93,6 +84,7 @@ class NodeContextsConfig(CitationConfig):
     """
 
     kind: ClassVar[str] = "node_contexts"
+    implementation = ".contexts:NodeContexts"
     provides: ClassVar[str] = "node_contexts"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     objective: ClassVar[Objective] = Objective(
@@ -134,9 +126,3 @@ class NodeContextsConfig(CitationConfig):
         node = TensorOutline((batch_size,), "int64")
         batch = {**context(), "neighbour": context(), "node": node}
         return SourceOutline(batch, epoch_samples=size.nodes)
-
-    def implementation(self) -> type[NodeContexts]:
-        """The source in torch."""
-        from .contexts import NodeContexts
-
-        return NodeContexts

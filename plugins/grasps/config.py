@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -23,11 +23,6 @@ from runner.api import (
 
 from ..settings import Count, Heads
 from .served import DiffusionRequest, GraspRequest, GraspResponse
-
-if TYPE_CHECKING:
-    from .cube import CubeGrasps
-    from .cvae import GraspCvae
-    from .learner import GraspDiffusion
 
 GRASPS = DataFile(
     name="leap_cube_grasps.npz",
@@ -104,6 +99,7 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     """
 
     kind: ClassVar[str] = "grasp_diffusion"
+    implementation = ".learner:GraspDiffusion"
     answering: ClassVar[frozenset[str]] = frozenset({"condition", "both"})
     slots: ClassVar[frozenset[str]] = GraspLearnerConfig.slots | answering
     request: ClassVar[type[ServedRequest]] = DiffusionRequest
@@ -163,12 +159,6 @@ class GraspDiffusionConfig(GraspLearnerConfig):
             )
         return eta
 
-    def implementation(self) -> type[GraspDiffusion]:
-        """The learner in torch."""
-        from .learner import GraspDiffusion
-
-        return GraspDiffusion
-
 
 class GraspCvaeConfig(GraspLearnerConfig):
     """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al.
@@ -179,6 +169,7 @@ class GraspCvaeConfig(GraspLearnerConfig):
     """
 
     kind: ClassVar[str] = "grasp_cvae"
+    implementation = ".cvae:GraspCvae"
     depends_on_progress: ClassVar[bool] = True
 
     latent: Count = 32
@@ -187,12 +178,6 @@ class GraspCvaeConfig(GraspLearnerConfig):
     """Weight of the divergence from a normal distribution."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Share of the training in which that weight grows from zero."""
-
-    def implementation(self) -> type[GraspCvae]:
-        """The learner in torch."""
-        from .cvae import GraspCvae
-
-        return GraspCvae
 
 
 class AugmentConfig(Config):
@@ -217,6 +202,7 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     """
 
     kind: ClassVar[str] = "cube_grasps"
+    implementation = ".cube:CubeGrasps"
     provides: ClassVar[str] = "grasps"
     headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -292,9 +278,3 @@ class CubeGraspsConfig(PublishedDatasetConfig):
             "upper": TensorOutline((GRASP_NUMBERS,)),
         }
         return SourceOutline(batch, tables=tables)
-
-    def implementation(self) -> type[CubeGrasps]:
-        """The source in torch."""
-        from .cube import CubeGrasps
-
-        return CubeGrasps

@@ -49,6 +49,7 @@ class DistilConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "distil"
+    implementation = "Distil"
     phase: ClassVar[int] = 1
 
     layers: Count = 2
@@ -74,10 +75,6 @@ class DistilConfig(StageConfig):
                 f"layers: {self.layers} should be fewer than the {layers} of the model"
             )
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Distil
 
 
 class Distil(Stage):

@@ -46,6 +46,7 @@ class ExportConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "export"
+    implementation = "Export"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
@@ -70,10 +71,6 @@ class ExportConfig(StageConfig):
         if self.format == "onnx":
             needs_onnxruntime(setting, "format")
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Export
 
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

@@ -30,15 +30,12 @@ class MergedConvBnConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "merged_conv_bn"
+    implementation = "MergedConvBn"
     phase: ClassVar[int] = 1
 
     def contract(self, setting: Setting) -> Close:
         """Returns that the algebra is the same, and rounding differs."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return MergedConvBn
 
 
 class MergedConvBn(Stage):

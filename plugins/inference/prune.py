@@ -47,6 +47,7 @@ class PruneConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "prune"
+    implementation = "Prune"
     phase: ClassVar[int] = 1
 
     heads: Share = 0.25
@@ -69,10 +70,6 @@ class PruneConfig(StageConfig):
         if self.heads or self.ff:
             return None
         return "heads and ff are 0: nothing is removed"
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Prune
 
 
 class Prune(Stage):

@@ -47,6 +47,7 @@ class QuantiseConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "quantise"
+    implementation = "Quantise"
     phase: ClassVar[int] = 2
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
@@ -74,10 +75,6 @@ class QuantiseConfig(StageConfig):
         needs_onnxruntime(setting, "backend")
         refuse_stages(setting, "backend", ("amp", "compile", "export"))
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Quantise
 
 
 CALIBRATION = 8

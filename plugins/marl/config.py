@@ -1,14 +1,11 @@
 """The settings of multi-agent SAC."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from runner.api import LearnerConfig
-
-if TYPE_CHECKING:
-    from .masac import Masac
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -53,6 +50,7 @@ class MasacConfig(LearnerConfig):
     """
 
     kind: ClassVar[str] = "masac"
+    implementation = ".masac:Masac"
     learns_from: ClassVar[str] = "multi_agent"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "actor": {"kind": "adam", "lr": 1e-3, "max_grad_norm": 1.0},
@@ -94,12 +92,6 @@ class MasacConfig(LearnerConfig):
     """Whether all agents learn from the same parameters, or each from the new ones of
     the agents before it.
     """
-
-    def implementation(self) -> "type[Masac]":
-        """The learner in torch."""
-        from .masac import Masac
-
-        return Masac
 
     def lacks(self, slot: str) -> str | None:
         """Returns the reason if the update order leaves nothing for a slot to share."""

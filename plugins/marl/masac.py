@@ -111,7 +111,7 @@ class Masac(Learner):
             "temperature": [[p] for p in self.log_temperatures],
         }
         self.roles = {
-            name: AgentsRole(agents, context.optimizers[name].max_grad_norm)
+            name: AgentsRole(agents, context.optimizers[name])
             for name, agents in parameters.items()
         }
 
@@ -407,18 +407,13 @@ class Masac(Learner):
     def configure_optimizers(self) -> None:
         """Creates one optimizer for every agent and role."""
         for name, role in self.roles.items():
-            settings = self.context.optimizers[name]
+            settings = role.settings
             if settings.settings.get("weight_decay") and settings.spare:
                 raise UsageError(
                     f"optimizer.{name}.weight_decay: masac cannot exclude parameters from it; "
                     f"set spare: []"
                 )
-            make = partial(
-                self.slots.make_optimizer,
-                settings.optimizer(),
-                **settings.settings,
-            )
-            role.configure(make)
+            role.configure(self.slots)
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
         """Yields the optimizers of all agents."""

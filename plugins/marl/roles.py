@@ -1,15 +1,14 @@
 """The parameters of one role (actors, critics, temperatures) and how they are stepped."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.api import Slots, State, restore
+from runner.api import OptimizerSettings, Slots, State, restore
 
-MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 ALL = slice(None)
 
 
@@ -19,10 +18,11 @@ class AgentsRole:
     def __init__(
         self,
         parameters: Sequence[Sequence[nn.Parameter]],
-        max_grad_norm: float | None = None,
+        settings: OptimizerSettings,
     ) -> None:
         self.parameters = [list(agent) for agent in parameters]
-        self.max_grad_norm = max_grad_norm
+        self.settings = settings
+        self.clipping = settings.clipping()
         self.optimizers: list[Optimizer] = []
 
     def leaves(self) -> Iterator[nn.Parameter]:
@@ -30,9 +30,11 @@ class AgentsRole:
         for agent in self.parameters:
             yield from agent
 
-    def configure(self, make: MakeOptimizer) -> None:
+    def configure(self, slots: Slots) -> None:
         """Makes the optimizers."""
-        self.optimizers = [make([*agent]) for agent in self.parameters]
+        self.optimizers = [
+            self.settings.make(slots, [*agent]) for agent in self.parameters
+        ]
 
     def zero_grad(self, agents: slice = ALL) -> None:
         """Deletes the gradients of these agents."""
@@ -42,13 +44,12 @@ class AgentsRole:
 
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm, if there is a bound."""
-        if self.max_grad_norm is None:
+        if self.clipping is None:
             return
         for parameters, optimizer in zip(
             self.parameters[agents], self.optimizers[agents], strict=True
         ):
-            slots.unscale(optimizer)
-            slots.clip(parameters, self.max_grad_norm)
+            self.clipping(slots, optimizer, parameters)
 
     def step(self, slots: Slots, agents: slice = ALL) -> None:
         """Steps every agent's optimizer."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.api import Slots, State, restore
+from runner.api import OptimizerSettings, Slots, State, restore
 
 from .layout import as_agent_states, as_stacked, as_vector_state, split
 from .networks import Precision
-from .roles import ALL, AgentsRole, MakeOptimizer
+from .roles import ALL, AgentsRole
 
 
 class Stack:
@@ -51,14 +51,14 @@ class StackedRole(AgentsRole):
         self,
         networks: Sequence[Sequence[nn.Parameter]],
         agents: int,
-        max_grad_norm: float | None,
+        settings: OptimizerSettings,
     ) -> None:
         """Stacks the networks.
 
         Args:
             networks: the parameters of each network; those of an agent are neighbours.
             agents: number of agents, which have equally many networks.
-            max_grad_norm: the norm to which every agent's gradient is clipped.
+            settings: the role's section of the recipe.
         """
         self.networks = networks
         self.agents = agents
@@ -72,15 +72,16 @@ class StackedRole(AgentsRole):
             self.shares, split(self.vector.grad, self.stack.shapes), strict=True
         ):
             share.grad = gradient
-        self.max_grad_norm = max_grad_norm
+        self.settings = settings
+        self.clipping = settings.clipping()
 
     def leaves(self) -> Iterator[nn.Parameter]:
         """Yields the stacked layers, [M, ...] each."""
         yield from self.layers
 
-    def configure(self, make: MakeOptimizer) -> None:
+    def configure(self, slots: Slots) -> None:
         """Makes one optimizer of one vector."""
-        self.optimizers = [make([self.vector])]
+        self.optimizers = [self.settings.make(slots, [self.vector])]
 
     def zero_grad(self, agents: slice = ALL) -> None:
         """Deletes the gradients of the layers; ``gather`` overwrites those of the vector."""
@@ -100,10 +101,8 @@ class StackedRole(AgentsRole):
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
         """Gathers the gradients and clips every agent's norm."""
         self.gather()
-        if self.max_grad_norm is None:
-            return
-        slots.unscale(self.optimizers[0])
-        slots.clip(self.shares, self.max_grad_norm)
+        if self.clipping is not None:
+            self.clipping(slots, self.optimizers[0], self.shares)
 
     def expose_gradients(self) -> None:
         """Assigns every network's share of the gradient to its parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -23,10 +23,6 @@ from runner.api import (
 
 from ..settings import Count
 from .served import ViewRequest, ViewResponse
-
-if TYPE_CHECKING:
-    from .learner import RadianceGan
-    from .views import PosedViews
 
 VIEWS = DataFile(
     name="views.npz",
@@ -61,6 +57,7 @@ class RadianceGanConfig(LearnerConfig):
     """
 
     kind: ClassVar[str] = "radiance_gan"
+    implementation = ".learner:RadianceGan"
     learns_from: ClassVar[str] = "posed_images"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "discriminator": {"kind": "adam", "lr": 5e-4, "betas": (0.0, 0.9)},
@@ -137,12 +134,6 @@ class RadianceGanConfig(LearnerConfig):
     gradient: Literal["full", "cut"] = "full"
     """``cut`` computes super-resolution without a gradient, and the runner refuses to train it."""
 
-    def implementation(self) -> type[RadianceGan]:
-        """Imports and returns the learner's class."""
-        from .learner import RadianceGan
-
-        return RadianceGan
-
 
 class PosedViewsConfig(PublishedDatasetConfig):
     """Square images with the poses from which they were taken.
@@ -154,6 +145,7 @@ class PosedViewsConfig(PublishedDatasetConfig):
     """
 
     kind: ClassVar[str] = "posed_views"
+    implementation = ".views:PosedViews"
     provides: ClassVar[str] = "posed_images"
     headline: ClassVar[tuple[str, ...]] = (
         "swd",
@@ -225,9 +217,3 @@ class PosedViewsConfig(PublishedDatasetConfig):
             },
             epoch_samples=count - count // self.held_out,
         )
-
-    def implementation(self) -> type[PosedViews]:
-        """Imports and returns the source's class."""
-        from .views import PosedViews
-
-        return PosedViews

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -23,11 +23,6 @@ from runner.api import (
 )
 
 from ..settings import Count, Heads
-
-if TYPE_CHECKING:
-    from .gpt import Gpt
-    from .mamba2 import Mamba2
-    from .text import Text
 
 TINY_SHAKESPEARE = DataFile(
     name="tinyshakespeare.txt",
@@ -91,6 +86,7 @@ class GptConfig(LanguageModelConfig):
     """
 
     kind: ClassVar[str] = "gpt"
+    implementation = ".gpt:Gpt"
 
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
@@ -105,12 +101,6 @@ class GptConfig(LanguageModelConfig):
         """Dropout does."""
         return self.dropout > 0
 
-    def implementation(self) -> type[Gpt]:
-        """The learner in torch."""
-        from .gpt import Gpt
-
-        return Gpt
-
 
 class Mamba2Config(LanguageModelConfig):
     """A state space model that predicts the next symbol from those before it (Dao and Gu 2024, Mamba-2).
@@ -123,6 +113,7 @@ class Mamba2Config(LanguageModelConfig):
     """
 
     kind: ClassVar[str] = "mamba2"
+    implementation = ".mamba2:Mamba2"
     slots: ClassVar[frozenset[str]] = LanguageModelConfig.slots | {"scan"}
 
     layers: Count = 2
@@ -146,12 +137,6 @@ class Mamba2Config(LanguageModelConfig):
             raise ValueError(f"should divide the width inside of a block, {inner}")
         return head_width
 
-    def implementation(self) -> type[Mamba2]:
-        """The learner in torch."""
-        from .mamba2 import Mamba2
-
-        return Mamba2
-
 
 class TextConfig(PublishedDatasetConfig):
     """Any text in UTF-8, by the character; its end is held out.
@@ -163,6 +148,7 @@ class TextConfig(PublishedDatasetConfig):
     """
 
     kind: ClassVar[str] = "text"
+    implementation = ".text:Text"
     provides: ClassVar[str] = "tokens"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "tokens"})
     in_memory: ClassVar[bool] = True
@@ -199,9 +185,3 @@ class TextConfig(PublishedDatasetConfig):
             tables={"characters": TensorOutline((vocabulary,), "int32")},
             epoch_samples=max(1, windows),
         )
-
-    def implementation(self) -> type[Text]:
-        """The source in torch."""
-        from .text import Text
-
-        return Text

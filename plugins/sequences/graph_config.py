@@ -16,8 +16,6 @@ from ..settings import Count, Heads
 
 if TYPE_CHECKING:
     from ..molecules.smiles import Molecule
-    from .graph_gpt import GraphGpt
-    from .graph_walks import GraphWalks
 
 
 PADDED = 16
@@ -39,6 +37,7 @@ class GraphGptConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "graph_gpt"
+    implementation = ".graph_gpt:GraphGpt"
     learns_from: ClassVar[str] = "graph_tokens"
     depends_on_progress: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -66,12 +65,6 @@ class GraphGptConfig(GradientLearnerConfig):
         """Dropout does."""
         return self.dropout > 0
 
-    def implementation(self) -> type[GraphGpt]:
-        """The learner in torch."""
-        from .graph_gpt import GraphGpt
-
-        return GraphGpt
-
 
 class GraphWalksConfig(MoleculesConfig):
     """A table of molecules, each as the tokens of a walk over all its bonds, with one measured number each.
@@ -83,6 +76,7 @@ class GraphWalksConfig(MoleculesConfig):
     """
 
     kind: ClassVar[str] = "graph_walks"
+    implementation = ".graph_walks:GraphWalks"
     provides: ClassVar[str] = "graph_tokens"
     shapes_vary: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("rmse", "nats_per_token")
@@ -115,12 +109,6 @@ class GraphWalksConfig(MoleculesConfig):
             buckets=tuple(batch_of_walks(count, length) for length, count in rows.items()),
             sizes={"vocabulary": VOCABULARY, "longest": LONGEST},
         )
-
-    def implementation(self) -> type[GraphWalks]:
-        """The source in torch."""
-        from .graph_walks import GraphWalks
-
-        return GraphWalks
 
 
 def batch_of_walks(rows: int, length: int) -> Mapping[str, TensorOutline]:

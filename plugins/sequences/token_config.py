@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -18,9 +18,6 @@ from runner.api import (
     Unit,
     UsageError,
 )
-
-if TYPE_CHECKING:
-    from .tokens import Tokens
 
 GPT2_VOCABULARY = 50_257
 """Tokens of GPT-2, which a plan assumes while the file is missing."""
@@ -35,6 +32,7 @@ class TokensConfig(PublishedDatasetConfig):
     """
 
     kind: ClassVar[str] = "tokens"
+    implementation = ".tokens:Tokens"
     provides: ClassVar[str] = "tokens"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "tokens"})
     in_memory: ClassVar[bool] = True
@@ -105,9 +103,3 @@ class TokensConfig(PublishedDatasetConfig):
             tables=tables,
             epoch_samples=epoch_samples,
         )
-
-    def implementation(self) -> type[Tokens]:
-        """Returns the source in torch."""
-        from .tokens import Tokens
-
-        return Tokens

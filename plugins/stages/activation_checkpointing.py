@@ -25,6 +25,7 @@ class ActivationCheckpointingConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "activation_checkpointing"
+    implementation = "ActivationCheckpointing"
     phase: ClassVar[int] = 2
 
     def contract(self, setting: Setting) -> Exact:
@@ -35,10 +36,6 @@ class ActivationCheckpointingConfig(StageConfig):
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
         """Returns the one way to switch it on."""
         return (MemoryChoice({}, 1.35, "about a third more time"),)
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return ActivationCheckpointing
 
 
 class ActivationCheckpointing(Stage):

@@ -19,6 +19,7 @@ class AmpConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "amp"
+    implementation = "Amp"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
@@ -53,10 +54,6 @@ class AmpConfig(StageConfig):
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             return "this GPU has no bf16 arithmetic; use dtype: fp16"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Amp
 
 
 class Amp(Stage):

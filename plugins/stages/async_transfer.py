@@ -39,6 +39,7 @@ class AsyncTransferConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "async_transfer"
+    implementation = "AsyncTransfer"
     phase: ClassVar[int] = 2
     unplanned: ClassVar[str] = "batches on their way are on the device, too"
     claims: ClassVar[frozenset[str]] = frozenset({"next_batch", "transfer"})
@@ -59,10 +60,6 @@ class AsyncTransferConfig(StageConfig):
         if setting.data.resident(setting.device.type):
             return "the data are on the GPU already: nothing to transfer"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return AsyncTransfer
 
 
 class AsyncTransfer(Stage):

@@ -23,6 +23,7 @@ class BatchAutotuneConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "batch_autotune"
+    implementation = "BatchAutotune"
     phase: ClassVar[int] = 3
     unplanned: ClassVar[str] = "it chooses the batch size by trial"
     prepares: ClassVar[bool] = True
@@ -45,10 +46,6 @@ class BatchAutotuneConfig(StageConfig):
     def tunes(self, setting: Setting) -> bool:
         """Returns True: the fastest batch size depends on the machine."""
         return True
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return BatchAutotune
 
 
 class BatchAutotune(Stage):

@@ -23,6 +23,7 @@ class BucketingConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "bucketing"
+    implementation = "Bucketing"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
@@ -33,10 +34,6 @@ class BucketingConfig(StageConfig):
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if samples are of one size."""
         return None if setting.data.shapes_vary else "samples are of one size: nothing is padded"
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Bucketing
 
 
 class Bucketing(Stage):

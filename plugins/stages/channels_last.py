@@ -34,6 +34,7 @@ class ChannelsLastConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "channels_last"
+    implementation = "ChannelsLast"
     phase: ClassVar[int] = 2
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -42,10 +43,6 @@ class ChannelsLastConfig(StageConfig):
         in the order of memory.
         """
         return Statistical() if setting.model.draws() else Close()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return ChannelsLast
 
 
 class ChannelsLast(Stage):

@@ -35,6 +35,7 @@ class CompileConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "compile"
+    implementation = "Compile"
     phase: ClassVar[int] = 3
     unplanned: ClassVar[str] = "it fuses operations and computes some again; --compiled includes it"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
@@ -60,10 +61,6 @@ class CompileConfig(StageConfig):
     def tunes(self, setting: Setting) -> bool:
         """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default."""
         return setting.device.type == "cuda" or self.mode != "default"
-
-    def implementation(self) -> type[Stage]:
-        """The compiled slots."""
-        return Compile
 
 
 class Compile(Stage):

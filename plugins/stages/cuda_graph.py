@@ -38,6 +38,7 @@ class CudaGraphConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "cuda_graph"
+    implementation = "CudaGraph"
     phase: ClassVar[int] = 3
     unplanned: ClassVar[str] = "a graph keeps all memory of an update reserved, and copies of the batch"
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
@@ -60,10 +61,6 @@ class CudaGraphConfig(StageConfig):
         if amp is not None and getattr(amp, "dtype", None) == "fp16":
             raise UsageError("cuda_graph cannot capture fp16 loss scaling; use amp: {dtype: bf16}")
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return CudaGraph
 
 
 class CudaGraph(Stage):

@@ -23,6 +23,7 @@ class DeleteTensorsConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "delete_tensors"
+    implementation = "DeleteTensors"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -32,10 +33,6 @@ class DeleteTensorsConfig(StageConfig):
     def contract(self, setting: Setting) -> Exact:
         """Returns ``Exact``: the same bits."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return DeleteTensors
 
 
 class DeleteTensors(Stage):

@@ -18,6 +18,7 @@ class EmptyCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "empty_cache"
+    implementation = "EmptyCache"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -28,10 +29,6 @@ class EmptyCacheConfig(StageConfig):
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason on a CPU, which has no such cache."""
         return None if setting.device.type == "cuda" else "a CPU has no cache of GPU memory"
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return EmptyCache
 
 
 class EmptyCache(Stage):

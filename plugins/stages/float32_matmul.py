@@ -28,6 +28,7 @@ class Float32MatmulConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "float32_matmul"
+    implementation = "Float32Matmul"
     phase: ClassVar[int] = 3
     unplanned: ClassVar[str] = "it changes no memory"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
@@ -46,10 +47,6 @@ class Float32MatmulConfig(StageConfig):
         if setting.device.type == "cpu" and self.precision == "high":
             return "a CPU has no TF32; use precision: medium"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Float32Matmul
 
 
 class Float32Matmul(Stage):

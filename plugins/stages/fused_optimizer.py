@@ -16,16 +16,13 @@ class FusedOptimizerConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "fused_optimizer"
+    implementation = "FusedOptimizer"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer"})
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return FusedOptimizer
 
 
 class FusedOptimizer(Stage):

@@ -45,6 +45,7 @@ class GradientAccumulationConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "gradient_accumulation"
+    implementation = "GradientAccumulation"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"forward_backward"})
 
@@ -70,10 +71,6 @@ class GradientAccumulationConfig(StageConfig):
             )
             parts *= 2
         return choices
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return GradientAccumulation
 
 
 class GradientAccumulation(Stage):

@@ -31,6 +31,7 @@ class HeapRetentionConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "heap_retention"
+    implementation = "HeapRetention"
     phase: ClassVar[int] = 3
 
     def contract(self, setting: Setting) -> Exact:
@@ -46,10 +47,6 @@ class HeapRetentionConfig(StageConfig):
         if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
             return "only the GNU C library has this setting"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return HeapRetention
 
 
 class HeapRetention(Stage):

@@ -24,6 +24,7 @@ class PrefetchConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "prefetch"
+    implementation = "Prefetch"
     phase: ClassVar[int] = 2
 
     workers: Annotated[int, Field(ge=1, le=64)] = 1
@@ -41,10 +42,6 @@ class PrefetchConfig(StageConfig):
         if data.in_memory:
             return "the data are in memory as they are used: there is nothing to load"
         return f"data.workers: {data.workers} load ahead already" if data.workers else None
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return Prefetch
 
 
 class Prefetch(Stage):

@@ -23,6 +23,7 @@ class PreprocessOnceConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "preprocess_once"
+    implementation = "PreprocessOnce"
     phase: ClassVar[int] = 1
 
     def contract(self, setting: Setting) -> Exact:
@@ -34,10 +35,6 @@ class PreprocessOnceConfig(StageConfig):
         if not isinstance(setting.data, DatasetConfig):
             return f"'{setting.data.kind}' is not a dataset: samples are never repeated"
         return "the data are in memory as they are used" if setting.data.in_memory else None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return PreprocessOnce
 
 
 class PreprocessOnce(Stage):

@@ -22,6 +22,7 @@ class SetToNoneConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "set_to_none"
+    implementation = "SetToNone"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"zero_grad"})
 
@@ -35,10 +36,6 @@ class SetToNoneConfig(StageConfig):
     def inactive(self, setting: Setting) -> str | None:
         """Returns a reason if nothing changes."""
         return "gradients are set to None anyway; enabled: false fills them with zeros" if self.enabled else None
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return SetToNone
 
 
 class SetToNone(Stage):

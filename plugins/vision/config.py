@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,13 +19,6 @@ from runner.api import (
     SourceOutline,
     TensorOutline,
 )
-
-if TYPE_CHECKING:
-    from .classifier import Classifier
-    from .conv_classifier import ConvClassifier
-    from .digits import Digits
-    from .image_folder import ImageFolder
-    from .mlp import FullyConnected
 
 EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
@@ -96,6 +89,7 @@ class ClassifierConfig(ConvolutionalClassifierConfig):
     """
 
     kind: ClassVar[str] = "classifier"
+    implementation = ".classifier:Classifier"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {
             "kind": "adamw",
@@ -109,12 +103,6 @@ class ClassifierConfig(ConvolutionalClassifierConfig):
         default_factory=lambda: [16, 32], min_length=1
     )
     """Channels of the blocks: two blocks of every width."""
-
-    def implementation(self) -> type[Classifier]:
-        """The learner in torch."""
-        from .classifier import Classifier
-
-        return Classifier
 
 
 class ConvClassifierConfig(ConvolutionalClassifierConfig):
@@ -130,6 +118,7 @@ class ConvClassifierConfig(ConvolutionalClassifierConfig):
     """
 
     kind: ClassVar[str] = "conv_classifier"
+    implementation = ".conv_classifier:ConvClassifier"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
     }
@@ -140,12 +129,6 @@ class ConvClassifierConfig(ConvolutionalClassifierConfig):
     """Group norm depends on one image alone. Batch norm depends on the batch, and can be merged
     into the convolutions of a trained model (``merged_conv_bn``).
     """
-
-    def implementation(self) -> type[ConvClassifier]:
-        """Imports and returns the learner."""
-        from .conv_classifier import ConvClassifier
-
-        return ConvClassifier
 
 
 class MlpConfig(ImageClassifierConfig):
@@ -159,6 +142,7 @@ class MlpConfig(ImageClassifierConfig):
     """
 
     kind: ClassVar[str] = "mlp"
+    implementation = ".mlp:FullyConnected"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "sgd", "lr": 0.1}
     }
@@ -171,12 +155,6 @@ class MlpConfig(ImageClassifierConfig):
     """The nonlinearity after each of them."""
     bias: bool = False
     """Whether layers add a bias."""
-
-    def implementation(self) -> type[FullyConnected]:
-        """Imports and returns the learner."""
-        from .mlp import FullyConnected
-
-        return FullyConnected
 
 
 DIGITS = 1_797
@@ -206,6 +184,7 @@ class DigitsConfig(DatasetConfig):
     """
 
     kind: ClassVar[str] = "digits"
+    implementation = ".digits:Digits"
     provides: ClassVar[str] = "labelled_images"
     in_memory: ClassVar[bool] = True
 
@@ -221,12 +200,6 @@ class DigitsConfig(DatasetConfig):
             batch_size, 1, side, DIGITS_CLASSES, DIGITS - self.held_out
         )
 
-    def implementation(self) -> type[Digits]:
-        """The source in torch."""
-        from .digits import Digits
-
-        return Digits
-
 
 class ImageFolderConfig(DatasetConfig):
     """Any folder of images with one subfolder for each class.
@@ -236,6 +209,7 @@ class ImageFolderConfig(DatasetConfig):
     """
 
     kind: ClassVar[str] = "image_folder"
+    implementation = ".image_folder:ImageFolder"
     provides: ClassVar[str] = "labelled_images"
 
     folder: RecipePath
@@ -258,9 +232,3 @@ class ImageFolderConfig(DatasetConfig):
         return outline_of_images(
             batch_size, 1 if self.grey else 3, self.side, max(1, len(classes))
         )
-
-    def implementation(self) -> type[ImageFolder]:
-        """The source in torch."""
-        from .image_folder import ImageFolder
-
-        return ImageFolder

@@ -137,7 +137,7 @@ def ablate(
             raise StorageError(
                 f"{folder}: {error.strerror}; free some space, or name another --out"
             ) from error
-    return replace(result, signal=stop.asked or 0)
+    return replace(result, signal=stop.received or 0)
 
 
 def _measured(
@@ -172,7 +172,7 @@ def _measured(
         error = RunnerError(
             "interrupted before each variant had two processes; the same command continues"
         )
-        error.exit_code = ExitCode(128 + int(stop.asked or 0))
+        error.exit_code = ExitCode(128 + int(stop.received or 0))
         raise error
     cases = tuple(analyse(case.case, case.variants, case.lines) for case in finished)
     return Result(

@@ -33,6 +33,7 @@ from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.proof.verdict import Verdict
 from runner.recipe.recipe import Recipe
+from runner.system.contention import Contention
 from runner.system.errors import RunnerError, UsageError
 from runner.tracking.workspace import folder_name
 from runner.training.pipeline import resolve_device, setting_of
@@ -446,13 +447,13 @@ class Measurement:
         """Measures an update of every variant, and with ``train`` a moment of training."""
         update = {}
         trained = {}
-        noticed = []
+        contentions = []
         # The order changes from round to round, so that periodic load favours no variant.
         for name in order(list(self.children), number):
             if (answer := self._ask(name, "update")) is None:
                 continue
             update[name] = answer["seconds"]
-            noticed.append(answer)
+            contentions.append(Contention(**answer["contention"]))
             if train and (answer := self._ask(name, "train")) is not None:
                 trained[name] = answer
         self.add(
@@ -462,7 +463,7 @@ class Measurement:
             train=trained,
             wait=self.waits.mode,
         )
-        self.waits.observe(noticed)
+        self.waits.observe(contentions)
 
     def _command(self, command: str) -> None:
         """Gives every process a command without an answer of interest."""

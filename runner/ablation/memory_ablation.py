@@ -288,7 +288,7 @@ def ablate_memory(
         except OSError as error:
             hint = "free some space, or name another --out"
             raise StorageError(f"{folder}: {error.strerror}; {hint}") from error
-    return replace(result, signal=stop.asked or 0)
+    return replace(result, signal=stop.received or 0)
 
 
 def _measure(
@@ -326,7 +326,7 @@ def _measure(
             error = RunnerError(
                 "interrupted before the baseline was measured; run the command again"
             )
-            error.exit_code = ExitCode(128 + int(stop.asked or 0))
+            error.exit_code = ExitCode(128 + int(stop.received or 0))
             raise error
         result = MemoryResult(
             name=experiment.config.name,

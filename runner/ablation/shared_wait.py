@@ -5,9 +5,8 @@ ablation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -53,13 +52,13 @@ class SharedWait:
         """Returns the present mode."""
         return "passive" if self.sleeps else "active"
 
-    def observe(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Takes what the processes noticed of other programs in a round, before the next one."""
+    def observe(self, contentions: Sequence[Contention]) -> None:
+        """Takes the contention that each process measured in a round, before the next round."""
         # A single thread does not wait for others.
-        if answers and self._use.threads > 1:
-            waited = median(answer["waited"] for answer in answers)
-            other_load = median(answer["others"] for answer in answers)
-            self._switch.observe(Contention(waited, other_load), SAMPLE_SECONDS)
+        if contentions and self._use.threads > 1:
+            waited = median(contention.waited for contention in contentions)
+            other_cores = median(contention.other_cores for contention in contentions)
+            self._switch.observe(Contention(waited, other_cores), SAMPLE_SECONDS)
 
     def sleep(self) -> bool:
         """Makes waiting threads sleep in all processes."""

@@ -13,6 +13,8 @@ import torch
 
 from runner.ablation import compared_trainings
 from runner.child.protocol import Parent
+from runner.proof.subject import Subject
+from runner.proof.timekeeping import LEAST_DEFERRED, deferred_seconds
 from runner.proof.warm_up import warm_up
 from runner.system import generators
 from runner.system.contention import ContentionMeter
@@ -53,6 +55,7 @@ class Measured:
         self.stopwatch = Stopwatch(pipeline.device)
         self.activities = Activities(pipeline.device)
         self.step = Step(pipeline)
+        self.subject = Subject(self.advance, {"learner": pipeline.learner})
         for name in ("draw", "next_batch", *pipeline.source.activities):
             self.activities.time(pipeline.slots, name)
         self.count = 1
@@ -96,20 +99,27 @@ class Measured:
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
 
-        Every update has a new batch; sampling is not timed. The answer contains the load of other
-        programs that this process measured meanwhile.
+        Every update has a new batch; sampling is not timed. Work that a stage leaves until somebody
+        reads the results is. The answer contains the load of other programs that this process
+        measured meanwhile.
         """
         batches = self.draws(self.count)
+        outputs: list[Any] = []
 
         def block() -> None:
             for sample in batches:
-                self.advance(sample)
+                outputs[:] = [self.advance(sample)]
 
         # A stage may have changed the batch size, and times of other sizes cannot be compared.
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
         self.meter.read()
-        seconds = self.stopwatch.seconds(block) / len(batches) * scale
-        return {"seconds": seconds, **self.meter.read()._asdict()}
+        block_s = self.stopwatch.seconds(block)
+        contention = self.meter.read()
+        deferred_s = deferred_seconds(self.stopwatch, self.subject, outputs[0])
+        if deferred_s > LEAST_DEFERRED * block_s:
+            block_s += deferred_s
+        seconds = block_s / len(batches) * scale
+        return {"seconds": seconds, "contention": contention._asdict()}
 
     def sleep(self) -> dict[str, Any]:
         """Makes threads sleep while they wait for each other, from the next command on."""
@@ -121,12 +131,13 @@ class Measured:
         self.waiting.spin()
         return {}
 
-    def advance(self, drawn: Drawn) -> None:
-        """Makes an update as a training does: with its seed, and counted."""
+    def advance(self, drawn: Drawn) -> dict[str, Any]:
+        """Makes an update as a training does, with its seed and counted, and returns its result."""
         progress = self.pipeline.progress
         self.step.seed(progress.updates)
-        self.step.update(drawn)
+        output = self.step.update(drawn)
         progress.updates += 1
+        return output
 
     def record(self) -> dict[str, Any]:
         """Batches with which all variants make the updates that are compared."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.live import LiveBar
-from runner.system.console import CleanText, Console
+from runner.system.console import Console
 from runner.system.suggestions import shown_path
 from runner.system.synthetic import SYNTHETIC_REMARK
-from runner.system.text_lines import amount, duration, figure, labelled
+from runner.system.text_lines import amount, duration, figure
 
 if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 WARM_UP = "warm-up"
 RECENT_SECONDS = 10.0
 SAMPLE_SECONDS = 0.5
-_LABEL = 9
-"""Columns of the closing table's labels."""
 
 
 class ProgressDisplay(LiveBar):
@@ -114,12 +112,9 @@ class ProgressDisplay(LiveBar):
 
 def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
     """Prints the result, the time, the stages and the location of a run."""
-    from runner.tracking.listing import headed
+    from runner.tracking.run_summary import print_sections
 
-    console.print(headed(result.run_name, result.status), soft_wrap=True)
-    for label, lines in _sections(result, headline).items():
-        for first_column, text in labelled(f"{label:{_LABEL}}", lines, console.width):
-            console.print(CleanText.assemble((first_column, "bold"), text), soft_wrap=True)
+    print_sections(result.run_name, result.status, _sections(result, headline), console)
 
 
 def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[str]]:

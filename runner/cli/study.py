@@ -240,7 +240,7 @@ def _end(summary: "Summary", reason: str, stop: "Stop", workspace: "Workspace", 
     # A study that was stopped may still find a valid configuration.
     if not summary.best and not stop:
         raise RunnerError("no trial has a valid result; the causes are printed above")
-    raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
+    raise typer.Exit(128 + int(stop.received) if stop.received else ExitCode.DONE)
 
 
 def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:

@@ -51,10 +51,12 @@ class Face(Config, ABC):
     """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under ``optimization``."""
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Settings that matter only at the start of a training: a resumed run refuses another value."""
+    implementation: ClassVar[str | type[Any]]
+    """The ``Learner``, ``Source`` or ``Stage``: the class itself or its name.
 
-    @abstractmethod
-    def implementation(self) -> type[Any]:
-        """Imports and returns its works: a ``Learner``, a ``Source`` or a ``Stage``."""
+    ``Net`` is a class in the module of the settings, ``.net:Net`` one of another module, relative to theirs, which is
+    imported when a pipeline is assembled.
+    """
 
 
 class JudgedFace(Face, ABC):

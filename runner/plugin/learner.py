@@ -6,7 +6,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -188,14 +187,13 @@ class Learner(ABC):
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
             settings = role.settings
-            make = partial(self.slots.make_optimizer, settings.optimizer(), **settings.settings)
             try:
-                role.optimizer = make(settings.groups(role.module))
+                role.optimizer = settings.make(self.slots, settings.groups(role.module))
             except UsageError:
                 if all(parameter.requires_grad for parameter in role.module.parameters()):
                     raise
                 # Muon refuses vectors, also those that are frozen.
-                role.optimizer = make(settings.groups(role.module, frozen=False))
+                role.optimizer = settings.make(self.slots, settings.groups(role.module, frozen=False))
 
     def start_averages(self) -> None:
         """Starts the averages of ``train.ema``; called once, when the parameters are where they stay."""

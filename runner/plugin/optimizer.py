@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,8 @@ from runner.system.tensor_trees import map_tensors, tensors
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from runner.plugin.context import Slots
 
 HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")  # settings of torch's that belong to stages
 Spared = Literal["biases", "norms", "embeddings"]
@@ -70,6 +73,18 @@ def _as_written(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -
 _Number = Annotated[float, WrapValidator(_as_written)]
 
 
+@dataclass(frozen=True)
+class Clipping:
+    """Clips gradients before a step. A compiler traces it, which it could not with settings."""
+
+    max_norm: float
+
+    def __call__(self, slots: Slots, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Clips the gradients of an optimizer's parameters to the norm."""
+        slots.unscale(optimizer)
+        slots.clip(parameters, self.max_norm)
+
+
 class OptimizerSettings(Config):
     """The optimizer of one role; ``settings_of`` a kind has all parameters of its signature except
     those of the implementation.
@@ -103,6 +118,15 @@ class OptimizerSettings(Config):
 
         found: type[Optimizer] = getattr(torch.optim, kinds()[self.kind][0])
         return found
+
+    def make(self, slots: Slots, parameters: Sequence[Any]) -> Optimizer:
+        """Makes the optimizer of parameters, or of groups of them, with the slot ``make_optimizer``."""
+        made: Optimizer = slots.make_optimizer(self.optimizer(), parameters, **self.settings)
+        return made
+
+    def clipping(self) -> Clipping | None:
+        """Returns how gradients are clipped before a step; None if they are not."""
+        return None if self.max_grad_norm is None else Clipping(self.max_grad_norm)
 
     def groups(self, module: nn.Module, *, frozen: bool = True) -> list[dict[str, Any]]:
         """Returns the parameter groups of a module; weight decay leaves one of them alone.

@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 from runner.plugin.check import Check
 from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.siblings import FOLDERS
-from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
 from runner.system.files import sha256
 from runner.system.suggestions import shown_path, suggestion
@@ -100,13 +99,15 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise UsageError(f"{where} cannot be imported: {_import_failure(error)}") from error
         base = _FACES[section]
-        if not (isinstance(face, type) and issubclass(face, (base, Stage))):
+        if not (isinstance(face, type) and issubclass(face, base)):
             raise UsageError(f"{where} is no {base.__name__}: {face!r}")
-        if old := _of_the_old_api(face):
-            moving = "docs/plugins.md has a section on moving"
-            raise UsageError(f"{where} is written for version 1 of the plugin API, and this is 2: {old}; {moving}")
         if inspect.isabstract(face):
             raise UsageError(f"{where} is abstract: a method of {base.__name__} is missing")
+        if not isinstance(getattr(face, "implementation", None), str | type):
+            raise UsageError(
+                f"{where}: {face.__name__}.implementation should be the name of a class, for instance "
+                'implementation = "Net" or ".net:Net"'
+            )
         if getattr(face, "kind", None) != kind:
             raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
         return face
@@ -147,9 +148,7 @@ class Registry:
     def _add_file(self, path: Path) -> None:
         module, provider = _import_file(path)
         own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-        # The last one is what the old API registered.
-        bases: list[tuple[Section, type[Any]]] = [*_FACES.items(), ("optimization", Stage)]
-        faces = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
+        faces = [(section, face) for face in own for section, base in _FACES.items() if issubclass(face, base)]
         faces = [(section, face) for section, face in faces if "kind" in vars(face) and _stands_in(face, section)]
         checks = [value for value in own if issubclass(value, Check) and "name" in vars(value)]
         for check in checks:
@@ -163,9 +162,7 @@ class Registry:
         bases = [(section, base) for section, base in _FACES.items() if issubclass(face, base)]
         sections = [section for section, _ in bases if _stands_in(face, section)]
         if not sections or not isinstance(getattr(face, "kind", None), str):
-            expected = (
-                "pass the LearnerConfig, SourceConfig or StageConfig with a kind whose implementation() returns it"
-            )
+            expected = "pass the LearnerConfig, SourceConfig or StageConfig with a kind whose implementation it is"
             raise UsageError(f"plugins: class {face.__name__} is not of settings: {expected}")
         MODULES.add(face.__module__)
         provider = Provider(f"{face.__module__}.{face.__qualname__}", _version_of(face))
@@ -236,21 +233,6 @@ def _provider(found: Distribution | None) -> Provider:
     return Provider(found.name, found.version) if found else Provider("unknown", "")
 
 
-def _of_the_old_api(face: type[Any]) -> str | None:
-    """Returns the feature of a class that identifies the plugin API's first version;
-    None without one.
-    """
-    if issubclass(face, Stage):
-        return "a stage's settings are a StageConfig, whose implementation() names the Stage"
-    if issubclass(face, LearnerConfig) and callable(face.slots):
-        return "slots is a set of names on the class, no method"
-    if issubclass(face, SourceConfig) and "simulates" in vars(face):
-        return "simulates is gone: units contains the counts of a source"
-    if issubclass(face, SourceConfig) and isinstance(vars(face).get("objective"), tuple):
-        return "objective is an Objective(name, direction), no tuple"
-    return None
-
-
 def _import_failure(error: BaseException) -> str:
     """Why a module cannot be imported, with the line of a plugin file that raised the exception."""
     if isinstance(error, SystemExit):
@@ -274,7 +256,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules in the file's folder are importable, too: last in the order, so that a random.py there
-    # shadows nothing, and permanently, because implementation() imports code later.
+    # shadows nothing, and permanently, because implementations are imported later.
     folder = path.resolve().parent
     FOLDERS.add(folder)
     importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder

@@ -23,7 +23,7 @@ class Role:
         self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
         self.every = every
         """How many updates pass between two of its steps; what watches gradients waits as long."""
-        self.max_grad_norm = self.settings.max_grad_norm  # reading settings takes microseconds
+        self.clipping = self.settings.clipping()
 
     def parameters(self) -> list[Tensor]:
         """The parameters that need a gradient now."""
@@ -35,9 +35,8 @@ class Role:
 
     def step(self) -> None:
         """Clips the gradients if the recipe requires it, and steps the optimizer."""
-        if self.max_grad_norm is not None:
-            self.slots.unscale(self.optimizer)
-            self.slots.clip(self._stepped_parameters(), self.max_grad_norm)
+        if self.clipping is not None:
+            self.clipping(self.slots, self.optimizer, self._stepped_parameters())
         self.slots.optimizer_step(self.optimizer)
 
     def _stepped_parameters(self) -> list[Tensor]:

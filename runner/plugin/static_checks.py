@@ -7,9 +7,7 @@ Unreadable code counts as complete until it is imported.
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +15,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import UsageError
-from runner.system.suggestions import method_named, shown_path
+from runner.system.suggestions import shown_path
 
 if TYPE_CHECKING:
     from runner.plugin.configs import Face
@@ -75,31 +72,29 @@ def unmeasured(model: type[Face], data: type[Face]) -> str | None:
     return f"{learner.lacks(['metrics'])}, with which {source.name} evaluates"
 
 
-def imported(face: Face) -> type[Any]:
-    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
-    from runner.plugin.learner import Learner  # with torch, which validation does without
-    from runner.plugin.source import Source
-    from runner.plugin.stage import Stage
-
-    works: Any = face.implementation()
-    if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
-        who, got = method_named(face, "implementation"), getattr(works, "__name__", works)
-        raise UsageError(f"{who} should return a Learner, a Source or a Stage, got {got!r}")
-    if inspect.isabstract(works):
-        raise UsageError(_of_class(works).lacks(sorted(works.__abstractmethods__)))
-    return works
-
-
 @cache
 def works_of(face: type[Face]) -> Works | None:
     """Returns the implementation of a configuration class; None if it cannot be read."""
     implementation = face.implementation
+    if isinstance(implementation, type):
+        return of_class(implementation)
+    module = declaring_class(face).__module__
+    module_name, name = split_name(implementation)
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(implementation)))
-        (returned,) = (each.value for each in ast.walk(tree) if isinstance(each, ast.Return))
-        return None if returned is None else _named(ast.unparse(returned), tree, implementation.__module__)
+        return _class(resolve_name(module_name, _package_of(module)) if module_name else module, name)
     except (LookupError, OSError, TypeError, ValueError, SyntaxError, ImportError, RecursionError):
         return None
+
+
+def declaring_class(face: type[Face]) -> type[Any]:
+    """Returns the class that sets ``implementation``: relative names are those of its module."""
+    return next(base for base in face.__mro__ if "implementation" in vars(base))
+
+
+def split_name(implementation: str) -> tuple[str, str]:
+    """Splits ``MODULE:CLASS``; the module is empty if the class is in the module of the settings."""
+    module_name, _, name = implementation.rpartition(":")
+    return module_name, name
 
 
 def _named(dotted: str, tree: ast.AST, module: str) -> Works:
@@ -119,7 +114,7 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     """Returns the targets of imported names, also of those that are imported only for
     annotations.
     """
-    package = module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
+    package = _package_of(module)
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -132,12 +127,17 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     return found
 
 
+def _package_of(module: str) -> str:
+    """Returns the package to which relative imports in a module refer."""
+    return module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
+
+
 def _class(module: str, name: str) -> Works:
     """A class of a module, itself if it is imported already; a LookupError if there is none that can be read."""
     # Not by getattr, for which a module may import something.
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if isinstance(found, type):
-        return _of_class(found)
+        return of_class(found)
     file, tree = _source(module)
     node = next((each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and each.name == name), None)
     if node is None:
@@ -155,7 +155,8 @@ def _class(module: str, name: str) -> Works:
     return Works(name, file, owners, frozenset(each for each, is_abstract in abstract.items() if is_abstract))
 
 
-def _of_class(found: type[Any]) -> Works:
+def of_class(found: type[Any]) -> Works:
+    """Describes an imported class."""
     owners = {name: f"{each.__module__}.{each.__qualname__}" for each in reversed(found.__mro__) for name in vars(each)}
     file = Path(getattr(sys.modules.get(found.__module__), "__file__", None) or found.__module__)
     return Works(found.__name__, file, owners, frozenset(getattr(found, "__abstractmethods__", ())))

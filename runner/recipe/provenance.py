@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import runner
 from runner.plugin.siblings import FOLDERS
+from runner.plugin.static_checks import split_name
 from runner.recipe.repository import GitError, open_repository
 
 _PACKAGE = "runner"
@@ -131,7 +132,10 @@ def _files(spec: ModuleSpec | None) -> dict[str, Path]:
 
 
 def _imports(path: Path) -> list[str]:
-    """Returns the sorted absolute names of all imports in a file, also inside functions."""
+    """Returns the sorted absolute names of all imports in a file.
+
+    Imports inside of functions are included, and modules that settings name as ``implementation``.
+    """
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
@@ -143,7 +147,20 @@ def _imports(path: Path) -> list[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= _named_modules(node)
     return sorted(names)
+
+
+def _named_modules(assignment: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Returns the module of an assignment like ``implementation = "module:Class"``; a relative one
+    is in the same package.
+    """
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    if "implementation" not in map(ast.unparse, targets) or not isinstance(assignment.value, ast.Constant):
+        return set()
+    module_name, _ = split_name(str(assignment.value.value))
+    return set() if module_name.startswith(".") else {module_name} - {""}
 
 
 def _outside(name: str, importer: Path) -> ModuleSpec | None:

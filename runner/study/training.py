@@ -269,7 +269,7 @@ def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
             seconds=time.monotonic() - start,
         )
     else:
-        sys.exit(128 + int(stop.asked or 0))
+        sys.exit(128 + int(stop.received or 0))
 
 
 class _ReportingRecorder(Recorder):
@@ -297,7 +297,7 @@ class _ReportingRecorder(Recorder):
         value = metrics.get(self._parent.options["metric"])
         if value is not None and not self._parent.ask(value=float(value), step=step):
             self.pruned = True
-            self._stop.asked = signal.SIGTERM
+            self._stop.received = signal.SIGTERM
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Gives a sign of life, twice a second at most."""

@@ -21,8 +21,13 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
     """Prints the result of ``listing.described`` for a run, and the runs below it
     if it is a group of seeds.
     """
-    console.print(headed(run["name"], run["status"]), soft_wrap=True)
-    for label, lines in _sections(run, below).items():
+    print_sections(run["name"], run["status"], _sections(run, below), console)
+
+
+def print_sections(name: str, status: str, sections: Mapping[str, Sequence[str]], console: Console) -> None:
+    """Prints the name and status of a run, and the lines of every section behind its label."""
+    console.print(headed(name, status), soft_wrap=True)
+    for label, lines in sections.items():
         for first_column, text in labelled(f"{label:{_LABEL}}", lines, console.width):
             console.print(CleanText.assemble((first_column, "bold"), text), soft_wrap=True)
 

@@ -17,6 +17,7 @@ from runner.system.processor import share_processor
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
+# The first steps allocate memory, and are not timed.
 WARM_UP = 3
 SECONDS = 0.5
 
@@ -30,18 +31,27 @@ def main(parent: Parent) -> None:
 
 def _probe(recipe: Recipe, registry: Registry, batch_size: int) -> Probe:
     pipeline = assemble(recipe, registry.files, batch_size=batch_size)
-    device, cuda = pipeline.device, pipeline.device.type == "cuda"
-    limit = torch.cuda.mem_get_info(device)[0] if cuda else available_memory()
+    device = pipeline.device
+    is_cuda = device.type == "cuda"
+    limit = torch.cuda.mem_get_info(device)[0] if is_cuda else available_memory()
+
     step = Step(pipeline)
-    steps, started = -WARM_UP, 0.0
+    steps = -WARM_UP
+    started = 0.0
     while steps < 1 or time.perf_counter() - started < SECONDS:
-        while step() is None:  # the source has nothing to learn from yet
+        # At first, the source may have nothing to learn from.
+        while step() is None:
             pass
-        if cuda:
+        if is_cuda:
             torch.cuda.synchronize(device)
         steps += 1
         if steps == 0:
             started = time.perf_counter()
     speed = steps * pipeline.batch_size / (time.perf_counter() - started)
-    peak = torch.cuda.max_memory_reserved(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    if is_cuda:
+        peak = torch.cuda.max_memory_reserved(device)
+    else:
+        # The kernel counts in KiB.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Probe(speed, peak, limit)

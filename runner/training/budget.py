@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 PATH = "train.memory_budget"
 _log = logging.getLogger(__name__)
+# A plan takes about a second; the search for stages that fit ends after this number.
 _MOST_PLANS = 40
-"""Sets of stages that are planned before the search for one that fits ends."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class StageChoice:
 
     Attributes:
         config: Its settings.
-        choice: What it costs.
-        is_statistical: Whether results are other ones with it.
+        choice: Its cost.
+        is_statistical: Whether it changes results.
     """
 
     config: StageConfig
@@ -43,9 +43,17 @@ class StageChoice:
 
     def text(self) -> str:
         """Returns the stage with its settings and its cost."""
-        settings = ", ".join(f"{name}: {value}" for name, value in self.choice.settings.items())
-        kind = self.config.kind
-        return f"{kind}: {{{settings}}} ({self.choice.cost})" if settings else f"{kind} ({self.choice.cost})"
+        stage = self.config.kind
+        settings = self.settings_text()
+        if settings:
+            stage += f": {settings}"
+        return f"{stage} ({self.choice.cost})"
+
+    def settings_text(self) -> str:
+        """Returns the settings as a YAML mapping; empty if there are none."""
+        settings = self.choice.settings.items()
+        text = ", ".join(f"{name}: {value}" for name, value in settings)
+        return f"{{{text}}}" if text else ""
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,8 @@ class Fitted:
     """A recipe that keeps to its budget.
 
     Attributes:
-        recipe: With the stages that were switched on.
-        notes: What was done, for a person.
+        recipe: The recipe, with the stages that were switched on.
+        notes: Messages about the changes.
     """
 
     recipe: Recipe
@@ -62,9 +70,9 @@ class Fitted:
 
 
 def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
-    """Returns the recipe if its plan keeps to ``train.memory_budget``, or one with stages that make it do so.
+    """Returns a recipe that keeps to ``train.memory_budget``, with additional stages if necessary.
 
-    No stage is added to the recipe of a lock: its stages were chosen when the lock was written.
+    No stage is added to the recipe of a lock: its stages were selected when the lock was written.
 
     Raises:
         RecipeError: The plan exceeds the budget. The message has the plan's table.
@@ -72,35 +80,45 @@ def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
     budget = recipe.train.memory_budget
     if budget is None:
         return Fitted(recipe)
+    # Few trainings have a budget, and need the modules that plan.
     from runner.training.planning import plan_memory
 
     plan = plan_memory(recipe, registry.files)
     if plan.peak <= budget.limit:
         return Fitted(recipe)
     if not budget.fit or is_lock(recipe.path):
-        hint = "lower train.batch_size, or set train.memory_budget: {size: ..., fit: true}"
+        hint = (
+            "lower train.batch_size, or set train.memory_budget: {size: ..., fit: true}"
+        )
         raise _refusal(recipe, plan, hint)
-    # Stages save activations and gradients; every plan of a set of them costs about a second.
+    # Stages save activations and gradients only.
     if plan.resident > budget.limit:
-        hint = f"parameters and optimizers alone take {format_size(plan.resident)}; make the model smaller"
+        size = format_size(plan.resident)
+        hint = f"parameters and optimizers alone take {size}; make the model smaller"
         raise _refusal(recipe, plan, hint)
     smallest = plan
     for choices in itertools.islice(_sets(recipe, registry), _MOST_PLANS):
         candidate = with_stages(recipe, choices)
+        # Some stages cannot work with some learners.
         try:
             fitted_plan = plan_memory(candidate, registry.files)
-        except RunnerError:  # a stage that cannot work with this learner
+        except RunnerError:
             continue
         if fitted_plan.peak <= budget.limit:
             return Fitted(candidate, _notes(plan, fitted_plan, choices))
         if fitted_plan.peak < smallest.peak:
             smallest = fitted_plan
     stages = ", ".join(smallest.stages) or "no stage"
-    hint = f"the least that was found is {format_size(smallest.peak)}, with {stages}; lower train.batch_size"
+    hint = (
+        f"the least that was found is {format_size(smallest.peak)}, with {stages}; "
+        "lower train.batch_size"
+    )
     raise _refusal(recipe, plan, hint)
 
 
-def fitted(recipe: Recipe, registry: Registry, report: Callable[[str], object] | None = None) -> Recipe:
+def fitted(
+    recipe: Recipe, registry: Registry, report: Callable[[str], object] | None = None
+) -> Recipe:
     """Returns the recipe with the stages that its memory budget needs, and reports them.
 
     Raises:
@@ -117,75 +135,97 @@ def fitted(recipe: Recipe, registry: Registry, report: Callable[[str], object] |
 def with_stages(recipe: Recipe, choices: Sequence[StageChoice]) -> Recipe:
     """Returns the recipe with more stages, in the order in which all attach."""
     added = {choice.config.kind: choice.config for choice in choices}
-    stages = dict(sorted({**recipe.stages, **added}.items(), key=lambda item: (item[1].phase, item[0])))
-    place = Place(PATH)
+    merged = {**recipe.stages, **added}
+    # Stages attach in the order of their phases.
+    kinds = sorted(merged, key=lambda kind: (merged[kind].phase, kind))
+    stages = {kind: merged[kind] for kind in kinds}
+    origin = Place(PATH)
     origins = dict(recipe.origins)
     for choice in choices:
         path = f"optimization.{choice.config.kind}"
-        origins[path] = place
-        origins |= {f"{path}.{name}": place for name in choice.choice.settings}
+        origins[path] = origin
+        origins |= {f"{path}.{name}": origin for name in choice.choice.settings}
     off = tuple(kind for kind in recipe.off if kind not in added)
     return replace(recipe, stages=stages, off=off, origins=origins)
 
 
 def _sets(recipe: Recipe, registry: Registry) -> Iterator[tuple[StageChoice, ...]]:
-    """Yields sets of stages, the cheapest first: those that keep results, then the fastest, then the smallest."""
-    choices = stage_choices(recipe, registry)
-    options: list[list[StageChoice | None]] = [[None, *of_stage] for of_stage in choices.values()]
-    sets = [tuple(filter(None, combination)) for combination in itertools.product(*options)]
+    """Yields sets of stages: first those that keep results, then the fastest, then the smallest."""
+    choices_by_stage = stage_choices(recipe, registry)
+    options: list[list[StageChoice | None]] = [
+        [None, *choices] for choices in choices_by_stage.values()
+    ]
+    combinations = itertools.product(*options)
+    sets = [tuple(filter(None, combination)) for combination in combinations]
 
-    def cost(combination: tuple[StageChoice, ...]) -> tuple[bool, float, int]:
-        is_statistical = any(choice.is_statistical for choice in combination)
-        return is_statistical, math.prod(choice.choice.time for choice in combination), len(combination)
+    def cost(choices: tuple[StageChoice, ...]) -> tuple[bool, float, int]:
+        is_statistical = any(choice.is_statistical for choice in choices)
+        time = math.prod(choice.choice.time for choice in choices)
+        return is_statistical, time, len(choices)
 
     yield from sorted(filter(None, sets), key=cost)
 
 
-def stage_choices(recipe: Recipe, registry: Registry) -> Mapping[str, list[StageChoice]]:
-    """Returns the ways in which each stage could save memory that the recipe does not switch on."""
+def stage_choices(
+    recipe: Recipe, registry: Registry
+) -> Mapping[str, list[StageChoice]]:
+    """Returns the stages that could save memory, each with its possible settings.
+
+    Stages that the recipe switches on are not among them.
+    """
     from runner.training.pipeline import resolve_device, setting_of
 
-    setting = setting_of(recipe, resolve_device(recipe.device))
-    claimed = frozenset[str]().union(*(stage.claims for stage in recipe.stages.values()))
-    choices = {}
+    context = setting_of(recipe, resolve_device(recipe.device))
+    claims = (stage.claims for stage in recipe.stages.values())
+    claimed = frozenset[str]().union(*claims)
+    choices_by_stage = {}
     for kind in registry.kinds("optimization"):
         if kind in recipe.stages:
             continue
         stage_class = registry.get("optimization", kind)
-        memory_choices = stage_class.memory_choices(recipe.train.batch_size)
-        configs = [(stage_class(**choice.settings), choice) for choice in memory_choices]
-        found = [
-            StageChoice(config, choice, isinstance(config.contract(setting), Statistical))
-            for config, choice in configs
-            if _can_work(config, setting, claimed)
-        ]
-        if found:
-            choices[kind] = found
-    return choices
+        choices = []
+        for memory_choice in stage_class.memory_choices(recipe.train.batch_size):
+            config = stage_class(**memory_choice.settings)
+            if _can_work(config, context, claimed):
+                is_statistical = isinstance(config.contract(context), Statistical)
+                choices.append(StageChoice(config, memory_choice, is_statistical))
+        if choices:
+            choices_by_stage[kind] = choices
+    return choices_by_stage
 
 
-def _can_work(config: StageConfig, setting: Setting, claimed: frozenset[str]) -> bool:
+def _can_work(config: StageConfig, context: Setting, claimed: frozenset[str]) -> bool:
     """Returns whether a stage has an effect here and claims no slot that another stage claims."""
-    if config.claims & claimed or any(map(setting.model.lacks, config.claims | config.wraps)):
+    if config.claims & claimed:
         return False
+    if any(map(context.model.lacks, config.claims | config.wraps)):
+        return False
+    # A stage may refuse a combination of settings with an error.
     try:
-        return config.inactive(setting) is None
+        return config.inactive(context) is None
     except RunnerError:
         return False
 
 
-def _notes(before: MemoryPlan, after: MemoryPlan, choices: Sequence[StageChoice]) -> tuple[str, ...]:
+def _notes(
+    before: MemoryPlan, after: MemoryPlan, choices: Sequence[StageChoice]
+) -> tuple[str, ...]:
     sizes = f"{format_size(before.peak)} -> {format_size(after.peak)}"
     time = math.prod(choice.choice.time for choice in choices)
-    head = f"{PATH}: {sizes} for an update, expected to take {time:.2f} times as long"
-    return (head, *(f"switched on: {choice.text()}" for choice in choices))
+    summary = (
+        f"{PATH}: {sizes} for an update, expected to take {time:.2f} times as long"
+    )
+    return (summary, *(f"switched on: {choice.text()}" for choice in choices))
 
 
 def _refusal(recipe: Recipe, plan: MemoryPlan, hint: str) -> RecipeError:
     budget = recipe.train.memory_budget
     assert budget is not None
     origins = recipe.origins
-    place = origins.get(PATH) or origins.get(f"{PATH}.size") or DEFAULT
+    origin = origins.get(PATH) or origins.get(f"{PATH}.size") or DEFAULT
     table = "\n".join(f"    {line}".rstrip() for line in plan.lines())
-    message = f"the plan of an update needs {format_size(plan.peak)}, which exceeds {budget.size}: {hint}\n{table}"
-    return RecipeError([Problem(place, PATH, message)])
+    message = (
+        f"the plan of an update needs {format_size(plan.peak)}, "
+        f"which exceeds {budget.size}: {hint}\n{table}"
+    )
+    return RecipeError([Problem(origin, PATH, message)])

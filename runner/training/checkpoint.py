@@ -1,5 +1,6 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON, never a pickle; a failed write
-leaves the previous checkpoint intact.
+"""Checkpoints: tensors as safetensors, everything else as JSON, never a pickle.
+
+A failed write leaves the previous checkpoint intact.
 
 A checkpoint is a folder, ``step-000000001234``, with ``state.json``, in which names represent
 tensors and rings; ``tensors-<number>.safetensors``; for each ring,
@@ -27,13 +28,22 @@ from torch import Tensor
 from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.faults import reach
-from runner.system.files import link, make_folder, remove, remove_quietly, rename, sha256, sync, write_text
+from runner.system.files import (
+    link,
+    make_folder,
+    remove,
+    remove_quietly,
+    rename,
+    sha256,
+    sync,
+    write_text,
+)
 from runner.system.stored_json import check_size
 from runner.training.checkpoint_files import (
     FORMAT,
     MANIFEST,
-    REST,
     ROWS_FILE,
+    STATE_FILE,
     read_files,
     read_manifest,
     reading,
@@ -47,21 +57,18 @@ from runner.training.unpacking import unpack
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its checkpoints are."""
 REHEARSAL = ".rehearsal.partial"
+# The newest checkpoint may be damaged, so the one before it stays, in addition to the best.
 KEPT = 2
-"""The number of newest checkpoints that are saved, in addition to the best."""
+# Tensors are copied file by file, so writing needs no more memory than about this.
 FILE_BYTES = 64 * 2**20
-"""Tensors are spread over files of about this size, so that writing needs no more memory than that."""
+# Rows are linked file by file, so a small file repeats few rows.
 SEGMENT_BYTES = 4 * 2**20
-"""About the size of a file with rows of a ring."""
-BESIDE_BYTES = 64 * 2**20
-"""A checkpoint up to this size is copied and written during the training; for a
-larger one, the training waits.
-"""
+# A small checkpoint is copied, and written while the training continues.
+BACKGROUND_BYTES = 64 * 2**20
 _MIB = 2**20
-_ASIDE = "damaged-"
-"""Prefix of the name of a damaged checkpoint that ``load_newest`` skipped."""
+# A damaged checkpoint that ``load_newest`` skipped is renamed, so that it can be written again.
+_SKIPPED = "damaged-"
 _Content = tuple[str, dict[str, Tensor]]
-"""The name of a file and the tensors in it."""
 _Rows = Callable[[], Tensor]
 _log = logging.getLogger(__name__)
 
@@ -72,22 +79,34 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def best(paths: list[Path]) -> Path | None:
-    """The checkpoint with the highest score, the last of several; None if none has a score."""
-    scores = {}
+    """Returns the checkpoint with the highest score, the last of several; None without a score."""
+    scores: dict[Path, float] = {}
+    # A damaged checkpoint cannot be the best.
     for path in reversed(paths):
         with suppress(CheckpointError):
-            scores[path] = read_manifest(path)["score"]
-    return max((path for path in scores if scores[path] is not None), key=scores.__getitem__, default=None)
+            score = read_manifest(path)["score"]
+            if score is not None:
+                scores[path] = score
+    return max(scores, key=scores.__getitem__, default=None)
 
 
-def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None) -> State | None:
-    """Reads the newest undamaged checkpoint; None if none has been written yet.
+def load_newest(
+    folder: Path, check: Callable[[State, Path], None] | None = None
+) -> State | None:
+    """Reads the newest undamaged checkpoint.
 
-    Damaged ones are reported and set aside, so that the training can write them again. The caller holds the run's lock.
-    ``check`` raises a DamagedError about a state that cannot be used, given the checkpoint's path.
+    Damaged ones are reported and renamed, so that the training can write them again. The caller
+    holds the run's lock.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+        check: Raises a DamagedError about a state that cannot be used, given the checkpoint's path.
+
+    Returns:
+        The state; None if no checkpoint has been written yet.
 
     Raises:
-        CheckpointError: all are damaged, or a newer version of the runner wrote the newest.
+        CheckpointError: All are damaged, or a newer version of the runner wrote the newest.
     """
     damaged: list[Path] = []
     for path in reversed(checkpoints(folder)):
@@ -99,11 +118,14 @@ def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None
             _log.warning("%s; the checkpoint before it is used, if there is one", error)
             damaged.append(path)
         else:
-            for each in damaged:
-                rename(each, each.with_name(_ASIDE + each.name))
+            for damaged_path in damaged:
+                _skip(damaged_path)
             return state
     if damaged:
-        raise CheckpointError(f"{folder}: all {len(damaged)} checkpoints are damaged; start a new run: runner run")
+        count = len(damaged)
+        raise CheckpointError(
+            f"{folder}: all {count} checkpoints are damaged; start a new run: runner run"
+        )
     return None
 
 
@@ -113,9 +135,9 @@ def load(path: Path) -> State:
     Tensors are read into host memory immediately, rings when their rows are requested. Raises the
     errors of ``read_manifest``.
     """
-    rest, tensors, files = read_files(path)
-    with reading(path / REST):
-        state = unpack(rest, tensors, partial(ring_of, files))
+    node, tensors, files = read_files(path)
+    with reading(path / STATE_FILE):
+        state = unpack(node, tensors, partial(ring_of, files))
         if not isinstance(state, dict):
             raise ValueError("should be a mapping")
     return state
@@ -130,194 +152,288 @@ class Writer:
     share no file, so that one damaged file never damages both.
     """
 
-    def __init__(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
-        """Removes what a process that died has left half written in a run's folder of checkpoints.
+    def __init__(
+        self, folder: Path, prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        """Removes the incomplete checkpoints of a process that died.
 
-        ``prepare`` is called before a checkpoint gets its name; it raises ``OSError`` if it must not.
+        Args:
+            folder: Folder of the run's checkpoints.
+            prepare: Called before a checkpoint gets its name; raises ``OSError`` to refuse it.
         """
-        self.folder, self._prepare = folder, prepare
+        self.folder = folder
+        # Why the last checkpoint could not be written.
         self.failure: OSError | None = None
-        """Why the last checkpoint could not be written."""
+        self._prepare = prepare
         self._writing: Future[None] | None = None
-        self._warned = False
+        self._has_warned = False
         for partial_folder in folder.glob(".*.partial"):
             remove_quietly(partial_folder)
 
-    def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
-        """Writes ``step-<step>``, during the training if it is small; waits for the previous write.
+    def save(
+        self,
+        step: int,
+        state: State,
+        score: float | None = None,
+        done: int | None = None,
+    ) -> None:
+        """Writes ``step-<step>``, in a thread if it is small; waits for the previous write.
 
-        A full or failing disk is reported once, and older checkpoints stay; see ``failure``. Of two
-        checkpoints, the newer has the larger ``step``; ``done`` is the progress in the recipe's
-        unit, if it differs. A larger ``score`` is better; the best checkpoint is kept.
+        A full or failing disk is reported once, and older checkpoints stay; see ``failure``. The
+        best checkpoint is not removed.
+
+        Args:
+            step: Larger for the newer of two checkpoints.
+            state: The state.
+            score: The objective; a larger one is better.
+            done: The progress in the recipe's unit, if it differs from ``step``.
         """
         self.wait()
-        final = self.folder / f"step-{step:012d}"
-        if final.exists():
+        path = self.folder / f"step-{step:012d}"
+        if path.exists():
             if score is None:
                 return
             # A signal requested it before it was evaluated.
-            rename(final, final.with_name(_ASIDE + final.name))
-        rest, tensors, rings = pack(state)
-        done = step if done is None else done
-        manifest: dict[str, Any] = {"format": FORMAT, "step": step, "done": done, "score": score}
-        with self._attempt(final) as beside:
-            remove_quietly(beside)
-            make_folder(beside)
+            _skip(path)
+        node, tensors, rings = pack(state)
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "step": step,
+            "done": step if done is None else done,
+            "score": score,
+        }
+        with self._attempt(path) as partial_folder:
+            remove_quietly(partial_folder)
+            make_folder(partial_folder)
             reach("checkpoint.begin")
-            manifest["sha256"], rows, size = self._link(rings, beside)
+            manifest["sha256"], rows, size = self._link(rings, partial_folder)
             size += sum(tensor.nbytes for tensor in tensors.values())
-            free = shutil.disk_usage(beside).free
-            sizes = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
-            if free < size + _MIB:
-                raise OSError(errno.ENOSPC, sizes)
-            if free < 3 * size and not self._warned:
-                self._warned = True
-                _log.warning("the disk is nearly full for checkpoint %s: %s", final, sizes)
-            files, finish = _files(tensors, rows), partial(self._finish, final, manifest, rest)
-            if size > BESIDE_BYTES:
+            self._check_space(partial_folder, path, size)
+            files = _files(tensors, rows)
+            finish = partial(self._finish, path, manifest, node)
+            if size > BACKGROUND_BYTES:
                 finish(files)
                 return
             pool = ThreadPoolExecutor(1, "runner-checkpoint")
-            # Copied now, because the training continues.
+            # The list copies all tensors now, because the training continues.
             self._writing = pool.submit(finish, list(files))
-            pool.shutdown(wait=False)  # its thread ends when this is written
+            # The thread ends when the checkpoint is written.
+            pool.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Waits until the pending write is finished, and raises its errors except
-        those of the disk.
-        """
+        """Waits for the pending write, and raises its errors except those of the disk."""
         if self._writing is not None:
             self._writing.result()
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is written."""
+        """Returns the newest checkpoint that is written."""
         return next(reversed(checkpoints(self.folder)), None)
 
     @contextmanager
-    def _attempt(self, final: Path) -> Iterator[Path]:
-        """Yields the temporary folder of a checkpoint; removes it if the disk
-        refuses the checkpoint.
-        """
-        beside = final.with_name(f".{final.name}.partial")
+    def _attempt(self, path: Path) -> Iterator[Path]:
+        """Yields the temporary folder of a checkpoint; removes it if the disk refuses files."""
+        partial_folder = path.with_name(f".{path.name}.partial")
         try:
-            yield beside
+            yield partial_folder
         except OSError as error:
-            remove_quietly(beside)
+            remove_quietly(partial_folder)
             if self.failure is None:
-                said, newest = error.strerror or error, self.newest() or "none"
-                _log.warning("the checkpoint %s was not written: %s; the newest is %s", final.name, said, newest)
+                _log.warning(
+                    "the checkpoint %s was not written: %s; the newest is %s",
+                    path.name,
+                    error.strerror or error,
+                    self.newest() or "none",
+                )
             self.failure = error
 
-    def _link(self, rings: Mapping[str, Ring], folder: Path) -> tuple[dict[str, str], dict[str, _Rows], int]:
-        """Links what the checkpoint before the last has: the digests of these files, others by name and their bytes."""
-        linked: dict[str, str] = {}
-        others: dict[str, _Rows] = {}
-        there: dict[Path, str] = {}
-        size = 0
-        for earlier in checkpoints(self.folder)[-2:-1]:  # there may be none
-            with suppress(CheckpointError):  # then nothing is linked and everything is written
-                there = {earlier / name: digest for name, digest in read_manifest(earlier)["sha256"].items()}
-        for name, ring in rings.items():
-            earlier_files = segments(there, name)
-            for first, last, nbytes in _ranges(ring):
-                try:
-                    path = next(path for start, end, path in earlier_files if start <= first and last <= end)
-                    link(path, folder / path.name)
-                    linked[path.name] = there[path]
-                except (StopIteration, OSError):  # not there, or gone, or a disk without links
-                    others[f"rows-{name}-{first:012d}-{last:012d}.safetensors"] = partial(ring.read, first, last)
-                    size += nbytes
-        return linked, others, size
+    def _check_space(self, folder: Path, path: Path, size: int) -> None:
+        """Raises an ``OSError`` if the disk has no space, and warns once if it has little."""
+        free = shutil.disk_usage(folder).free
+        sizes = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
+        if free < size + _MIB:
+            raise OSError(errno.ENOSPC, sizes)
+        if free < 3 * size and not self._has_warned:
+            self._has_warned = True
+            _log.warning("the disk is nearly full for checkpoint %s: %s", path, sizes)
 
-    def _finish(self, final: Path, manifest: dict[str, Any], rest: Any, files: Iterable[_Content]) -> None:
-        """Writes what is not there yet, gives the checkpoint its name and prunes older ones."""
-        with self._attempt(final) as beside:
+    def _link(
+        self, rings: Mapping[str, Ring], folder: Path
+    ) -> tuple[dict[str, str], dict[str, _Rows], int]:
+        """Links rows of rings that the second-newest checkpoint has.
+
+        Returns:
+            The digests of the linked files, the rows to write by file name, and their bytes.
+        """
+        linked: dict[str, str] = {}
+        unlinked: dict[str, _Rows] = {}
+        digests = self._earlier_digests()
+        size = 0
+        for name, ring in rings.items():
+            earlier_files = segments(digests, name)
+            for first, last, nbytes in _ranges(ring):
+                path = next(
+                    (
+                        path
+                        for start, end, path in earlier_files
+                        if start <= first and last <= end
+                    ),
+                    None,
+                )
+                if path is not None:
+                    # The file may be gone, and some disks have no links.
+                    with suppress(OSError):
+                        link(path, folder / path.name)
+                        linked[path.name] = digests[path]
+                        continue
+                file_name = f"rows-{name}-{first:012d}-{last:012d}.safetensors"
+                unlinked[file_name] = partial(ring.read, first, last)
+                size += nbytes
+        return linked, unlinked, size
+
+    def _earlier_digests(self) -> dict[Path, str]:
+        """Returns the digests of the files of the second-newest checkpoint."""
+        paths = checkpoints(self.folder)
+        if len(paths) < 2:
+            return {}
+        # Nothing is linked to a damaged checkpoint; all rows are written.
+        try:
+            digests = read_manifest(paths[-2])["sha256"]
+        except CheckpointError:
+            return {}
+        return {paths[-2] / name: digest for name, digest in digests.items()}
+
+    def _finish(
+        self,
+        path: Path,
+        manifest: dict[str, Any],
+        node: Any,
+        files: Iterable[_Content],
+    ) -> None:
+        """Writes the remaining files, gives the checkpoint its name and removes older ones."""
+        with self._attempt(path) as partial_folder:
+            digests = manifest["sha256"]
             for name, tensors in files:
-                save_file(tensors, beside / name)
-                del tensors  # before the next are copied
-                point = "checkpoint.segment" if ROWS_FILE.fullmatch(name) else "checkpoint.tensors"
-                manifest["sha256"][name] = _durable(beside / name, point)
-            write_text(beside / REST, _text(rest))
-            manifest["sha256"][REST] = _durable(beside / REST, "checkpoint.state")
-            manifest["bytes"] = {name: (beside / name).stat().st_size for name in manifest["sha256"]}
-            write_manifest(beside, manifest)
-            _durable(beside / MANIFEST, "checkpoint.manifest")
-            sync(beside)
+                file = partial_folder / name
+                save_file(tensors, file)
+                # Frees the copies before the next tensors are copied.
+                del tensors
+                is_rows = ROWS_FILE.fullmatch(name)
+                point = "checkpoint.segment" if is_rows else "checkpoint.tensors"
+                digests[name] = _durable(file, point)
+            file = partial_folder / STATE_FILE
+            write_text(file, _text(node))
+            digests[STATE_FILE] = _durable(file, "checkpoint.state")
+            manifest["bytes"] = {
+                name: (partial_folder / name).stat().st_size for name in digests
+            }
+            write_manifest(partial_folder, manifest)
+            _durable(partial_folder / MANIFEST, "checkpoint.manifest")
+            sync(partial_folder)
             self._prepare()
             reach("checkpoint.synced")
-            rename(beside, final)
+            rename(partial_folder, path)
             sync(self.folder)
             self.failure = None
-            try:
-                reach("checkpoint.renamed")
-                found = checkpoints(self.folder)
-                kept = best(found)
-                for path in (*found[:-KEPT], *self.folder.glob(f"{_ASIDE}step-*")):
-                    if path != kept:
-                        remove(path)
-                reach("checkpoint.pruned")
-            except OSError as error:
-                _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        """Removes older checkpoints, except the best, and damaged ones."""
+        try:
+            reach("checkpoint.renamed")
+            paths = checkpoints(self.folder)
+            best_path = best(paths)
+            skipped = self.folder.glob(f"{_SKIPPED}step-*")
+            for path in (*paths[:-KEPT], *skipped):
+                if path != best_path:
+                    remove(path)
+            reach("checkpoint.pruned")
+        except OSError as error:
+            _log.warning(
+                "older checkpoints in %s could not be removed: %s",
+                self.folder,
+                error.strerror or error,
+            )
 
 
-def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> Path:
+def write_rehearsal(folder: Path, node: Any, tensors: Mapping[str, Tensor]) -> Path:
     """Writes the files of a checkpoint without rings into a new folder, which the caller removes.
 
     Should the process die before, the next ``Writer`` removes it.
 
     Raises:
-        OSError: the disk refuses a file.
+        OSError: The disk refuses a file.
     """
     path = folder / REHEARSAL
     remove_quietly(path)
     make_folder(path)
-    manifest: dict[str, Any] = {"format": FORMAT, "step": 0, "done": 0, "score": None, "sha256": {}}
+    digests: dict[str, str] = {}
     for name, content in _files(tensors, {}):
         try:
             save_file(content, path / name)
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
-        manifest["sha256"][name] = sha256(path / name)
-    write_text(path / REST, _text(rest))
-    manifest["sha256"][REST] = sha256(path / REST)
+        digests[name] = sha256(path / name)
+    write_text(path / STATE_FILE, _text(node))
+    digests[STATE_FILE] = sha256(path / STATE_FILE)
+    manifest = {
+        "format": FORMAT,
+        "step": 0,
+        "done": 0,
+        "score": None,
+        "sha256": digests,
+    }
     write_manifest(path, manifest)
     return path
 
 
 def kept(state: State) -> State:
-    """Returns the state that a checkpoint would restore, without writing it;
-    rings are shared with the argument.
+    """Returns the state that a checkpoint would restore, without writing it.
+
+    Rings are shared with the argument.
 
     Raises:
-        UnpackableError: a checkpoint cannot hold some value.
+        UnpackableError: A checkpoint cannot hold some value.
     """
-    rest, tensors, rings = pack(state)
+    node, tensors, rings = pack(state)
     copies = {name: stored(tensor) for name, tensor in tensors.items()}
-    return unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])  # type: ignore[no-any-return]
+    parsed = json.loads(json.dumps(node))
+    restored: State = unpack(parsed, copies, lambda name, **_: rings[name])
+    return restored
 
 
-def _text(rest: Any) -> str:
+def _skip(path: Path) -> None:
+    rename(path, path.with_name(_SKIPPED + path.name))
+
+
+def _text(node: Any) -> str:
     """Returns the state as JSON; an UnpackableError if it is too large to be read again."""
-    text = json.dumps(rest)
+    text = json.dumps(node)
     try:
         check_size(text)
     except ValueError as error:
-        raise UnpackableError(f"/: the state {error} without its tensors: keep numbers in tensors") from None
+        raise UnpackableError(
+            f"/: the state {error} without its tensors: keep numbers in tensors"
+        ) from None
     return text
 
 
-def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator[_Content]:
-    """Name and content of every file that is to be written, copied when its turn comes."""
-    parts: list[dict[str, Tensor]] = []
+def _files(
+    tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]
+) -> Iterator[_Content]:
+    """Yields name and content of every file to write; a content is copied when it is reached."""
+    groups: list[dict[str, Tensor]] = []
     free = 0
     for name, tensor in tensors.items():
-        if not parts or tensor.nbytes > free:
-            parts.append({})
+        if not groups or tensor.nbytes > free:
+            groups.append({})
             free = FILE_BYTES
-        parts[-1][name] = tensor
+        groups[-1][name] = tensor
         free -= tensor.nbytes
-    for number, part in enumerate(parts):
-        yield f"tensors-{number}.safetensors", {name: stored(tensor) for name, tensor in part.items()}
+    for number, group in enumerate(groups):
+        content = {name: stored(tensor) for name, tensor in group.items()}
+        yield f"tensors-{number}.safetensors", content
+        # Frees the copies before the next tensors are copied.
+        del content
     for name, read in rows.items():
         yield name, {"rows": stored(read())}
 
@@ -330,13 +446,15 @@ def _durable(path: Path, point: str) -> str:
 
 
 def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
-    """Returns first and last number and bytes of the rows of every file; files
-    always start at the same numbers.
+    """Yields first and last number and bytes of the rows of every file.
+
+    Files always start at the same numbers, so that a later checkpoint can link them.
     """
     if ring.written == 0:
         return
-    row = max(1, ring.read(ring.first, ring.first + 1).nbytes)
-    rows = max(1, SEGMENT_BYTES // row)
+    row_bytes = max(1, ring.read(ring.first, ring.first + 1).nbytes)
+    rows = max(1, SEGMENT_BYTES // row_bytes)
     for start in range(ring.first // rows * rows, ring.written, rows):
-        first, last = max(start, ring.first), min(start + rows, ring.written)
-        yield first, last, (last - first) * row
+        first = max(start, ring.first)
+        last = min(start + rows, ring.written)
+        yield first, last, (last - first) * row_bytes

@@ -1,6 +1,7 @@
-"""Reading the files of a checkpoint: each is compared with the manifest and with what a checkpoint may hold.
+"""Reading the files of a checkpoint.
 
-Whatever is wrong is a ``DamagedError`` that names the file.
+Each file is compared with the manifest and with the form of such a file; a ``DamagedError`` names
+the file that differs.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ from runner.system.stored_json import (
     sealed,
     split_sealed,
 )
-from runner.training.tensor_files import ROWS, TensorHeader, check_rows, read_header
+from runner.training.tensor_files import ROWS, check_rows, read_header
 
 FORMAT = 2
-REST, MANIFEST = "state.json", "manifest.json"
+STATE_FILE = "state.json"
+MANIFEST = "manifest.json"
 ROWS_FILE = re.compile(r"rows-(\d{1,9})-(\d{12,18})-(\d{12,18})\.safetensors")
 _TENSORS_FILE = re.compile(r"tensors-\d{1,9}\.safetensors")
-_FILE = re.compile(rf"{re.escape(REST)}|{_TENSORS_FILE.pattern}|{ROWS_FILE.pattern}")
+_FILE = re.compile(
+    rf"{re.escape(STATE_FILE)}|{_TENSORS_FILE.pattern}|{ROWS_FILE.pattern}"
+)
 _KEYS = {"format", "step", "done", "score", "sha256"}
 
 
@@ -46,7 +50,7 @@ def read_files(path: Path) -> tuple[Any, dict[str, Tensor], list[Path]]:
         The state as ``pack`` made it for JSON, the tensors by name, and the paths of all files.
 
     Raises:
-        CheckpointError: as ``read_manifest``.
+        CheckpointError: As ``read_manifest``.
     """
     manifest = read_manifest(path)
     sizes = manifest.get("bytes", {})
@@ -55,35 +59,37 @@ def read_files(path: Path) -> tuple[Any, dict[str, Tensor], list[Path]]:
             digest = FileDigest.of(path / name)
             if digest != FileDigest(expected, sizes.get(name, digest.size)):
                 raise ValueError("damaged (its checksum differs from the manifest's)")
-    with reading(path / REST):
-        text = read_regular(path / REST, MOST_BYTES).decode()
-        rest = parse_json(text)
+    with reading(path / STATE_FILE):
+        text = read_regular(path / STATE_FILE, MOST_BYTES).decode()
+        node = parse_json(text)
     names = list(manifest["sha256"])
     _check_rows(path, names)
-    # How often it refers to a tensor, or less: a bound on the headers before they are parsed.
+    # The references to tensors, or more: a bound on the headers before they are parsed.
     most_tensors = text.count('"tensor"') + text.count('"array"')
-    return rest, _read_tensors(path, names, most_tensors), [path / name for name in names]
+    tensors = _read_tensors(path, names, most_tensors)
+    return node, tensors, [path / name for name in names]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint, whose files are not looked at.
+    """Returns the manifest of a checkpoint, without reading its files.
 
     Raises:
-        DamagedError: it is not what was written.
-        CheckpointError: a newer version of the runner wrote it.
+        DamagedError: It differs from what was written.
+        CheckpointError: A newer version of the runner wrote it.
     """
     with reading(path):
         if path.is_symlink():
             raise ValueError("is a link")
     with reading(path / MANIFEST):
-        manifest, is_whole = split_sealed(path / MANIFEST)
+        manifest, is_intact = split_sealed(path / MANIFEST)
+        # A newer version may have another checksum, so the format is compared first.
         version = manifest.get("format")
         if type(version) is int and version > FORMAT:
-            newest = f"{FORMAT}, the newest that this version of the runner reads"
             raise CheckpointError(
-                f"{path}: its format {version} is newer than {newest}; resume with the version that wrote it"
+                f"{path}: its format {version} is newer than {FORMAT}, the newest that this "
+                "version of the runner reads; resume with the version that wrote it"
             )
-        if not is_whole:
+        if not is_intact:
             raise ValueError("damaged (its checksum differs)")
         _check_manifest(manifest)
     return manifest
@@ -96,7 +102,7 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Entered around reading a file of a checkpoint: whatever is wrong with it is a DamagedError that names it."""
+    """Surrounds the reading of a file of a checkpoint; a DamagedError names a damaged file."""
     try:
         yield
     except CheckpointError:
@@ -111,13 +117,19 @@ def ring_of(files: Iterable[Path], name: str, capacity: int, written: int) -> Ri
     """Returns a ring whose rows are read from files when they are needed.
 
     Raises:
-        ValueError: rows of it are in no file.
+        ValueError: Rows of it are in no file.
     """
-    ranges, content = segments(files, name), lru_cache(maxsize=2)(load_file)
+    ranges = segments(files, name)
+    # Consecutive reads often need the same file.
+    content = lru_cache(maxsize=2)(load_file)
 
     def read(first: int, last: int) -> Tensor:
-        inside = [(start, path) for start, end, path in ranges if start < last and end > first]
-        return torch.cat([content(path)[ROWS][max(first - start, 0) : last - start] for start, path in inside])
+        pieces = [
+            content(path)[ROWS][max(first - start, 0) : last - start]
+            for start, end, path in ranges
+            if start < last and end > first
+        ]
+        return torch.cat(pieces)
 
     ring = Ring(capacity, written, read)
     end = ring.first
@@ -126,14 +138,23 @@ def ring_of(files: Iterable[Path], name: str, capacity: int, written: int) -> Ri
             break
         end = max(end, last)
     if end < written:
-        raise ValueError(f"rows of ring {name} are in no file: number {end:,} and those after it")
+        raise ValueError(
+            f"rows of ring {name} are in no file: number {end:,} and those after it"
+        )
     return ring
 
 
 def segments(files: Iterable[Path], ring: str) -> list[tuple[int, int, Path]]:
-    """Returns the files of a ring in order, each after the numbers of its first row and of that after its last."""
+    """Returns the files of a ring in order, with the numbers of their rows.
+
+    These are the number of the first row and that after the last row.
+    """
     matches = ((path, ROWS_FILE.fullmatch(path.name)) for path in files)
-    return sorted((int(match[2]), int(match[3]), path) for path, match in matches if match and match[1] == ring)
+    return sorted(
+        (int(match[2]), int(match[3]), path)
+        for path, match in matches
+        if match and match[1] == ring
+    )
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
@@ -145,7 +166,9 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
         raise ValueError("done should be a number")
     if manifest["score"] is not None and not is_finite_number(manifest["score"]):
         raise ValueError("score should be a finite number, or null")
-    digests, sizes = manifest["sha256"], manifest.get("bytes", {})
+    digests = manifest["sha256"]
+    # Manifests of earlier versions have no sizes.
+    sizes = manifest.get("bytes", {})
     if not isinstance(digests, dict) or not all(map(is_digest, digests.values())):
         raise ValueError("sha256 should have a SHA-256 for every file")
     if not isinstance(sizes, dict) or not all(map(is_count, sizes.values())):
@@ -162,19 +185,25 @@ def _check_rows(path: Path, names: Iterable[str]) -> None:
         match = ROWS_FILE.fullmatch(name)
         if match is None:
             continue
+        ring, first, last = match.groups()
         with reading(path / name):
-            header: TensorHeader = check_rows(read_header(path / name, 1), int(match[3]) - int(match[2]))
+            header = check_rows(read_header(path / name, 1), int(last) - int(first))
             form = (header.dtype, header.shape[1:])
-            if forms.setdefault(match[1], form) != form:
-                raise ValueError("has rows of another type or shape than other files of its ring")
+            if forms.setdefault(ring, form) != form:
+                raise ValueError(
+                    "has rows of another type or shape than other files of its ring"
+                )
 
 
-def _read_tensors(path: Path, names: Iterable[str], most_tensors: int) -> dict[str, Tensor]:
+def _read_tensors(
+    path: Path, names: Iterable[str], most_tensors: int
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in names:
         if _TENSORS_FILE.fullmatch(name) is None:
             continue
         with reading(path / name):
+            # The limit is for the files together.
             header = read_header(path / name, most_tensors - len(tensors))
             if header.keys() & tensors.keys() or ROWS in header:
                 raise ValueError("has tensors of another file")

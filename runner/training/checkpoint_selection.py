@@ -23,43 +23,59 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Best:
-    """The best checkpoint that a run has kept."""
+    """The best checkpoint of a run.
+
+    Attributes:
+        checkpoint: Its folder.
+        step: Progress of the training, in ``unit``.
+        unit: Unit of the recipe's length.
+        metric: Name of the objective, ``eval/<name>``.
+        value: Value of the objective.
+    """
 
     checkpoint: str
-    """Its folder."""
     step: int
-    """How far the training was, in ``unit``."""
     unit: str
-    """Unit of the recipe's length."""
     metric: str
-    """Of the objective, ``eval/<name>``."""
     value: float
 
 
 def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
-    """Returns the best checkpoint in a folder of checkpoints; None without an objective, or before
-    it was measured.
-    """
-    path, objective = saved.best(saved.checkpoints(checkpoints)), recipe.objective
+    """Returns the best checkpoint in a folder; None if no objective was measured."""
+    path = saved.best(saved.checkpoints(checkpoints))
+    objective = recipe.objective
     if objective is None or path is None:
         return None
-    manifest, (unit, _) = read_manifest(path), recipe.length
-    return Best(str(path), manifest["done"], unit, f"eval/{objective.name}", manifest["score"] * objective.sign)
+    manifest = read_manifest(path)
+    # The step of a manifest is in samples if the unit is epochs.
+    return Best(
+        checkpoint=str(path),
+        step=manifest["done"],
+        unit=recipe.length[0],
+        metric=f"eval/{objective.name}",
+        value=manifest["score"] * objective.sign,
+    )
 
 
-def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -> tuple[Path, State]:
+def load_chosen(
+    folder: RunFolder, which: Which, *, is_training: bool = False
+) -> tuple[Path, State]:
     """Reads a run's checkpoint with the best objective, or its last one, and reports its path.
 
-    If there is no best one, or the selected one is damaged, it is the newest undamaged one.
+    Without a best checkpoint, or if the selected one is damaged, it is the newest undamaged one.
     ``is_training`` requires more than the model, as described at ``check_state``.
 
     Raises:
-        CheckpointError: there is none that can be used.
+        CheckpointError: None can be used.
     """
-    found = saved.checkpoints(folder.checkpoints)
-    best = saved.best(found) if which == "best" else None
+    paths = saved.checkpoints(folder.checkpoints)
+    candidates = paths[::-1]
+    best = saved.best(paths) if which == "best" else None
+    if best is not None:
+        candidates.insert(0, best)
     damages: list[DamagedError] = []
-    for path in dict.fromkeys([*([best] if best else []), *found[::-1]]):
+    # The best checkpoint may also be the newest.
+    for path in dict.fromkeys(candidates):
         try:
             _check_named(folder.path, path)
             state = saved.load(path)
@@ -67,17 +83,20 @@ def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -
         except DamagedError as error:
             damages.append(error)
             continue
+        # Damage is reported when it is known which checkpoint is used instead.
         for damage in damages:
             _log.warning("%s; %s is used instead", damage, path.name)
         return path, state
     reason = f": {damages[0]}" if damages else ""
-    raise CheckpointError(f"run {folder.name} has no checkpoint that can be used{reason}")
+    raise CheckpointError(
+        f"run {folder.name} has no checkpoint that can be used{reason}"
+    )
 
 
 def _check_named(folder: Path, checkpoint: Path) -> None:
-    """Compares a checkpoint of a model's folder with the folder's manifest, which names all of its files.
+    """Compares a checkpoint of a model's folder with the folder's manifest.
 
-    That of a run names no checkpoints, because they come and go.
+    The manifest of a run names no checkpoints, because these are replaced.
     """
     manifest = Manifest(folder)
     if any(name.startswith(f"{saved.CHECKPOINTS}/") for name in manifest.entries()):
@@ -88,6 +107,6 @@ def load_resumed(checkpoints: Path) -> State | None:
     """Reads the checkpoint from which a training is resumed; None if none has been written yet.
 
     Raises:
-        CheckpointError: as ``load_newest``.
+        CheckpointError: As ``load_newest``.
     """
     return saved.load_newest(checkpoints, partial(check_state, is_training=True))

@@ -24,22 +24,30 @@ if TYPE_CHECKING:
 
 
 def find_deviating_operator(
-    step: Step, pipeline: Assembly, baseline: BaselineLearner, snapshot: Snapshot, contract: Contract
+    step: Step,
+    pipeline: Assembly,
+    baseline: BaselineLearner,
+    snapshot: Snapshot,
+    contract: Contract,
 ) -> DivergingOperator | str:
-    """Makes an update of both again from a snapshot, and compares their operators.
+    """Repeats an update of both from a snapshot, and compares their operators.
 
-    The training has its own state again afterwards, and its stages start with what they store in checkpoints, as after
-    a resume.
+    The state of the training is restored afterwards, and its stages start with the state that they
+    store in checkpoints, as after a resume.
 
     Returns:
         The operator; a sentence with the reason if none can be named.
     """
-    tolerance = 0.0 if isinstance(contract, Exact) else MOST_ULPS * torch.finfo(torch.float32).eps
+    tolerance = MOST_ULPS * torch.finfo(torch.float32).eps
+    if isinstance(contract, Exact):
+        tolerance = 0.0
     table = ValueTable(tolerance)
+    # A plugin may raise anything, and the alarm must be reported without the operator, too.
     try:
         reference = OperatorRecorder(table)
         output = baseline.update_from(step, snapshot, around=reference)
         expected = Recording(reference, _tensors(output, baseline.learner), {})
+        # The training continues after an alarm, if the recipe wants that.
         with _restored(step, pipeline):
             recorder = OperatorRecorder(table, is_reference=False)
             output = _update_as_trained(step, pipeline, snapshot, recorder)
@@ -49,20 +57,24 @@ def find_deviating_operator(
         return f"the deviating operator was not found: {type(error).__name__}: {error}"
 
 
-def _update_as_trained(step: Step, pipeline: Assembly, snapshot: Snapshot, recorder: OperatorRecorder) -> Any:
+def _update_as_trained(
+    step: Step, pipeline: Assembly, snapshot: Snapshot, recorder: OperatorRecorder
+) -> Any:
     _load(step, pipeline, clones(snapshot.state), snapshot.counts)
     step.seed(snapshot.counts["updates"])
-    drawn = clones(snapshot.drawn)
+    inputs = clones(snapshot.inputs)
     with recorder:
-        return step.update(drawn)
+        return step.update(inputs)
 
 
 @contextmanager
 def _restored(step: Step, pipeline: Assembly) -> Iterator[None]:
-    """Gives a training the state and the random generators back that it has before the ``with``."""
+    """Restores the state and the random generators of a training after the ``with``."""
     state = clones(step.learner.complete_state())
     counts = step.progress.state_dict()
-    stages = {kind: clones(stage.state_dict()) for kind, stage in pipeline.stages.items()}
+    stages = {
+        kind: clones(stage.state_dict()) for kind, stage in pipeline.stages.items()
+    }
     try:
         with generators.Globals().apart():
             yield
@@ -76,6 +88,7 @@ def _load(step: Step, pipeline: Assembly, state: Any, counts: dict[str, int]) ->
     step.learner.load_complete_state(state)
     step.progress.load_state_dict(counts)
     step.reset()
+    # Stages may have copies of parameters, and have to read them again.
     for stage in pipeline.stages.values():
         stage.load_state_dict(stage.state_dict())
 

@@ -29,26 +29,34 @@ from runner.training.tuning import answering_tuning
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The output of ``runner evaluate --json``, without its schema version."""
+    """The output of ``runner evaluate --json``, without its schema version.
+
+    Attributes:
+        run_name: Name of the run.
+        checkpoint: Folder of the checkpoint.
+        step: Progress of the training, in the recipe's unit.
+        metrics: Metrics of this evaluation.
+        recorded: The metrics that the run measured at this checkpoint; None if it measured none.
+        picture: The file that the evaluation was drawn into.
+        seconds: Wall-clock time.
+        synthetic: Whether the data are synthetic.
+    """
 
     run_name: str
     checkpoint: str
-    """Its folder."""
     step: int
-    """How far the training was, in the recipe's unit."""
     metrics: dict[str, float]
     recorded: dict[str, float] | None
-    """The metrics that the run measured at this checkpoint; None if it measured none."""
     picture: str | None
-    """The file that the evaluation was drawn into."""
     seconds: float
     synthetic: bool = False
-    """Whether the data are synthetic."""
 
     @property
     def same_digits(self) -> bool | None:
         """Returns whether the digits equal those of the run's evaluation; None without one."""
-        return None if self.recorded is None else _digits(self.metrics) == _digits(self.recorded)
+        if self.recorded is None:
+            return None
+        return _digits(self.metrics) == _digits(self.recorded)
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
@@ -56,46 +64,67 @@ class Evaluation:
 
 
 def evaluate(
-    recipe: Recipe, registry: Registry, folder: RunFolder, which: Which = "best", picture: Path | None = None
+    recipe: Recipe,
+    registry: Registry,
+    folder: RunFolder,
+    which: Which = "best",
+    picture: Path | None = None,
 ) -> Evaluation:
     """Evaluates a checkpoint of a run once, with the stages of its recipe, as the run itself did.
 
     Args:
-        recipe: of the run's lock, or with other settings for what is evaluated.
-        registry: where its plugins come from.
-        folder: of the run.
-        which: as for ``load_chosen``.
-        picture: a file that the source draws the same evaluation into.
+        recipe: The recipe of the run's lock, or one with other settings for the evaluation.
+        registry: The plugins of the recipe.
+        folder: The folder of the run.
+        which: As for ``load_chosen``.
+        picture: A file that the source draws the same evaluation into.
 
     Returns:
         Metrics; on a CPU and with the lock's settings, they have the digits of the run's
             evaluation.
 
     Raises:
-        UsageError: the source draws no such file.
-        CheckpointError: no checkpoint can be used, or it does not fit the recipe.
+        UsageError: The source draws no such file.
+        CheckpointError: No checkpoint can be used, or it does not fit the recipe.
     """
     started = time.perf_counter()
     if picture is not None:
         _refuse(recipe.data, picture)
     path, state = load_chosen(folder, which, is_training=True)
     with generators.exclusive(f"the evaluation of {folder.name}"):
+        # Some sources draw held-out data from the global generators when they are built.
         generators.seed(recipe.seed)
+        # Nothing is searched for an evaluation of seconds.
         tuning = answering_tuning(recipe, resolve_device(recipe.device))
-        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"], tuning=tuning)
+        pipeline = assemble(
+            recipe, registry.files, resumed=state["pipeline"], tuning=tuning
+        )
         pipeline.load_learnt(state["pipeline"])
         metrics = evaluated(pipeline)
         if picture is not None:
             try:
                 pipeline.source.render(pipeline.learner, picture)
             except OSError as error:
-                raise UsageError(f"{picture} cannot be written: {error.strerror or error}") from error
-    logged = {name[5:]: value for name, value in state["metrics"].items() if name.startswith("eval/")}
-    measured = state["complete"] or read_manifest(path)["score"] is not None
+                reason = error.strerror or error
+                raise UsageError(f"{picture} cannot be written: {reason}") from error
+    # A checkpoint without a score was written between two evaluations.
+    recorded = None
+    if state["complete"] or read_manifest(path)["score"] is not None:
+        recorded = {
+            name.removeprefix("eval/"): value
+            for name, value in state["metrics"].items()
+            if name.startswith("eval/")
+        }
     return Evaluation(
-        folder.name, str(path), state["step"], metrics, logged if measured else None,
-        None if picture is None else str(picture), time.perf_counter() - started, recipe.data.is_synthetic(),
-    )  # fmt: skip
+        run_name=folder.name,
+        checkpoint=str(path),
+        step=state["step"],
+        metrics=metrics,
+        recorded=recorded,
+        picture=None if picture is None else str(picture),
+        seconds=time.perf_counter() - started,
+        synthetic=recipe.data.is_synthetic(),
+    )
 
 
 def load_model(
@@ -105,34 +134,41 @@ def load_model(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     plugins: Sequence[Path | str | type[Any]] = (),
 ) -> Learner:
-    """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
+    """Returns the learner of a run with the parameters of a checkpoint.
+
+    The learner is in evaluation mode and without stages.
 
     Args:
-        run: the result of ``train``; a run's folder, name, digits or MLflow id; ``latest``; or a
+        run: The result of ``train``; a run's folder, name, digits or MLflow id; ``latest``; or a
             model in MLflow, as ``models:/m-...``.
-        checkpoint: the one with the best objective (the last one without an objective), or the last
+        checkpoint: The one with the best objective (the last one without an objective), or the last
             one; the newest undamaged one if that is damaged.
-        set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
+        set: Values that override the run's, by dotted path: ``{"device": "cpu"}``.
         plugins: Python files with the plugins of the run, or classes of their settings; for a run
             of this workspace, unchanged files are found automatically.
 
     Raises:
-        RunnerError: there is no such run, its plugins are required as an argument, or none of its
+        RunnerError: The run does not exist, its plugins are required as an argument, or none of its
             checkpoints is usable.
     """
-    found = run.run_dir if isinstance(run, RunResult) else run
+    reference = run.run_dir if isinstance(run, RunResult) else run
+    overrides = assignments(set or {})
     with told():
-        return trained(found, checkpoint, assignments(set or {}), plugins).pipeline().learner
+        model = trained(reference, checkpoint, overrides, plugins)
+        return model.pipeline().learner
 
 
 def _refuse(data: SourceConfig, picture: Path) -> None:
     if not data.pictures:
         raise UsageError(f"'{data.kind}' has no picture of its evaluation to draw")
     if picture.suffix not in data.pictures:
-        raise UsageError(f"'{data.kind}' draws {' or '.join(data.pictures)}, not '{picture.name}'")
+        raise UsageError(
+            f"'{data.kind}' draws {' or '.join(data.pictures)}, not '{picture.name}'"
+        )
     if not picture.absolute().parent.is_dir():
         raise UsageError(f"no such folder: {picture.parent}")
 
 
 def _digits(metrics: Mapping[str, float]) -> dict[str, str]:
+    # Two NaN are equal as texts.
     return {name: repr(value) for name, value in metrics.items()}

@@ -17,8 +17,10 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
     """Evaluates the learner in evaluation mode, with the same random numbers every time.
 
     Raises:
-        RunnerError: The evaluation returns no numbers by name, or the declared objective is not among them.
+        RunnerError: The evaluation returns no numbers by name, or the declared objective is
+            missing.
     """
+    # Evaluations with the same random numbers can be compared.
     seed = derived_seed(pipeline.context.seed, "evaluation")
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
         metrics = pipeline.source.evaluate(pipeline.learner)
@@ -32,12 +34,21 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
         RunnerError: The metrics are not numbers by name, or the declared objective is missing.
     """
     objective = pipeline.recipe.declared_objective
-    who = f"{type(pipeline.source).__name__}.evaluate"
-    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
-        raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
+    method = f"{type(pipeline.source).__name__}.evaluate"
+    has_numbers = isinstance(metrics, dict) and all(
+        isinstance(value, int | float) for value in metrics.values()
+    )
+    if not has_numbers:
+        raise RunnerError(
+            f"{method} should return numbers by name, got {metrics!r:.200}"
+        )
     for name in metrics:
-        check_metric_name(name, who)
+        check_metric_name(name, method)
+    # The objective decides which checkpoint is the best.
     if objective and objective.name not in metrics:
-        there = ", ".join(metrics) or "there are none"
-        raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")
+        names = ", ".join(metrics) or "there are none"
+        raise RunnerError(
+            f"the objective is '{objective.name}', which is not among the metrics of "
+            f"{method}: {names}"
+        )
     return {name: float(value) for name, value in metrics.items()}

@@ -21,10 +21,14 @@ WORK = "inference"
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A learner in evaluation mode, with its stages for inference."""
+    """A learner in evaluation mode, with its stages for inference.
+
+    Attributes:
+        name: Name of the run.
+        pipeline: The learner and its stages.
+    """
 
     name: str
-    """Name of the run."""
     pipeline: Assembly
 
     @property
@@ -39,37 +43,45 @@ class InferenceModel:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of the required files: parameters and buffers, or as
-        reported by the last stage.
+        """Returns the bytes of the required files.
+
+        These are parameters and buffers, unless a stage reports another size.
         """
-        reported = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
+        sizes = [stage.bytes for stage in self.pipeline.stages.values()]
+        # Stages apply in order, so the last size is that of the result.
+        reported = [size for size in sizes if size is not None]
         return reported[-1] if reported else self._weights
 
     @property
     def bytes_in_memory(self) -> int:
-        """Returns the bytes of parameters, buffers and programs: the network stays in memory for
-        inputs that no program accepts.
-        """
-        programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
+        """Returns the bytes of parameters, buffers and programs."""
+        # The network stays in memory for inputs that no program accepts.
+        stages = self.pipeline.stages.values()
+        programs: int = sum(stage.program_bytes for stage in stages)
         return self._weights + programs
 
     @property
     def _weights(self) -> int:
-        return nbytes([dict(role.module.state_dict()) for role in self.learner.roles.values()])
+        roles = self.learner.roles.values()
+        return nbytes([dict(role.module.state_dict()) for role in roles])
 
 
 def build(trained: Trained, stages: Collection[str] | None = None) -> InferenceModel:
     """Builds the model with some of its recipe's stages for inference, or with all of them.
 
     Raises:
-        UsageError: a stage cannot work with this model, or here.
-        CheckpointError: the weights do not fit the recipe.
+        UsageError: A stage cannot work with this model, or here.
+        CheckpointError: The weights do not fit the recipe.
     """
     pipeline = trained.pipeline()
     pipeline.folder = trained.folder / WORK
     # In a folder that is not writable, stages store nothing and compute their files each time.
     with suppress(OSError):
         make_folder(pipeline.folder)
-    selected = {kind: stage for kind, stage in trained.recipe.inference.items() if stages is None or kind in stages}
+    selected = {
+        kind: stage
+        for kind, stage in trained.recipe.inference.items()
+        if stages is None or kind in stages
+    }
     pipeline.attach_to_learnt(selected)
     return InferenceModel(trained.name, pipeline)

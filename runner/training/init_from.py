@@ -17,90 +17,151 @@ from runner.tracking.lookup import folder_of
 from runner.training.checkpoint_files import MANIFEST
 from runner.training.checkpoint_selection import load_chosen
 
+# The lock has all names; a message has only this number of them.
 _SHOWN = 4
-"""Names that a message lists of each sort; the lock has them all."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The initial weights of a model; names are ``<module>.<parameter or buffer>``."""
+    """The initial weights of a model.
+
+    Names are ``<module>.<parameter or buffer>``. The fields are stored in the lock.
+
+    Attributes:
+        run: The run whose weights they are.
+        checkpoint: Its checkpoint.
+        sha256: Digest of the checkpoint's manifest, which has the digest of every file.
+        taken: Number of tensors that are the run's.
+        missing: Names that are missing in the run; these tensors stay as initialised, like those of
+            another shape.
+        reshaped: Names that have another shape in the run.
+        unused: Names of the run that this model does not have.
+    """
 
     run: str
     checkpoint: str
     sha256: str
-    """Of its manifest, which has the digest of every file."""
     taken: int
     missing: list[str]
-    """Names that are missing in the run; these stay as initialised, like those of another shape."""
     reshaped: list[str]
-    """Names that have another shape in the run."""
     unused: list[str]
-    """Names that the run has and this model has not."""
 
     def tags(self) -> dict[str, str]:
         """Returns the fields as tags of the new run."""
-        values = {name: ", ".join(value) if isinstance(value, list) else value for name, value in asdict(self).items()}
-        return {f"init_from.{name}": str(value) for name, value in values.items()}
+        tags = {}
+        for name, value in asdict(self).items():
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            tags[f"init_from.{name}"] = text
+        return tags
 
     def remarks(self, locked: Mapping[str, Any] | None) -> list[str]:
-        """Returns remarks on the weights, also if they differ from those in the
-        lock that is run again.
+        """Returns remarks on the weights, and on differences from those in a lock.
+
+        Args:
+            locked: The weights in the lock that is run again, if one is.
         """
-        there = f"{self.run} ({self.checkpoint})"
-        sorts = {"not found there": self.missing, "of another shape there": self.reshaped, "left over": self.unused}
-        parts = [f"{sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
-        said = [f"model.init_from: {self.taken} tensors are those of {there}; {'; '.join(parts)}"] if parts else []
+        source = f"{self.run} ({self.checkpoint})"
+        names_by_reason = {
+            "not found there": self.missing,
+            "of another shape there": self.reshaped,
+            "left over": self.unused,
+        }
+        exceptions = [
+            f"{reason}: {_shortened(names)}"
+            for reason, names in names_by_reason.items()
+            if names
+        ]
+        remarks = []
+        if exceptions:
+            remarks.append(
+                f"model.init_from: {self.taken} tensors are those of {source}; "
+                f"{'; '.join(exceptions)}"
+            )
+        # The lock of a run has the digest of the weights that it started from.
         if locked is not None and locked["sha256"] != self.sha256:
-            said.append(f"drift: model.init_from is {there} now, and was other weights in the lock")
-        return said
+            remarks.append(
+                f"drift: model.init_from is {source} now, "
+                "and was other weights in the lock"
+            )
+        return remarks
 
 
 def start_from(learner: Learner, run: str) -> Start:
-    """Gives a model the weights of a run's best checkpoint, wherever module, name and shape are the same.
+    """Gives a model the weights of a run's best checkpoint.
+
+    A tensor is used if its module, name and shape are the same.
 
     Raises:
-        UsageError: there is no such run, or no tensor has the same name and shape.
-        CheckpointError: none of the run's checkpoints is usable.
+        UsageError: The run does not exist, or no tensor has the same name and shape.
+        CheckpointError: None of the run's checkpoints is usable.
     """
+    # A recipe should describe the same training every time.
     if run == "latest":
-        raise UsageError("'latest' would be another run when this is trained again; name one: runner ls")
+        raise UsageError(
+            "'latest' would be another run when this is trained again; "
+            "name one: runner ls"
+        )
     folder = folder_of(run)
     path, state = load_chosen(folder, "best")
+    # A learner of another kind may have stored the checkpoint.
     try:
-        found = _evaluated_weights(learner, state["pipeline"]["learner"])
-    except (KeyError, TypeError, AttributeError):  # a learner of another sort has kept it
-        found = {}
-    theirs, own = _flat(found), _flat({name: module.state_dict() for name, module in learner.modules().items()})
-    fitting = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
+        source = _evaluated_weights(learner, state["pipeline"]["learner"])
+    except (KeyError, TypeError, AttributeError):
+        source = {}
+    modules = learner.modules()
+    stored = _flat(source)
+    initial = _flat({name: module.state_dict() for name, module in modules.items()})
+    common = initial.keys() & stored.keys()
+    fitting = {name for name in common if initial[name].shape == stored[name].shape}
     if not fitting:
         raise UsageError(
-            f"no tensor of {folder.name} has the name and shape of one of this model; name a run of such a model"
+            f"no tensor of {folder.name} has the name and shape of one of this model; "
+            "name a run of such a model"
         )
-    for name, module in learner.modules().items():
-        taken = {key: value for key, value in found.get(name, {}).items() if f"{name}.{key}" in fitting}
-        module.load_state_dict(taken, strict=False)
+    for name, module in modules.items():
+        weights = {
+            key: value
+            for key, value in source.get(name, {}).items()
+            if f"{name}.{key}" in fitting
+        }
+        # Other tensors stay as initialised.
+        module.load_state_dict(weights, strict=False)
     return Start(
-        folder.name, path.name, sha256(path / MANIFEST), len(fitting),
-        missing=sorted(own.keys() - theirs.keys()),
-        reshaped=sorted((own.keys() & theirs.keys()) - fitting),
-        unused=sorted(theirs.keys() - own.keys()),
-    )  # fmt: skip
+        run=folder.name,
+        checkpoint=path.name,
+        sha256=sha256(path / MANIFEST),
+        taken=len(fitting),
+        missing=sorted(initial.keys() - stored.keys()),
+        reshaped=sorted(common - fitting),
+        unused=sorted(stored.keys() - initial.keys()),
+    )
 
 
-def _evaluated_weights(learner: Learner, state: State) -> Mapping[str, Mapping[str, Tensor]]:
-    """The weights that the run evaluated: averages where it has them."""
+def _evaluated_weights(
+    learner: Learner, state: State
+) -> Mapping[str, Mapping[str, Tensor]]:
+    """Returns the weights that the run evaluated: averages where it has them."""
     averages = saved_averages(state) or {}
     evaluated: dict[str, dict[str, Tensor]] = {}
     for name, weights in learner.weights(state).items():
-        evaluated[name] = {key: averages.get(f"{name}.{key}", value) for key, value in weights.items()}
+        evaluated[name] = {
+            key: averages.get(f"{name}.{key}", value) for key, value in weights.items()
+        }
     return evaluated
 
 
 def _flat(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    named = ((f"{name}.{key}", value) for name, module in modules.items() for key, value in module.items())
-    return {name: value for name, value in named if isinstance(value, Tensor)}
+    """Returns the tensors of all modules by ``<module>.<name>``."""
+    return {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key, value in module.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    text = ", ".join(names[:_SHOWN])
+    if len(names) > _SHOWN:
+        text += f" and {len(names) - _SHOWN} more"
+    return text

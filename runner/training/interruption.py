@@ -1,4 +1,4 @@
-"""Reports of trainings that a signal, or want of memory, has interrupted."""
+"""Reports of trainings that a signal or a shortage of memory has interrupted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
-    """Reports where a signal interrupted code that does not return, and what an update without memory needed.
+    """Reports the code that a signal interrupted, or the memory that an update needed.
 
     Raises:
         MemoryShortageError: An accelerator has less memory than an update needs.
@@ -33,11 +33,11 @@ def interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
     except OutOfMemoryError as error:
         raise explain_shortage(error, loop.pipeline, loop.step, loop.folder) from error
     except StopNow as error:
-        place = place_of(list(traceback.walk_tb(error.__traceback__)))
-        name = "" if stop.asked is None else stop.asked.name
-        state = (
-            "the newest checkpoint is resumed by"
-            if checkpoints(loop.writer.folder)
-            else "there is no checkpoint yet, it starts again by"
-        )
-        _log.warning("%s interrupted %s; %s: %s", name, place, state, loop.again)
+        location = place_of(list(traceback.walk_tb(error.__traceback__)))
+        signal = "" if stop.received is None else stop.received.name
+        state = "there is no checkpoint yet, it starts again by"
+        if checkpoints(loop.writer.folder):
+            state = "the newest checkpoint is resumed by"
+        # The run can be resumed, so this is a warning and not an error.
+        command = loop.resume_command
+        _log.warning("%s interrupted %s; %s: %s", signal, location, state, command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,15 @@ from runner.system.secrets import redact_values
 from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.evaluation import checked, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
-from runner.training.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
+from runner.training.metrics import (
+    LOOP_ACTIVITIES,
+    RESERVED,
+    Activities,
+    Means,
+    peak_memory,
+    speeds,
+    split_time,
+)
 from runner.training.outputs import Display, MetricLog
 from runner.training.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.training.roofline import measure_fraction
@@ -26,116 +34,119 @@ from runner.training.state_schema import fitting
 from runner.training.step import Step
 
 if TYPE_CHECKING:
+    from runner.plugin.progress import Progress
     from runner.plugin.source import State
+    from runner.recipe.recipe import TrainConfig
     from runner.recipe.safeguards import SentinelConfig
     from runner.training.pipeline import Assembly
     from runner.training.sentinel import Sentinel
     from runner.training.signals import Stop
 
+# A check of the losses waits for a GPU, so it is made only after this number of updates.
 LOOK_EVERY = 50
-"""Updates between two looks at the losses of a GPU."""
+# The fraction of the roofline would take a good part of a training with fewer seconds of updates.
 LEAST_TIMED_S = 10.0
-"""Seconds of updates below which the fraction of the roofline is not measured: it would take a good part of them."""
 
 
 class Loop:
-    """The loop of one training; ``step`` in its log is ``progress.done``, in the recipe's unit."""
+    """Runs one training; ``step`` in its log is ``progress.done``, in the recipe's unit.
+
+    Args:
+        pipeline: The assembled source, learner and stages.
+        run_dir: Folder of the run, for checkpoints and diagnoses.
+        metric_log: Receives all metrics.
+        display: Shows the progress.
+        stop: Set by signals; the loop saves a checkpoint and returns.
+        resume_command: The command that continues this run, for messages.
+    """
 
     def __init__(
-        self, pipeline: Assembly, run_dir: Path, metric_log: MetricLog, display: Display, stop: Stop,
-        again: str = "runner resume",
-    ) -> None:  # fmt: skip
-        """Prepares a training in ``run_dir``; messages contain ``again``, the command that
-        continues this run.
-        """
-        self.pipeline, self.metric_log, self.display, self.stop = pipeline, metric_log, display, stop
-        self.again, self.progress = again, pipeline.progress
+        self,
+        pipeline: Assembly,
+        run_dir: Path,
+        metric_log: MetricLog,
+        display: Display,
+        stop: Stop,
+        resume_command: str = "runner resume",
+    ) -> None:
+        self.pipeline = pipeline
+        self.metric_log = metric_log
+        self.display = display
+        self.stop = stop
+        self.resume_command = resume_command
         self.folder = run_dir
+        self.progress = pipeline.progress
         self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync)
-        train = pipeline.recipe.train
-        scale = self.progress.whole // self.progress.length
-        every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
-        self.every = {name: count * scale for name, count in every.items() if count}
-        """Intervals, counted as ``progress.position`` is."""
+
+        # Intervals are counted as ``progress.position`` is; nothing is due before ``next_due``.
+        self.intervals = _intervals(pipeline.recipe.train, self.progress)
         self.next_due = 0
-        """Before that position, nothing is due."""
+
+        # The most recent value of every metric, the last update's result, and the best objective.
         self.metrics: dict[str, float] = {}
-        self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
-        self.activities = Activities(pipeline.device)
-        who = f"{type(pipeline.source).__name__}.activities"
-        refuse_names(who, pipeline.source.activities, OWN_ACTIVITIES, "the runner times itself")
-        for name in ("draw", "next_batch"):
-            self.activities.time(pipeline.slots, name)
-        for name, said in pipeline.source.activities.items():
-            self.activities.time(pipeline.slots, name)
-            pipeline.slots.wrap(name, partial(self._shown, said))
-        self.spent: defaultdict[str, float] = defaultdict(float)
-        """Seconds by activity since the first update of this process was over."""
-        self.steady_since: float | None = None
-        """When the first update of this process was over, on the clock of ``perf_counter``."""
-        self.untimed: dict[str, int] = {}
-        """The counts of the first update in this process, whose time is not representative."""
-        self.timed_updates, self.update_s = 0, 0.0
-        """Updates whose time was taken in this process, and their seconds."""
-        self.timed_from = self.progress.state_dict()
-        """The counts when the clock was last read, without those of earlier processes."""
-        self.complete = False
+        self.output: dict[str, Any] = {}
         self.best = -math.inf
         self.score: float | None = None
-        self.saved: int | None = None
+        self.saved_position: int | None = None
+        self.complete = False
+
+        # Seconds by activity, since the first update of this process was over.
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.steady_since: float | None = None
+        # The time of the first update in a process is not representative, so it is not counted.
+        self.untimed: dict[str, int] = {}
+        self.timed_updates = 0
+        self.update_s = 0.0
+        # The counts when the clock was last read, without those of earlier processes.
+        self.timed_from = self.progress.state_dict()
+        self.has_updated = False
+        self.warm_up = ExitStack()
+
+        on_cpu = pipeline.device.type == "cpu"
+        self.means = Means(type(pipeline.learner).__name__, on_cpu)
+        self.activities = Activities(pipeline.device)
+        self._time_activities()
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
-        self.sentinel = None if train.sentinel is None else self._make_sentinel(train.sentinel)
-        self.begun = False  # whether there was an update in this process
-        self.warm_up = ExitStack()
-        self.output: dict[str, Any] = {}
-        """The result of the last update."""
+        self.sentinel = self._make_sentinel(pipeline.recipe.train.sentinel)
 
     def run(self) -> None:
-        """Trains to the end or to a signal, evaluates, and writes a checkpoint; a RunnerError
-        reports an error.
+        """Trains to the end or to a signal, evaluates, and writes a checkpoint.
 
         A signal changes neither weights nor metrics, so that the resumed run equals one without
         interruption.
+
+        Raises:
+            RunnerError: The training failed.
         """
         with self.display.phase("training"), self.warm_up:
             self.warm_up.enter_context(self.display.phase("warm-up"))
             progress = self.progress
             step = self.sentinel or self.step
-            position, end = progress.position, progress.whole
+            position = progress.position
+            end = progress.whole
             try:
                 if not position:
                     self._rehearse_checkpoint()
-                while position < end and self.stop.asked is None:
-                    before, began = position, perf_counter()
-                    # The steps of one stretch of work, inside of which no training ends.
-                    while position == before:
-                        if self.begun:
+                while position < end and self.stop.received is None:
+                    previous = position
+                    started = perf_counter()
+                    # A training never ends inside a stretch of steps at the same position.
+                    while position == previous:
+                        if self.has_updated:
                             if (output := step()) is not None:
                                 self.follow(output)
-                        elif (drawn := self.step.draw()) is not None:
-                            with self._beginning():
-                                self.output = self.step(drawn) or {}
+                        elif (inputs := self.step.draw()) is not None:
+                            with self._first_update():
+                                self.output = self.step(inputs) or {}
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
-                    self.stop.pace = perf_counter() - began
-                    if not self.next_due <= position < end:  # at the end, all of this is done anyway
-                        continue
-                    if self.sentinel is not None:
-                        self.sentinel.keep_checksum()
-                    due = {name for name, every in self.every.items() if before // every != position // every}
-                    self.next_due = min((position // every + 1) * every for every in self.every.values())
-                    if "log" in due:
-                        self.report()
-                    if "evaluate" in due:
-                        self.evaluate()
-                    improved = self.score is not None and self.score == self.best
-                    # The best model gets a checkpoint even if none is due.
-                    if "checkpoint" in due or improved:
-                        self.save()
-                    self.score = None
-                if self.stop.asked is None and not self.complete:
+                    self.stop.pace = perf_counter() - started
+                    # At the end, everything is done in any case.
+                    if self.next_due <= position < end:
+                        self._perform_due(previous, position)
+                if self.stop.received is None and not self.complete:
                     self._end()
                 self.stop.acknowledged = True
                 self.save()
@@ -143,21 +154,54 @@ class Loop:
                 self._stop_at_checkpoint(error)
             finally:
                 self.writer.wait()
-            if self.writer.failure is not None:
-                said = f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}"
-                raise RunnerError(
-                    f"the checkpoint at {progress.done} {progress.unit} could not be written: {said}; "
-                    f"free some space and continue with: {self.again}"
-                )
+            self._refuse_failed_write()
+
+    def follow(self, output: dict[str, Any]) -> None:
+        """Performs the work that is due after each update."""
+        # Before anything is logged: a killed run makes the same choices again.
+        self.pipeline.tuning.commit()
+        self.output = output
+        self.means.add(output)
+        is_look_due = self.progress.updates % LOOK_EVERY == 0
+        if not self.means.finite or (not self.means.on_host and is_look_due):
+            self.check()
+        if not self.gradients.done:
+            idle = self.pipeline.learner.idle(self.progress)
+            self.gradients.check(self.progress, idle)
+
+    def _perform_due(self, previous: int, position: int) -> None:
+        """Reports, evaluates and saves what has become due since the previous position."""
+        if self.sentinel is not None:
+            self.sentinel.keep_checksum()
+        due = {
+            name
+            for name, interval in self.intervals.items()
+            if previous // interval != position // interval
+        }
+        intervals = self.intervals.values()
+        self.next_due = min(
+            (position // interval + 1) * interval for interval in intervals
+        )
+        if "log" in due:
+            self.report()
+        if "evaluate" in due:
+            self.evaluate()
+        is_improved = self.score is not None and self.score == self.best
+        # The best model gets a checkpoint even if none is due.
+        if "checkpoint" in due or is_improved:
+            self.save()
+        self.score = None
 
     @contextmanager
-    def _beginning(self) -> Iterator[None]:
-        """Entered around the first update of this process, for which the source may have warmed up: stages compile."""
-        self.begun = True
+    def _first_update(self) -> Iterator[None]:
+        """Surrounds the first update of this process, in which stages compile."""
+        self.has_updated = True
         self.warm_up.close()
-        compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
-        self.warm_up.enter_context(self.display.phase("compiling" if compiling else "first update"))
-        before = self.progress.state_dict()
+        recipe = self.pipeline.recipe
+        is_compiled = any(recipe.stages[kind].traces for kind in self.pipeline.stages)
+        phase = "compiling" if is_compiled else "first update"
+        self.warm_up.enter_context(self.display.phase(phase))
+        earlier = self.progress.state_dict()
         with self.activities.measure("startup"):
             started = perf_counter()
             yield
@@ -168,56 +212,27 @@ class Loop:
             if self.progress.updates == 1:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()
-        self.untimed = {unit: count - before[unit] for unit, count in self.progress.state_dict().items()}
-        # The next report also counts what came before; that is start-up.
-        for activity, seconds in self.activities.so_far(self.pipeline.source.activities).items():
+        counts = self.progress.state_dict()
+        self.untimed = {unit: count - earlier[unit] for unit, count in counts.items()}
+        # The next report also counts the time until here, which is start-up.
+        spent = self.activities.so_far(self.pipeline.source.activities)
+        for activity, seconds in spent.items():
             self.spent[activity] -= seconds
         self.steady_since = perf_counter()
 
-    def _make_sentinel(self, config: SentinelConfig) -> Sentinel:
-        # Few trainings need what compares updates.
-        from runner.training.sentinel import Sentinel
-
-        return Sentinel(self.step, self.pipeline, config)
-
-    def _shown(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A slot that is shown as a phase of that name."""
-
-        def shown(*args: Any, **kwargs: Any) -> Any:
-            with self.display.phase(name):
-                return step(*args, **kwargs)
-
-        return shown
-
-    def follow(self, output: dict[str, Any]) -> None:
-        """Performs the work that is due after each update."""
-        # Before anything is logged: a killed run makes the same choices again.
-        self.pipeline.tuning.commit()
-        self.output = output
-        self.means.add(output)
-        updates = self.progress.updates
-        if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
-            self.check()
-        if not self.gradients.done:
-            self.gradients.check(self.progress, self.pipeline.learner.idle(self.progress))
-
-    def _rehearse(self) -> None:
-        """Rehearses the evaluation and the learner's methods, so that a mistake
-        is reported immediately.
-        """
-        self.pipeline.refuse_unread()
-        with self.display.phase("rehearsing the evaluation"):
-            metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
-        if metrics is not None:
-            checked(metrics, self.pipeline)
-        self._rehearse_learner()
-
     def _end(self) -> None:
-        """Checks and evaluates a training that has reached its length; the last report has that evaluation in it."""
+        """Checks and evaluates a training that has reached its length.
+
+        The last report has the final evaluation in it.
+        """
         if not self.progress.updates:
-            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
+            raise RunnerError(
+                "the training ended before its first update: "
+                "the warm-up is too long, or too little data"
+            )
         if not self.gradients.done:
-            self.gradients.end(self.progress.updates, self.pipeline.learner.idle(self.progress))
+            idle = self.pipeline.learner.idle(self.progress)
+            self.gradients.end(self.progress.updates, idle)
         self.check()
         try:
             self.evaluate()
@@ -225,110 +240,27 @@ class Loop:
             self.report()
         self.complete = True
 
-    def measure_roofline_fraction(self) -> None:
-        """Logs which fraction of its roofline an update reaches; for the end, because it makes one more update."""
-        if not self.timed_updates or self.update_s < LEAST_TIMED_S:
-            return
-        with self.display.phase("measuring what this machine can do at best"):
-            fraction = measure_fraction(self.step, self.update_s / self.timed_updates)
-        if fraction is not None:
-            self._publish({"perf/roofline_fraction": fraction})
-
-    def _rehearse_checkpoint(self) -> None:
-        """Raises a RunnerError if the state before the first update does not survive a checkpoint."""
-
-        def load(state: State) -> State:
-            self.load_state_dict(state)
-            # The tracker reads the cursor, no loading restores it, and other threads log meanwhile.
-            return {**self.state_dict(), "cursor": state["cursor"]}
-
-        rehearse(self.writer.folder, self.state_dict(), load)
-
-    def _rehearse_learner(self) -> None:
-        """Raises a RunnerError if what the first update has added to the state does not survive a checkpoint.
-
-        The state goes into another learner, because stages may hold tensors of the one that trains (a CUDA graph), and
-        batches are drawn ahead. A model so large that a second one may not fit is not built again.
-        """
-        read = rehearse(self.writer.folder, self.state_dict())
-        if read is None or not read.is_complete:
-            return
-
-        def load(state: State) -> State:
-            learner = self.pipeline.build_another_learner()
-            learner.load_complete_state(state["pipeline"]["learner"])
-            return {"pipeline": {"learner": learner.complete_state()}}
-
-        before = generators.state_dict()
-        try:
-            check_loaded(read.part("pipeline", "learner"), load, OF_STAGES)
-        finally:
-            generators.load_state_dict(before)
-
-    def check(self) -> None:
-        """Stops the training if a loss since the last report was not finite."""
-        if self.means.look():
-            return
-        try:
-            self.finite.check(self.progress, self.step.batch, self.output)
-        except DivergedError as error:
-            self._diverge(str(error))
-
-    def _stop_at_checkpoint(self, alarm: SentinelError) -> NoReturn:
-        """Raises an alarm again, with what is known to be good."""
-        assert self.sentinel is not None
-        self.writer.wait()
-        newest = self.writer.newest()
-        checkpoint = "no checkpoint has been written yet" if newest is None else f"the newest checkpoint is {newest}"
-        raise SentinelError(f"{alarm}; {self.sentinel.last_good}; {checkpoint}") from None
-
-    def _diverge(self, what: str) -> NoReturn:
-        """Stops a training that has diverged; the message names the last good checkpoint."""
-        self.writer.wait()
-        good = self.writer.newest()
-        left = "no checkpoint has been written yet" if good is None else f"the last good checkpoint is {good}"
-        raise DivergedError(f"{what}; {left}") from None
-
     def report(self) -> None:
-        """Logs the means of the losses, what happened while drawing, and the speed since the last report."""
+        """Logs metrics since the last report: means of losses, statistics of the source, speed."""
         self.check()
         self.gradients.watch_unfrozen()
         elapsed, seconds = self.activities.read()
-        metrics = {f"train/{name}": mean for name, mean in {**self.means.take(), **self._statistics()}.items()}
+        values = {**self.means.take(), **_statistics(self.pipeline, self.means.names)}
+        metrics = {f"train/{name}": value for name, value in values.items()}
         metrics["train/updates"] = float(self.progress.updates)
         counts = self.progress.state_dict()
         if elapsed > 0:
-            parts = split_time(elapsed, seconds, self.pipeline.source.activities)
-            for activity, part in parts.items():
-                self.spent[activity] += part
-            added = {unit: count - self.timed_from[unit] - self.untimed.get(unit, 0) for unit, count in counts.items()}
-            always = ("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit)
-            metrics |= speeds(elapsed, parts, added, always)
-            self.timed_updates += added["updates"]
-            self.update_s += parts["update"]
-            metrics |= self.sentinel.metrics() if self.sentinel is not None else {}
-            metrics["perf/peak_memory_mib"] = peak_memory(self.pipeline.device) / 2**20
-            self.untimed = {}
+            metrics |= self._performance(elapsed, seconds, counts)
         self.timed_from = counts
         self._publish(metrics)
 
-    def _statistics(self) -> dict[str, float]:
-        """Returns the source's statistics; raises a RunnerError if a name is used by the update or
-        reserved for the runner.
-        """
-        statistics = self.pipeline.source.statistics()
-        who = f"{type(self.pipeline.source).__name__}.statistics"
-        for name in statistics:
-            check_metric_name(name, who)
-        refuse_names(who, statistics, RESERVED, "is reserved for the runner")
-        refuse_names(who, statistics, self.means.names, f"is one of {type(self.pipeline.learner).__name__}.update")
-        return statistics
-
     def evaluate(self) -> None:
-        """Evaluates the model on held-out data; raises a DivergedError if the
-        declared objective is not finite.
+        """Evaluates the model on held-out data.
 
-        Other metrics may honestly be none: a mean over what did not happen.
+        Metrics other than the objective may have no value, such as a mean over no events.
+
+        Raises:
+            DivergedError: The declared objective is not finite.
         """
         with self.display.phase("evaluating"), self.activities.measure("evaluate"):
             metrics = evaluated(self.pipeline)
@@ -342,8 +274,11 @@ class Loop:
         if not math.isfinite(value):
             if recipe.declared_objective is None:
                 return
-            place = f"{self.progress.unit} {self.progress.done}, update {self.progress.updates}"
-            self._diverge(f"{place}: the objective, eval/{objective.name}, is {value}; the run was stopped")
+            progress = self.progress
+            self._diverge(
+                f"{progress.unit} {progress.done}, update {progress.updates}: "
+                f"the objective, eval/{objective.name}, is {value}; the run was stopped"
+            )
         self.score = value * objective.sign
         self.best = max(self.best, self.score)
         self.display.improved(self.best * objective.sign)
@@ -351,12 +286,40 @@ class Loop:
     def save(self) -> None:
         """Hands a checkpoint to its writer, never one with numbers that are not finite."""
         self.check()
-        started, position = perf_counter(), self.progress.position
-        with self.display.phase("saving a checkpoint"), self.activities.measure("checkpoint"):
-            self.writer.save(position, self.state_dict(), self.score, self.progress.done)
-        if self.saved != position:  # a signal may request another one at the same position
-            self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})  # that the training waits for it
-        self.saved = position
+        started = perf_counter()
+        position = self.progress.position
+        with (
+            self.display.phase("saving a checkpoint"),
+            self.activities.measure("checkpoint"),
+        ):
+            state = self.state_dict()
+            self.writer.save(position, state, self.score, self.progress.done)
+        # A signal may request another checkpoint at the same position.
+        if self.saved_position != position:
+            milliseconds = 1e3 * (perf_counter() - started)
+            self._publish({"perf/checkpoint_ms": milliseconds})
+        self.saved_position = position
+
+    def check(self) -> None:
+        """Stops the training if a loss since the last report was not finite."""
+        if self.means.look():
+            return
+        try:
+            self.finite.check(self.progress, self.step.batch, self.output)
+        except DivergedError as error:
+            self._diverge(str(error))
+
+    def measure_roofline_fraction(self) -> None:
+        """Logs which fraction of its roofline an update reaches.
+
+        This makes one more update, so it is called after the training.
+        """
+        if not self.timed_updates or self.update_s < LEAST_TIMED_S:
+            return
+        with self.display.phase("measuring what this machine can do at best"):
+            fraction = measure_fraction(self.step, self.update_s / self.timed_updates)
+        if fraction is not None:
+            self._publish({"perf/roofline_fraction": fraction})
 
     def state_dict(self) -> State:
         """Returns everything that a resumed training needs."""
@@ -379,13 +342,174 @@ class Loop:
         with fitting():
             self.means.load_state_dict(state["means"], self.pipeline.device)
             self.gradients.load_state_dict(state["gradients"])
-            self.metrics, self.complete, self.best = state["metrics"], state["complete"], float(state["best"])
-            if (objective := self.pipeline.recipe.objective) and math.isfinite(self.best):
+            self.metrics = state["metrics"]
+            self.complete = state["complete"]
+            self.best = float(state["best"])
+            objective = self.pipeline.recipe.objective
+            if objective and math.isfinite(self.best):
                 self.display.improved(self.best * objective.sign)
             self.timed_from = self.progress.state_dict()
             # Last, because restoring may draw from them.
             generators.load_state_dict(state["generators"])
 
+    def _time_activities(self) -> None:
+        """Times sampling and the source's activities, and shows the latter as phases."""
+        slots = self.pipeline.slots
+        source = self.pipeline.source
+        subject = f"{type(source).__name__}.activities"
+        refuse_names(
+            subject, source.activities, LOOP_ACTIVITIES, "the runner times itself"
+        )
+        for name in ("draw", "next_batch"):
+            self.activities.time(slots, name)
+        for name, description in source.activities.items():
+            self.activities.time(slots, name)
+            slots.wrap(name, partial(self._displayed, description))
+
+    def _displayed(self, phase: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a slot that is displayed as a phase."""
+
+        def displayed(*args: Any, **kwargs: Any) -> Any:
+            with self.display.phase(phase):
+                return step(*args, **kwargs)
+
+        return displayed
+
+    def _make_sentinel(self, config: SentinelConfig | None) -> Sentinel | None:
+        if config is None:
+            return None
+        # Few trainings need the modules that compare updates.
+        from runner.training.sentinel import Sentinel
+
+        return Sentinel(self.step, self.pipeline, config)
+
+    def _rehearse_checkpoint(self) -> None:
+        """Raises a RunnerError if the initial state does not survive a checkpoint."""
+
+        def load(state: State) -> State:
+            self.load_state_dict(state)
+            # Loading does not restore the cursor of the metric log, which other threads advance.
+            return {**self.state_dict(), "cursor": state["cursor"]}
+
+        rehearse(self.writer.folder, self.state_dict(), load)
+
+    def _rehearse(self) -> None:
+        """Rehearses the evaluation and the learner's methods to report mistakes immediately."""
+        self.pipeline.refuse_unread()
+        learner = self.pipeline.learner
+        with self.display.phase("rehearsing the evaluation"):
+            metrics = self.pipeline.source.rehearse(learner, self.step.batch)
+        if metrics is not None:
+            checked(metrics, self.pipeline)
+        self._rehearse_learner()
+
+    def _rehearse_learner(self) -> None:
+        """Raises a RunnerError if the state after the first update does not survive a checkpoint.
+
+        The state goes into another learner, because stages may hold tensors of the one that trains
+        (a CUDA graph), and batches are drawn ahead. A model so large that a second one may not fit
+        is not built again.
+        """
+        rehearsed = rehearse(self.writer.folder, self.state_dict())
+        if rehearsed is None or not rehearsed.is_complete:
+            return
+
+        def load(state: State) -> State:
+            learner = self.pipeline.build_another_learner()
+            learner.load_complete_state(state["pipeline"]["learner"])
+            return {"pipeline": {"learner": learner.complete_state()}}
+
+        generator_states = generators.state_dict()
+        try:
+            check_loaded(rehearsed.part("pipeline", "learner"), load, OF_STAGES)
+        finally:
+            generators.load_state_dict(generator_states)
+
+    def _performance(
+        self, elapsed: float, seconds: Mapping[str, float], counts: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Returns speeds and memory since the last report, and adds up the time spent.
+
+        Args:
+            elapsed: Wall-clock seconds since the last report, above 0.
+            seconds: Seconds by activity.
+            counts: The progress in every unit.
+        """
+        durations = split_time(elapsed, seconds, self.pipeline.source.activities)
+        for activity, duration in durations.items():
+            self.spent[activity] += duration
+        progress = {
+            unit: count - self.timed_from[unit] - self.untimed.get(unit, 0)
+            for unit, count in counts.items()
+        }
+        unit = self.progress.unit
+        reported_units = ("updates", "samples" if unit == "epochs" else unit)
+        metrics = speeds(elapsed, durations, progress, reported_units)
+        self.timed_updates += progress["updates"]
+        self.update_s += durations["update"]
+        self.untimed = {}
+        if self.sentinel is not None:
+            metrics |= self.sentinel.metrics()
+        metrics["perf/peak_memory_mib"] = peak_memory(self.pipeline.device) / 2**20
+        return metrics
+
+    def _stop_at_checkpoint(self, alarm: SentinelError) -> NoReturn:
+        """Raises an alarm again, with the last update and checkpoint that are good."""
+        assert self.sentinel is not None
+        checkpoint = self._newest_checkpoint("newest")
+        message = f"{alarm}; {self.sentinel.last_good}; {checkpoint}"
+        raise SentinelError(message) from None
+
+    def _diverge(self, reason: str) -> NoReturn:
+        """Stops a training that has diverged; the message names the last good checkpoint."""
+        checkpoint = self._newest_checkpoint("last good")
+        raise DivergedError(f"{reason}; {checkpoint}") from None
+
+    def _newest_checkpoint(self, quality: str) -> str:
+        self.writer.wait()
+        newest = self.writer.newest()
+        if newest is None:
+            return "no checkpoint has been written yet"
+        return f"the {quality} checkpoint is {newest}"
+
+    def _refuse_failed_write(self) -> None:
+        """Raises a RunnerError if the last checkpoint could not be written."""
+        failure = self.writer.failure
+        if failure is not None:
+            newest = self.writer.newest() or "none"
+            raise RunnerError(
+                f"the checkpoint at {self.progress.done} {self.progress.unit} could not be "
+                f"written: {failure.strerror}; the newest is {newest}; "
+                f"free some space and continue with: {self.resume_command}"
+            )
+
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
         self.metric_log.log(metrics, self.progress.done)
+
+
+def _intervals(train: TrainConfig, progress: Progress) -> dict[str, int]:
+    """Returns the intervals of reports, evaluations and checkpoints that the recipe has."""
+    scale = progress.whole // progress.length
+    counts = {
+        "log": train.log_interval,
+        "evaluate": train.evaluate_every,
+        "checkpoint": train.checkpoint_every,
+    }
+    return {name: count * scale for name, count in counts.items() if count}
+
+
+def _statistics(pipeline: Assembly, update_names: Collection[str]) -> dict[str, float]:
+    """Returns the source's statistics.
+
+    Raises:
+        RunnerError: A name is used by the update or reserved for the runner.
+    """
+    statistics = pipeline.source.statistics()
+    subject = f"{type(pipeline.source).__name__}.statistics"
+    for name in statistics:
+        check_metric_name(name, subject)
+    refuse_names(subject, statistics, RESERVED, "is reserved for the runner")
+    update = f"{type(pipeline.learner).__name__}.update"
+    refuse_names(subject, statistics, update_names, f"is one of {update}")
+    return statistics

@@ -25,80 +25,105 @@ RESERVED = frozenset({"updates"})
 
 
 class Means:
-    """Sums and counts of scalars by name: on a CPU numbers; on a GPU tensors that stay there, to wait for nothing."""
+    """Sums and counts of scalars by name.
 
-    def __init__(self, who: str, on_host: bool) -> None:
-        """Starts without sums; messages contain ``who``, and checking a scalar
-        costs nothing if it is ``on_host``.
-        """
-        self.who, self.on_host = who, on_host
+    On a CPU these are numbers; on a GPU tensors that stay there, so that an update waits for
+    nothing.
+
+    Args:
+        owner: The class whose update returns the scalars, for messages.
+        on_host: Whether checking a scalar costs nothing.
+    """
+
+    def __init__(self, owner: str, on_host: bool) -> None:
+        self.owner = owner
+        self.on_host = on_host
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, Any] = {}
+        # Names of earlier reports are included: a source cannot reuse those, either.
         self.names: set[str] = set()
-        """All names so far; those of an earlier report may not be given away either."""
+        # On a GPU, numbers are checked by ``look`` only.
         self.finite = True
-        """Whether all that was looked at so far was finite; on a GPU, nothing is before ``look``."""
 
     def add(self, output: Mapping[str, Any]) -> None:
-        """Adds the scalars and ``Mean``s that an update returned; a RunnerError if there are none, or anything else."""
-        found = False
+        """Adds the scalars and ``Mean``s that an update returned.
+
+        Raises:
+            RunnerError: The update returned no scalars, or values that cannot be added up.
+        """
+        has_scalars = False
         for name, value in output.items():
             if isinstance(value, Tensor) and value.dim():
                 continue
+            has_scalars = True
             total, count = value if isinstance(value, Mean) else (value, 1)
-            found = True
             if name not in self.sums:
-                self._begin(name, value, total, count)
+                self._start(name, value, total, count)
             if self.on_host:
                 number = float(total)
                 self.finite = self.finite and math.isfinite(number)
                 self.sums[name] += number
                 self.counts[name] += float(count)
             else:
-                self.sums[name] += total.detach().double() if isinstance(total, Tensor) else total
+                # A sum of many losses in float32 would lose digits.
+                if isinstance(total, Tensor):
+                    total = total.detach().double()
+                self.sums[name] += total
                 self.counts[name] += count
-        if not found:
-            raise RunnerError(f"{self.who}.update returns no scalar, so divergence cannot be detected; return a loss")
+        if not has_scalars:
+            raise RunnerError(
+                f"{self.owner}.update returns no scalar, so divergence cannot be detected; "
+                "return a loss"
+            )
 
     def look(self) -> bool:
         """Returns whether all sums are finite; waits for a GPU."""
         if not self.on_host and self.sums:
-            self.finite = all(math.isfinite(float(total)) for total in self.sums.values())
+            sums = self.sums.values()
+            self.finite = all(math.isfinite(float(total)) for total in sums)
         return self.finite
 
     def take(self) -> dict[str, float]:
-        """The means of all that was added since the last time; what was counted as nothing has none."""
-        counts = {name: float(count) for name, count in self.counts.items()}
-        means = {name: float(total) / counts[name] for name, total in self.sums.items() if counts[name]}
-        self.sums, self.counts = {}, {}
+        """Returns the means since the last call; a name with a count of 0 has none."""
+        means = {}
+        for name, total in self.sums.items():
+            count = float(self.counts[name])
+            if count:
+                means[name] = float(total) / count
+        self.sums = {}
+        self.counts = {}
         return means
 
     def state_dict(self) -> State:
-        """Sums and counts."""
+        """Returns sums and counts."""
         return {"sums": dict(self.sums), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: State, device: torch.device) -> None:
-        """Restores what ``state_dict`` returned, where it is added up."""
-        self.sums, self.counts = map_tensors(lambda each: each.to(device), (state["sums"], state["counts"]))
+        """Restores what ``state_dict`` returned, on the device where it is added up."""
+        self.sums, self.counts = map_tensors(
+            lambda tensor: tensor.to(device), (state["sums"], state["counts"])
+        )
 
-    def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
+    def _start(self, name: str, value: Any, total: Any, count: Any) -> None:
         """Starts the sum of a name, and validates the first value."""
-        check_metric_name(name, f"{self.who}.update")
-        if isinstance(value, Mean):
-            right = all(each.dim() == 0 if isinstance(each, Tensor) else type(each) in (int, float) for each in value)
-        else:
-            right = isinstance(value, Tensor) or type(value) is float
-        if not right:
-            parts = f" of {type(total).__name__} and {type(count).__name__}" if isinstance(value, Mean) else ""
+        method = f"{self.owner}.update"
+        check_metric_name(name, method)
+        if not _can_be_added(value):
+            description = type(value).__name__
+            if isinstance(value, Mean):
+                description += f" of {type(total).__name__} and {type(count).__name__}"
             raise RunnerError(
-                f"{self.who}.update returned '{name}' as {type(value).__name__}{parts}; it should be a tensor, "
+                f"{method} returned '{name}' as {description}; it should be a tensor, "
                 "a float, or Mean(sum, count) of numbers or scalar tensors"
             )
         if isinstance(total, Tensor) and total.requires_grad:
-            raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
-        refuse_names(f"{self.who}.update", [name], RESERVED, "is reserved for the runner")
+            raise RunnerError(
+                f"{method} returned '{name}' with its gradient; return {name}.detach()"
+            )
+        refuse_names(method, [name], RESERVED, "is reserved for the runner")
         self.names.add(name)
-        self.sums[name] = self.counts[name] = 0.0
+        self.sums[name] = 0.0
+        self.counts[name] = 0.0
 
 
 class Activities:
@@ -117,21 +142,22 @@ class Activities:
 
     @contextmanager
     def measure(self, activity: str) -> Iterator[None]:
-        """Counts the time inside the ``with`` towards ``activity``, and nothing that was launched before."""
+        """Counts the time inside the ``with`` towards ``activity``, without earlier launches."""
+        # Earlier launches belong to another activity.
         self.wait()
-        before = perf_counter()
+        started = perf_counter()
         yield
         self.wait()
-        self.seconds[activity] += perf_counter() - before
+        self.seconds[activity] += perf_counter() - started
 
     def time(self, slots: Slots, name: str) -> None:
         """Counts the time in a slot towards an activity of its name."""
 
         def wrapper(step: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*args: Any, **kwargs: Any) -> Any:
-                before = perf_counter()
+                started = perf_counter()
                 output = step(*args, **kwargs)
-                self.seconds[name] += perf_counter() - before
+                self.seconds[name] += perf_counter() - started
                 return output
 
             return timed
@@ -139,32 +165,40 @@ class Activities:
         slots.wrap(name, wrapper)
 
     def read(self) -> tuple[float, Mapping[str, float]]:
-        """Wall-clock seconds and seconds by activity (0 for others) since the last reading; waits for a GPU."""
+        """Returns wall-clock seconds and seconds by activity since the last reading.
+
+        Waits for a GPU; activities that did not occur have 0 seconds.
+        """
         self.wait()
-        now = perf_counter()
-        elapsed, self.last = now - self.last, now
-        seconds, self.seconds = self.seconds, defaultdict(float)
+        time = perf_counter()
+        elapsed = time - self.last
+        seconds = self.seconds
+        self.last = time
+        self.seconds = defaultdict(float)
         return elapsed, seconds
 
     def so_far(self, source_activities: Iterable[str]) -> dict[str, float]:
-        """Returns the seconds since the last reading as ``split_time`` does; the next reading contains them too."""
+        """Returns the seconds since the last reading by activity, as ``split_time`` does.
+
+        The next reading contains them as well.
+        """
         return split_time(perf_counter() - self.last, self.seconds, source_activities)
 
     def wait(self) -> None:
-        """Lets a GPU finish what it was given."""
+        """Waits until a GPU has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-BESIDE_STEPS = ("startup", "evaluate", "checkpoint")
-"""Activities outside of training steps: the first update with its rehearsals,
-evaluations, checkpoints.
-"""
-OWN_ACTIVITIES = (*BESIDE_STEPS, "draw", "next_batch", "sample", "transfer", "update")
-"""Everything that the loop times, without the activities of a source."""
+OUTSIDE_STEPS = ("startup", "evaluate", "checkpoint")
+"""Activities outside of training steps; start-up is the first update with its rehearsals."""
+LOOP_ACTIVITIES = (*OUTSIDE_STEPS, "draw", "next_batch", "sample", "transfer", "update")
+"""Activities that the loop times, without those of a source."""
 
 
-def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]) -> dict[str, float]:
+def split_time(
+    elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]
+) -> dict[str, float]:
     """Splits elapsed seconds by activity; they add up to all of them.
 
     Args:
@@ -176,35 +210,57 @@ def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: 
         Seconds of the source's activities, ``sample`` (the remainder of sampling a batch),
             ``transfer``, all activities outside of training steps, and ``update``: the remainder.
     """
-    parts = {name: seconds[name] for name in source_activities}
-    parts["sample"] = max(0.0, seconds["draw"] - sum(parts.values()))
-    parts["transfer"] = max(0.0, seconds["next_batch"] - seconds["draw"])
-    parts |= {name: seconds[name] for name in BESIDE_STEPS}
-    parts["update"] = max(0.0, elapsed - sum(parts.values()))
-    return parts
+    durations = {name: seconds[name] for name in source_activities}
+    # Rounding could make a difference negative.
+    durations["sample"] = max(0.0, seconds["draw"] - sum(durations.values()))
+    # The slot ``next_batch`` contains ``draw``.
+    durations["transfer"] = max(0.0, seconds["next_batch"] - seconds["draw"])
+    durations |= {name: seconds[name] for name in OUTSIDE_STEPS}
+    durations["update"] = max(0.0, elapsed - sum(durations.values()))
+    return durations
 
 
 def speeds(
-    elapsed: float, parts: Mapping[str, float], added: Mapping[str, int], always: Collection[str]
+    elapsed: float,
+    durations: Mapping[str, float],
+    progress: Mapping[str, int],
+    reported_units: Collection[str],
 ) -> dict[str, float]:
     """Returns the speeds of training steps, and the shares of all activities, as metrics.
 
     Args:
         elapsed: Seconds by the wall clock.
-        parts: Seconds by activity, as ``split_time`` returns them.
-        added: What training steps have counted meanwhile, by unit, without the first update.
-        always: Units that are reported also if nothing was counted in them.
+        durations: Seconds by activity, as ``split_time`` returns them.
+        progress: What training steps have counted meanwhile, by unit, without the first update.
+        reported_units: Units that are reported also if nothing was counted in them.
     """
-    metrics = {f"perf/{name}_share": part / elapsed for name, part in parts.items()}
-    training_s = elapsed - sum(parts[name] for name in BESIDE_STEPS)
-    for unit, count in added.items():
-        if count or unit in always:
-            metrics[f"perf/{unit}_per_second"] = count / training_s if training_s > 0 else 0.0
-    if added["updates"]:
-        metrics["perf/update_ms"] = 1e3 * parts["update"] / added["updates"]
+    metrics = {
+        f"perf/{name}_share": duration / elapsed for name, duration in durations.items()
+    }
+    # Speeds are those of training steps alone.
+    training_s = elapsed - sum(durations[name] for name in OUTSIDE_STEPS)
+    for unit, count in progress.items():
+        if count or unit in reported_units:
+            speed = count / training_s if training_s > 0 else 0.0
+            metrics[f"perf/{unit}_per_second"] = speed
+    if progress["updates"]:
+        metrics["perf/update_ms"] = 1e3 * durations["update"] / progress["updates"]
     return metrics
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes that torch ever held on a GPU, or this process in the host's memory."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_host_memory()
+    """Returns the most bytes that torch held on a GPU, or this process in the host's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_host_memory()
+
+
+def _can_be_added(value: Any) -> bool:
+    """Returns whether a value of an update is a scalar, or a mean of numbers."""
+    if not isinstance(value, Mean):
+        return isinstance(value, Tensor) or type(value) is float
+    # A ``bool`` is an ``int`` for Python, and not a metric.
+    return all(
+        item.dim() == 0 if isinstance(item, Tensor) else type(item) in (int, float)
+        for item in value
+    )

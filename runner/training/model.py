@@ -17,6 +17,7 @@ from runner.training.state_schema import check_state
 
 if TYPE_CHECKING:
     from runner.plugin.configs import ServedRequest
+    from runner.plugin.source import State
 
 MODEL = "model"
 REQUEST_SCHEMA = "request.schema.json"
@@ -24,48 +25,64 @@ REQUEST_SCHEMA = "request.schema.json"
 _log = logging.getLogger(__name__)
 
 
-def write_model(run_dir: Path, request: type[ServedRequest] | None = None) -> tuple[Path, int] | None:
-    """Writes the learner of the best checkpoint, without its optimizers, and a
-    copy of the run's lock.
+def write_model(
+    run_dir: Path, request: type[ServedRequest] | None = None
+) -> tuple[Path, int] | None:
+    """Writes the learner of the best checkpoint without its optimizers, and a copy of the lock.
 
     The folder has the layout of a run's. An error is logged and does not fail the training.
 
     Args:
         run_dir: The folder of the run.
-        request: The model's request when it is served, whose schema is written; None keeps the schema
-            that exists.
+        request: The model's request when it is served, whose schema is written; None keeps the
+            schema that exists.
 
     Returns:
-        The folder and how far the training was, in the recipe's unit; None if it could not be written.
+        The folder and the progress of the training, in the recipe's unit; None if it could not be
+            written.
     """
-    folder, found = run_dir / MODEL, checkpoints(run_dir / CHECKPOINTS)
+    folder = run_dir / MODEL
+    paths = checkpoints(run_dir / CHECKPOINTS)
     try:
-        path = best(found) or found[-1]
+        # Without an objective, the last checkpoint is the model.
+        path = best(paths) or paths[-1]
         state = load(path)
         check_state(state, path, is_training=True)
-        learner = {name: part for name, part in state["pipeline"]["learner"].items() if name != "optimizers"}
         writer = Writer(folder / CHECKPOINTS)
-        pipeline = {
-            "learner": learner,
-            "stages": {},
-            "prepared": {},
-            "batch_size": state["pipeline"]["batch_size"],
-            "classes": state["pipeline"].get("classes", []),
-            "progress": state["pipeline"]["progress"],  # losses of an evaluation may depend on it
-        }
-        writer.save(state["step"], {"pipeline": pipeline})
+        writer.save(state["step"], {"pipeline": _inference_state(state["pipeline"])})
         writer.wait()
-        Manifest(folder).add(_weights_of(folder))
-        Manifest(folder).store_text(
-            folder / LOCK_NAME, read_checked(run_dir / LOCK_NAME, MAX_BYTES).decode(errors="surrogateescape")
-        )
+        manifest = Manifest(folder)
+        manifest.add(_weights_of(folder))
+        lock = read_checked(run_dir / LOCK_NAME, MAX_BYTES)
+        # A path in a lock may have bytes that are not UTF-8.
+        lock_text = lock.decode(errors="surrogateescape")
+        manifest.store_text(folder / LOCK_NAME, lock_text)
         if request is not None:
             schema = json.dumps(request.model_json_schema(), indent=1)
-            Manifest(folder).store_text(folder / REQUEST_SCHEMA, schema + "\n")
+            manifest.store_text(folder / REQUEST_SCHEMA, schema + "\n")
     except (OSError, IndexError, CheckpointError) as error:
-        _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
+        reason = getattr(error, "strerror", None) or error
+        _log.warning("%s: the model could not be written: %s", folder, reason)
         return None
     return (folder, int(state["step"])) if writer.failure is None else None
+
+
+def _inference_state(pipeline: State) -> State:
+    """Returns the entries of a pipeline's state that inference needs."""
+    learner = {
+        name: entry
+        for name, entry in pipeline["learner"].items()
+        if name != "optimizers"
+    }
+    return {
+        "learner": learner,
+        "stages": {},
+        "prepared": {},
+        "batch_size": pipeline["batch_size"],
+        "classes": pipeline.get("classes", []),
+        # Losses of an evaluation may depend on the progress.
+        "progress": pipeline["progress"],
+    }
 
 
 def request_fields(folder: Path) -> dict[str, str]:
@@ -88,8 +105,11 @@ def _type_of(schema: dict[str, Any]) -> str:
 
 
 def _weights_of(folder: Path) -> dict[Path, FileDigest]:
-    """Returns the digests of a model's newest checkpoint, of all files in it, as its manifest has them."""
+    """Returns the digests of the files in a model's newest checkpoint, from its manifest."""
     path = checkpoints(folder / CHECKPOINTS)[-1]
     manifest = read_manifest(path)
-    files = {path / name: FileDigest(digest, manifest["bytes"][name]) for name, digest in manifest["sha256"].items()}
+    files = {
+        path / name: FileDigest(digest, manifest["bytes"][name])
+        for name, digest in manifest["sha256"].items()
+    }
     return {**files, path / MANIFEST: FileDigest.of(path / MANIFEST)}

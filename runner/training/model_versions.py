@@ -1,4 +1,4 @@
-"""Runs whose models are given versions; only what ``runner verify`` has passed becomes the champion."""
+"""Versions of the models of runs; a champion has passed ``runner verify``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.plugin.source import State
-from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, StorageError, UsageError
+from runner.system.errors import (
+    CheckpointError,
+    DamagedError,
+    ExitCode,
+    RunnerError,
+    StorageError,
+    UsageError,
+)
 from runner.system.files import is_writable, write_durably
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
@@ -35,8 +42,6 @@ if TYPE_CHECKING:
 
 VERIFICATION = "verification.json"
 """The file in the folder of a run with the result of ``runner verify`` for its model."""
-
-
 _MOST_BYTES = 2**20
 
 
@@ -47,60 +52,97 @@ class NotVerifiedError(RunnerError):
 
 
 def weights_digest(pipeline: State) -> str:
-    """SHA-256 of the weights in a pipeline's state: names, types, shapes and bytes, without those of optimizers."""
-    learner = {name: part for name, part in pipeline["learner"].items() if name != "optimizers"}
-    named = {name: leaf for name, leaf in leaves(learner) if isinstance(leaf, torch.Tensor)}
-    found = hashlib.sha256()
-    for name, tensor in sorted(named.items()):
-        found.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    """Returns the SHA-256 of the weights in a pipeline's state, without those of optimizers.
+
+    It covers names, types, shapes and bytes.
+    """
+    learner = {
+        name: entry
+        for name, entry in pipeline["learner"].items()
+        if name != "optimizers"
+    }
+    tensors = {
+        name: leaf for name, leaf in leaves(learner) if isinstance(leaf, torch.Tensor)
+    }
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
+        contiguous = tensor.detach().cpu().contiguous()
+        digest.update(contiguous.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def register(run: str, name: str | None = None) -> Version:
-    """Gives the model of a finished run a version; the one that it has, if it has one of that name already.
+    """Gives the model of a finished run a version.
+
+    A model that has a version of that name already keeps it.
 
     Args:
-        run: any reference that ``folder_of`` accepts.
-        name: of the model; by default that of the recipe.
+        run: A reference that ``folder_of`` accepts.
+        name: Name of the model; by default that of the recipe.
 
     Raises:
-        UsageError: There is no such run, it has not finished, or its data are synthetic.
+        UsageError: The run does not exist, it has not finished, or its data are synthetic.
         StorageError: MLflow refuses.
     """
     folder = folder_of(run)
     record = folder.record()
     if record is None or record.status != "FINISHED" or record.kind != "run":
-        raise UsageError(f"{folder.name} is not a finished run; only those can be registered")
+        raise UsageError(
+            f"{folder.name} is not a finished run; only those can be registered"
+        )
+    # Synthetic data only show that the code works.
     if record.synthetic:
-        raise UsageError(f"{folder.name} was trained on synthetic data; register a model that was trained on real data")
+        raise UsageError(
+            f"{folder.name} was trained on synthetic data; "
+            "register a model that was trained on real data"
+        )
+    # A version links to its run in MLflow.
     if record.run_id is None:
-        raise UsageError(f"{folder.name} is not in MLflow yet: runner sync {folder.name}")
-    store, name = Store(Workspace()), name or record.recipe
+        raise UsageError(
+            f"{folder.name} is not in MLflow yet: runner sync {folder.name}"
+        )
+    store = Store(Workspace())
+    name = name or record.recipe
     written = write_model(folder.path)
     if written is None:
         raise CheckpointError(f"{folder.name} has no checkpoint that can be used")
     model, step = written
     weights = weights_digest(_state(model)["pipeline"])
     versions = Versions(store)
-    known = [each for each in versions.all(name) if (each.run, each.weights) == (folder.name, weights)]
-    if not known:
-        logged = store.logged_model(record.run_id, model, step)
-        facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
-        text = _description(record, step, logged.model_id, request_fields(model))
-        known = [versions.create(name, record.run_id, facts, logged.artifact_location, text)]
-    return _judged(versions, known[-1])
+    # A run that was resumed has other weights, and gets another version.
+    existing = [
+        version
+        for version in versions.all(name)
+        if version.run == folder.name and version.weights == weights
+    ]
+    if existing:
+        return _judged(versions, existing[-1])
+    logged = store.logged_model(record.run_id, model, step)
+    facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
+    text = _description(record, step, logged.model_id, request_fields(model))
+    location = logged.artifact_location
+    version = versions.create(name, record.run_id, facts, location, text)
+    return _judged(versions, version)
 
 
-def _description(record: Record, step: int, model: str, fields: Mapping[str, str]) -> str:
-    """Returns the description of a version: its run, its metrics, its request, and the line that loads it."""
-    values = {name: record.metrics[name] for name in record.headline if name in record.metrics}
-    shown = [f"{name}: {kind}" for name, kind in fields.items()]
+def _description(
+    record: Record, step: int, model: str, fields: Mapping[str, str]
+) -> str:
+    """Returns the description of a version: run, metrics, request, and the line that loads it."""
+    recipe = code(record.recipe)
+    metrics = {
+        name: record.metrics[name] for name in record.headline if name in record.metrics
+    }
+    request = ""
+    if fields:
+        types = code(*(f"{name}: {kind}" for name, kind in fields.items()))
+        request = f"{types}; JSON schema: {code(REQUEST_SCHEMA)} in the artifacts"
     return describe(
         {
-            "model": f"{code(record.recipe)} at step {step:,} of run {code(record.name)}",
-            "metrics of the run": figures(values),
-            "request": f"{code(*shown)}; JSON schema: {code(REQUEST_SCHEMA)} in the artifacts" if fields else "",
+            "model": f"{recipe} at step {step:,} of run {code(record.name)}",
+            "metrics of the run": figures(metrics),
+            "request": request,
             "load it": code(f'runner.load_model("models:/{model}")'),
         }
     )
@@ -110,76 +152,92 @@ def promote(name: str, number: int) -> Version:
     """Makes a version the champion of its model, if ``runner verify`` has passed it.
 
     Raises:
-        NotVerifiedError: it has not been verified, or other weights were verified.
-        UsageError: there is no such version.
+        NotVerifiedError: It has not been verified, or other weights were verified.
+        UsageError: The version does not exist.
     """
     versions = Versions(Store(Workspace()))
     version = _judged(versions, versions.one(f"{name}/{number}"))
-    told, command = version.judgement, f"runner verify RECIPE --of {version.reference}"
-    if told is None:
-        hint = f"verify it first: {command}, with a recipe that has an inference section"
-        raise NotVerifiedError(f"{version.reference} has not been verified; {hint}")
-    if told.weights != version.weights:
+    judgement = version.judgement
+    command = f"runner verify RECIPE --of {version.reference}"
+    if judgement is None:
         raise NotVerifiedError(
-            f"{version.reference}: what '{told.recipe}' was verified with is other weights: {command}"
+            f"{version.reference} has not been verified; verify it first: {command}, "
+            "with a recipe that has an inference section"
         )
-    if told.outcome != "PASS":
+    # A verification of other weights proves nothing about these.
+    if judgement.weights != version.weights:
         raise NotVerifiedError(
-            f"{version.reference} cannot be promoted: with '{told.recipe}', {told.outcome}: {told.summary}"
+            f"{version.reference}: what '{judgement.recipe}' was verified with "
+            f"is other weights: {command}"
+        )
+    if judgement.outcome != "PASS":
+        raise NotVerifiedError(
+            f"{version.reference} cannot be promoted: with '{judgement.recipe}', "
+            f"{judgement.outcome}: {judgement.summary}"
         )
     return versions.call(version, CHAMPION)
 
 
-def require_place_for_verification(reference: Path | str, found: Trained) -> None:
-    """Raises a StorageError if ``record_verification`` could not keep a verdict, before there is one."""
+def require_place_for_verification(reference: Path | str, trained: Trained) -> None:
+    """Raises a StorageError if ``record_verification`` could not store a judgement."""
     if is_version(str(reference)):
         Store(Workspace())
-    elif not is_writable(found.folder):
+    elif not is_writable(trained.folder):
         hint = "verify a part with --stage, whose verdict is not recorded, or a copy"
-        raise StorageError(f"{found.folder} cannot be written, where the verdict is recorded: {hint}")
+        raise StorageError(
+            f"{trained.folder} cannot be written, where the verdict is recorded: {hint}"
+        )
 
 
-def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
-    """Records the result of ``runner verify`` for a model: with its version, or
-    in the folder of its run.
+def record_verification(
+    reference: Path | str, trained: Trained, outcome: str, summary: str
+) -> Judgement:
+    """Records the result of ``runner verify`` with a version, or in the folder of a run.
 
     Args:
-        reference: the verified model, as it was named.
-        found: the same model, with the recipe whose stages were judged.
+        reference: The verified model, as it was named.
+        trained: The same model, with the recipe whose stages were judged.
         outcome: PASS, FAIL or INCONCLUSIVE.
-        summary: remarks on stages that did not pass.
+        summary: Remarks on stages that did not pass.
     """
-    recipe = found.recipe
-    stages = recipe.values().get("inference", {})
-    told = Judgement(outcome, recipe.name, recipe.digest, stages, weights_digest(found.state), summary)
+    recipe = trained.recipe
+    judgement = Judgement(
+        outcome,
+        recipe.name,
+        recipe.digest,
+        recipe.values().get("inference", {}),
+        weights_digest(trained.state),
+        summary,
+    )
     if is_version(str(reference)):
         versions = Versions(Store(Workspace()))
-        versions.judge(versions.one(str(reference)), told)
-    else:
-        path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
-        manifest = Manifest(found.folder)
-        # A run of an earlier version has no manifest. A manifest with only this file would hide the
-        # lock.
-        write = manifest.store_text if manifest.exists() else write_durably
-        try:
-            write(path, text)
-        except OSError as error:
-            raise StorageError(f"{found.folder}: {error.strerror}; the verdict is not recorded") from error
-    return told
+        versions.judge(versions.one(str(reference)), judgement)
+        return judgement
+    text = json.dumps(redact_values(asdict(judgement)), indent=1)
+    manifest = Manifest(trained.folder)
+    # A run of an earlier version has no manifest. A manifest with only this file would hide the
+    # lock.
+    write = manifest.store_text if manifest.exists() else write_durably
+    try:
+        write(trained.folder / VERIFICATION, text + "\n")
+    except OSError as error:
+        reason = f"{error.strerror}; the verdict is not recorded"
+        raise StorageError(f"{trained.folder}: {reason}") from error
+    return judgement
 
 
 def fetched(reference: str) -> RunFolder:
-    """Returns the folder with a version's files, fetched if necessary, whose
-    weights are those of the version.
+    """Returns the folder with a version's files, which are fetched if necessary.
 
     Raises:
-        UsageError: there is no such version.
-        CheckpointError: a file is damaged, or the weights differ.
+        UsageError: The version does not exist.
+        CheckpointError: A file is damaged, or the weights are not those of the version.
     """
     store = Store(Workspace(), reading=True)
     version = Versions(store).one(reference)
     folder = RunFolder(store.model(f"models:/{version.model}"))
     weights = weights_digest(_state(folder.path)["pipeline"])
+    # Files in the storage of MLflow may have been replaced.
     if weights != version.weights:
         raise CheckpointError(
             f"{reference}: {folder.path} has other weights than were registered: "
@@ -189,25 +247,23 @@ def fetched(reference: str) -> RunFolder:
 
 
 def _state(model: Path) -> State:
-    """Returns the state in a model's folder; raises a ``CheckpointError`` that
-    names a damaged file.
-    """
-    found = checkpoints(model / CHECKPOINTS)
-    if not found:
+    """Returns the state in a model's folder; a CheckpointError names a damaged file."""
+    paths = checkpoints(model / CHECKPOINTS)
+    if not paths:
         raise CheckpointError(f"{model} holds no model")
-    state = load(found[-1])
-    check_state(state, found[-1])
+    state = load(paths[-1])
+    check_state(state, paths[-1])
     return state
 
 
 def _judged(versions: Versions, version: Version) -> Version:
-    """Returns the version with the verification of its run's model, if that
-    verified the same weights.
-    """
+    """Returns the version with the verification of its run's model, if the weights are equal."""
     # The run may be elsewhere, may never have been verified, or the record may be damaged.
     with suppress(UsageError, DamagedError, OSError, ValueError, TypeError):
         path = find(Workspace().runs, version.run).path / VERIFICATION
-        told = Judgement(**parse_json(read_checked(path, _MOST_BYTES).decode()))
-        if told.weights == version.weights and told != version.judgement:
-            return versions.judge(version, told)
+        content = parse_json(read_checked(path, _MOST_BYTES).decode())
+        judgement = Judgement(**content)
+        is_new = judgement != version.judgement
+        if judgement.weights == version.weights and is_new:
+            return versions.judge(version, judgement)
     return version

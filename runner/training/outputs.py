@@ -16,7 +16,7 @@ class MetricLog(Protocol):
         """Returns the position at which a resumed run continues the log."""
 
     def sync(self) -> None:
-        """Makes durable what was logged so far."""
+        """Makes everything logged so far durable."""
 
 
 class Display(Protocol):
@@ -26,7 +26,7 @@ class Display(Protocol):
         """Shows progress and the newest value of every metric."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Entered around what takes a while, which may be inside of something else that does."""
+        """Surrounds an activity that takes a while; activities can be nested."""
 
     def improved(self, best: float) -> None:
         """Called with the best objective so far."""

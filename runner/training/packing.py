@@ -1,7 +1,8 @@
 """Translation of a training state into JSON and named tensors; ``unpacking`` translates back.
 
-Only data are translated, never code: what a checkpoint contains cannot run anything when it is read.
-Every value of the state becomes a JSON object with one key, its kind, or a few more for tensors.
+Only data are translated, never code: the content of a checkpoint cannot run anything when it is
+read. Every value of the state becomes a JSON object with one key, its kind, or a few more for
+tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 from runner.plugin.source import Ring, State
 from runner.system.errors import RunnerError
 
+# Characters of a tensor's name in a file; its number alone makes it unique.
 LONGEST_NAME = 200
-"""Characters of a tensor's name in a file; its number alone makes it unique."""
 NATIVE = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
@@ -32,11 +33,20 @@ COMPRESSED = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
+FACTORIES = {
+    factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)
+}
 """Factories that a ``defaultdict`` in a checkpoint may have."""
-SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+SEQUENCES = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "size": torch.Size,
+}
+# Python refuses to write decimal numbers of more than 4,300 digits, so larger integers are
+# hexadecimal.
 _LARGEST_JSON_INTEGER = 2**63
-"""Python refuses to write decimal numbers of more than 4,300 digits; hexadecimal ones have no limit."""
 _HINTS = {
     "Enum": "keep its .value",
     "Generator": "keep what its get_state() returns",
@@ -44,10 +54,8 @@ _HINTS = {
     "Optimizer": "keep its state_dict()",
     "UninitializedParameter": "call the lazy module once in build()",
 }
-
-
+# Containers inside one another; a reader's stack is limited.
 MOST_LEVELS = 100
-"""Largest depth of a state: containers inside one another."""
 
 
 class UnpackableError(RunnerError, TypeError):
@@ -72,17 +80,17 @@ class Packer:
         """Returns what JSON can hold of a value.
 
         Raises:
-            UnpackableError: a checkpoint cannot hold the value.
+            UnpackableError: A checkpoint cannot hold the value.
         """
-        kind = type(value)
-        if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _LARGEST_JSON_INTEGER):
+        if type(value) is float or _is_key(value):
             return {"value": value}
         if isinstance(value, Tensor):
             return self._tensor(value, entry)
         if id(value) in self._open:
-            raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold a {kind.__name__} that contains itself")
+            name = type(value).__name__
+            raise _unpackable(entry or "/", f"a {name} that contains itself")
         if len(self._open) >= MOST_LEVELS:
-            raise UnpackableError(f"/: a checkpoint cannot hold a state nested deeper than {MOST_LEVELS} levels")
+            raise _unpackable("/", f"a state nested deeper than {MOST_LEVELS} levels")
         self._open.add(id(value))
         try:
             return self._container(value, entry) or self._scalar(value, entry)
@@ -92,7 +100,8 @@ class Packer:
     def _container(self, value: Any, entry: str) -> dict[str, Any] | None:
         kind = type(value)
         if kind in (dict, OrderedDict, Counter, defaultdict):
-            node: dict[str, Any] = {"items": [self._item(key, item, entry) for key, item in value.items()]}
+            items = [self._item(key, item, entry) for key, item in value.items()]
+            node: dict[str, Any] = {"items": items}
             if kind is defaultdict:
                 node["default"] = self._factory(value, entry)
             elif kind is not dict:
@@ -106,12 +115,15 @@ class Packer:
         return None
 
     def _item(self, key: Any, item: Any, entry: str) -> list[Any]:
-        below = f"{entry}/{key if type(key) in (str, int) else repr(key)}"
-        is_plain = key is None or type(key) in (bool, str) or (type(key) is int and abs(key) < _LARGEST_JSON_INTEGER)
-        return [key if is_plain else self.pack(key, below), self.pack(item, below)]
+        text = key if type(key) in (str, int) else repr(key)
+        path = f"{entry}/{text}"
+        packed_key = key if _is_key(key) else self.pack(key, path)
+        return [packed_key, self.pack(item, path)]
 
     def _members(self, values: Any, entry: str) -> list[Any]:
-        return [self.pack(value, f"{entry}/{number}") for number, value in enumerate(values)]
+        return [
+            self.pack(value, f"{entry}/{number}") for number, value in enumerate(values)
+        ]
 
     def _factory(self, value: defaultdict[Any, Any], entry: str) -> str | None:
         factory: Any = value.default_factory
@@ -119,8 +131,8 @@ class Packer:
             return None
         name = getattr(factory, "__name__", repr(factory))
         if FACTORIES.get(name) is not factory:
-            known = ", ".join(FACTORIES)
-            raise UnpackableError(f"{entry}: a checkpoint cannot hold a defaultdict of {name}; it can of {known}")
+            names = ", ".join(FACTORIES)
+            raise _unpackable(entry, f"a defaultdict of {name}; it can of {names}")
         return name
 
     def _scalar(self, value: Any, entry: str) -> dict[str, Any]:
@@ -143,11 +155,11 @@ class Packer:
             return {"device": str(value)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, entry)
-        raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold {_described(value)}")
+        raise _unpackable(entry or "/", _described(value))
 
     def _array(self, value: Any, entry: str) -> dict[str, Any]:
         if value.dtype.hasobject or value.dtype.fields is not None:
-            raise UnpackableError(f"{entry}: a checkpoint cannot hold an array of type {value.dtype}")
+            raise _unpackable(entry, f"an array of type {value.dtype}")
         node = {"shape": list(value.shape), "dtype": value.dtype.str}
         if isinstance(value, np.generic):
             return {"scalar": value.tobytes().hex(), **node}
@@ -158,23 +170,29 @@ class Packer:
         if value.written:
             row = value.read(value.first, value.first + 1)
             if row.dtype not in NATIVE:
-                raise UnpackableError(f"{entry}: a checkpoint cannot hold a ring of type {_dtype_name(row.dtype)}")
+                raise _unpackable(entry, f"a ring of type {_dtype_name(row.dtype)}")
         name = str(len(self.rings))
         self.rings[name] = value
-        return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
+        node = {"name": name, "capacity": value.capacity, "written": value.written}
+        return {"ring": node}
 
     def _tensor(self, value: Tensor, entry: str) -> dict[str, Any]:
         reason = _unreadable(value)
         if reason:
-            raise UnpackableError(f"{entry}: a checkpoint cannot hold {reason}")
+            raise _unpackable(entry, reason)
         plain = value.detach()
         if type(plain) is not Tensor:
             plain = plain.as_subclass(Tensor)
         if plain.layout is torch.strided:
             return self._strided(plain, entry)
-        parts = {name: self.pack(part, f"{entry}/{name}") for name, part in sparse_parts(plain).items()}
-        layout = str(plain.layout).removeprefix("torch.")
-        node: dict[str, Any] = {"sparse": layout, "size": list(plain.shape), "parts": parts}
+        node: dict[str, Any] = {
+            "sparse": str(plain.layout).removeprefix("torch."),
+            "size": list(plain.shape),
+            "parts": {
+                name: self.pack(tensor, f"{entry}/{name}")
+                for name, tensor in sparse_parts(plain).items()
+            },
+        }
         if plain.layout is torch.sparse_coo:
             node["coalesced"] = plain.is_coalesced()
         return node
@@ -182,25 +200,35 @@ class Packer:
     def _strided(self, tensor: Tensor, entry: str) -> dict[str, Any]:
         # The stride of a copy, which differs from the default for a tensor that fills its memory in
         # another order of dimensions.
-        stride = None if tensor.is_contiguous() else list(torch.empty_like(tensor, device="meta").stride())
+        stride = None
+        if not tensor.is_contiguous():
+            stride = list(torch.empty_like(tensor, device="meta").stride())
         node: dict[str, Any] = {"tensor": self._named(tensor, entry), "stride": stride}
         if tensor.dtype not in NATIVE:
             node |= {"dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
         return node
 
     def _named(self, tensor: Tensor, entry: str) -> str:
-        """Returns the name of a tensor in a file; the same memory has the same name, and is one tensor when read."""
-        place = (
-            tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(),
+        """Returns the name of a tensor in a file.
+
+        Tensors of the same memory have the same name, and are one tensor when they are read.
+        """
+        memory = (
+            tensor.data_ptr(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_conj(),
             tensor.is_neg(),
-        )  # fmt: skip
-        if tensor.numel() and place in self._names:
-            return self._names[place]
-        # Counted, because keys may hold any character, and a file's names only Unicode.
+        )
+        if tensor.numel() and memory in self._names:
+            return self._names[memory]
+        # A number makes the name unique: keys may have any character, and names only Unicode.
         text = entry.encode("ascii", "backslashreplace").decode()
         name = f"{len(self.tensors)}{text}"[:LONGEST_NAME]
         self.tensors[name] = tensor
-        self._names[place] = name
+        self._names[memory] = name
         return name
 
 
@@ -208,28 +236,32 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
     """Converts a state to JSON and named tensors.
 
     Returns:
-        What JSON can hold, in which dictionaries are lists of pairs; and by the names that it refers to, the tensors
-        of the state, not copies, and its rings.
+        The JSON, in which dictionaries are lists of pairs; and by the names that it refers to, the
+            tensors of the state, not copies, and its rings.
 
     Raises:
-        UnpackableError: a checkpoint cannot hold some value.
+        UnpackableError: A checkpoint cannot hold some value.
     """
     packer = Packer()
     return packer.pack(state), packer.tensors, packer.rings
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Returns a copy of a strided tensor in host memory, as a file contains it: as bytes if
-    safetensors does not support its type.
+    """Returns a copy of a strided tensor in host memory, as a file contains it.
+
+    It is a tensor of bytes if safetensors does not support its type.
     """
-    copy = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
-    return copy if copy.dtype in NATIVE else copy.reshape(-1).view(torch.uint8)
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    copy = resolved.to("cpu", copy=True).contiguous()
+    if copy.dtype in NATIVE:
+        return copy
+    return copy.reshape(-1).view(torch.uint8)
 
 
 def sparse_parts(tensor: Tensor) -> dict[str, Tensor]:
     """Returns the strided tensors that a sparse one is made of."""
     if tensor.layout is torch.sparse_coo:
-        # Not coalesced: that would change what the training adds to.
+        # Coalescing would change the tensor that the training adds to.
         return {"indices": tensor._indices(), "values": tensor._values()}
     names = (*COMPRESSED[tensor.layout], "values")
     return {name: getattr(tensor, name)() for name in names}
@@ -241,24 +273,37 @@ def _unreadable(tensor: Tensor) -> str:
     if torch.nn.parameter.is_lazy(tensor):
         return _described(tensor)
     if hasattr(kind, "__tensor_flatten__") or tensor.is_nested:
-        return f"a tensor of type {kind.__name__}; keep the plain tensors that it is made of"
+        hint = "keep the plain tensors that it is made of"
+        return f"a tensor of type {kind.__name__}; {hint}"
     if tensor.is_meta:
         return "a tensor on the meta device, which has no values"
     if tensor.is_quantized:
         return "a quantized tensor; keep its int_repr(), scale and zero point"
-    if tensor.layout is not torch.strided and tensor.layout not in (torch.sparse_coo, *COMPRESSED):
+    if tensor.layout not in (torch.strided, torch.sparse_coo, *COMPRESSED):
         return f"a tensor of layout {tensor.layout}"
     return ""
 
 
 def _described(value: Any) -> str:
-    names = [base.__name__ for base in type(value).__mro__]
-    hint = next((hint for name, hint in _HINTS.items() if name in names), "")
-    if not hint and isinstance(value, dict):
-        hint = "keep dict(...) of it"
-    elif not hint and isinstance(value, tuple):
-        hint = "keep tuple(...) of it"
-    return f"a {type(value).__name__}" + (f"; {hint}" if hint else "")
+    bases = [base.__name__ for base in type(value).__mro__]
+    hints = [hint for name, hint in _HINTS.items() if name in bases]
+    if isinstance(value, dict):
+        hints.append("keep dict(...) of it")
+    elif isinstance(value, tuple):
+        hints.append("keep tuple(...) of it")
+    return "; ".join([f"a {type(value).__name__}", *hints[:1]])
+
+
+def _is_key(value: Any) -> bool:
+    """Returns whether JSON has a value as it is, also as a key of a mapping."""
+    kind = type(value)
+    if kind is int:
+        return bool(abs(value) < _LARGEST_JSON_INTEGER)
+    return value is None or kind in (bool, str)
+
+
+def _unpackable(entry: str, description: str) -> UnpackableError:
+    return UnpackableError(f"{entry}: a checkpoint cannot hold {description}")
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

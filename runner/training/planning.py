@@ -30,8 +30,9 @@ from runner.system.errors import RunnerError, UsageError
 from runner.training.pipeline import Assembly, assemble, resolve_device, setting_of
 from runner.training.step import Step
 
+# A learner whose roles alternate has a period of several updates; longer ones are cut off.
 _MOST_UPDATES = 16
-"""Updates that are planned of a learner whose roles take turns."""
+# Some operators have results whose shape depends on numbers.
 _NEEDS_NUMBERS = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -53,29 +54,37 @@ def plan_memory(
 
     Args:
         recipe: The recipe.
-        plugin_files: Files that its plugins are from.
-        outline: Shapes of the largest batch, if they are known.
-        compiled: Plan the code that the recipe's compiler generates. It takes several times as long.
+        plugin_files: Files of its plugins.
+        outline: Shapes of the largest batch; by default those of the recipe's source.
+        compiled: Plan the code that the recipe's compiler generates, which takes several times as
+            long.
 
     Raises:
         RunnerError: The recipe cannot be assembled, or its compiled update cannot be planned.
     """
     started = time.perf_counter()
+    # A plan may be for a GPU that this machine does not have.
     device = _planned_device(recipe.device)
     if compiled:
         _check_compilers(recipe, device)
     # Tensors without numbers can be on a GPU only where torch finds one.
     tracked_device = device if torch.cuda.is_available() else torch.device("cpu")
     planned = {
-        kind: stage for kind, stage in recipe.stages.items() if not stage.unplanned or (compiled and stage.traces)
+        kind: stage
+        for kind, stage in recipe.stages.items()
+        if not stage.unplanned or (compiled and stage.traces)
     }
     reduced = replace(recipe, stages=planned)
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
-        tracked = _tracked_update(reduced, plugin_files, tracked_device, outline, compiled=compiled)
-    setting = setting_of(recipe, device)
+        tracked = _tracked_update(
+            reduced, plugin_files, tracked_device, outline, compiled=compiled
+        )
+    context = setting_of(recipe, device)
     unplanned = {
-        kind: stage for kind, stage in recipe.stages.items() if kind not in planned and not _is_inactive(stage, setting)
+        kind: stage
+        for kind, stage in recipe.stages.items()
+        if kind not in planned and not _is_inactive(stage, context)
     }
     return MemoryPlan(
         recipe=recipe.name,
@@ -96,25 +105,36 @@ def _check_compilers(recipe: Recipe, device: torch.device) -> None:
     """Raises if the code that the recipe's compiler generates cannot be planned."""
     if device.type != "cpu":
         raise UsageError(f"--compiled plans for a CPU only, not for {device.type}")
-    setting = setting_of(recipe, device)
-    compilers = [stage for stage in recipe.stages.values() if stage.traces and not _is_inactive(stage, setting)]
+    context = setting_of(recipe, device)
+    compilers = [
+        stage
+        for stage in recipe.stages.values()
+        if stage.traces and not _is_inactive(stage, context)
+    ]
     if not compilers:
-        raise UsageError(f"{recipe.name}: no stage compiles anything on a CPU; plan it without --compiled")
+        raise UsageError(
+            f"{recipe.name}: no stage compiles anything on a CPU; "
+            "plan it without --compiled"
+        )
     for stage in compilers:
-        if stage.tunes(setting):
-            raise UsageError(f"{stage.kind} measures which code it generates; plan it without --compiled")
+        # A measurement needs tensors with numbers.
+        if stage.tunes(context):
+            raise UsageError(
+                f"{stage.kind} measures which code it generates; "
+                "plan it without --compiled"
+            )
 
 
-def _is_inactive(stage: StageConfig, setting: Setting) -> bool:
+def _is_inactive(stage: StageConfig, context: Setting) -> bool:
     """Returns whether a stage has nothing to do on the planned device."""
     try:
-        return stage.inactive(setting) is not None
+        return stage.inactive(context) is not None
     except UsageError:
         return False
 
 
 class _TrackedUpdate(NamedTuple):
-    """Memory of an update at its highest point, and how it was found.
+    """Memory of an update at its highest point.
 
     Attributes:
         usage: Bytes by kind and module.
@@ -135,7 +155,7 @@ def _tracked_update(
     *,
     compiled: bool,
 ) -> _TrackedUpdate:
-    """Computes updates with fake tensors if that is possible, else with real ones."""
+    """Computes updates with fake tensors if that is possible, or else with real ones."""
     if compiled:
         usage, stages = _compiled_update(recipe, plugin_files, device, outline)
         return _TrackedUpdate(usage, stages, is_real=False)
@@ -150,11 +170,11 @@ def _tracked_update(
 @contextmanager
 def _preserved_generators() -> Iterator[None]:
     """Restores the states of the global generators afterwards."""
-    before = generators.state_dict()
+    states = generators.state_dict()
     try:
         yield
     finally:
-        generators.load_state_dict(before)
+        generators.load_state_dict(states)
 
 
 def outline_of(recipe: Recipe, plugin_files: Sequence[Path] = ()) -> SourceOutline:
@@ -163,26 +183,32 @@ def outline_of(recipe: Recipe, plugin_files: Sequence[Path] = ()) -> SourceOutli
     if outline is not None:
         return outline
     pipeline = assemble(replace(recipe, stages={}, device="cpu"), plugin_files)
-    drawn = Step(pipeline).next()
-    return outline_of_batch(pipeline.source, drawn.batch)
+    inputs = Step(pipeline).next()
+    return outline_of_batch(pipeline.source, inputs.batch)
 
 
 def _planned_device(name: str) -> torch.device:
-    """Returns the device that is planned for; it need not be there."""
+    """Returns the device of the plan, which this machine may not have."""
     if name == "auto":
         return resolve_device(name)
     return torch.device("cuda:0" if name == "cuda" else name)
 
 
 def _update(
-    recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, outline: SourceOutline,
-    *, is_fake: bool,
-) -> tuple[Usage, tuple[str, ...]]:  # fmt: skip
+    recipe: Recipe,
+    plugin_files: Sequence[Path],
+    device: torch.device,
+    outline: SourceOutline,
+    *,
+    is_fake: bool,
+) -> tuple[Usage, tuple[str, ...]]:
     """Computes updates under the tracker; returns the highest usage, and the active stages."""
     stack = ModuleStack()  # type: ignore[no-untyped-call]
     tracker = UpdateTracker(device, stack)
     with fake_tensors() if is_fake else nullcontext(), tracker:
-        pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+        pipeline = _labelled_pipeline(
+            recipe, plugin_files, device, tracker, stack, outline
+        )
         usage = _highest_usage(pipeline, tracker)
     return usage, _active_stages(pipeline)
 
@@ -207,14 +233,17 @@ def _compiled_update(
     tracker = CompiledTracker(device, stack)
     try:
         with fake_tensors(), tracker:
-            pipeline = _labelled_pipeline(recipe, plugin_files, device, tracker, stack, outline)
+            pipeline = _labelled_pipeline(
+                recipe, plugin_files, device, tracker, stack, outline
+            )
             with generated_code():
                 # The first update compiles, and has no gradients of a previous one.
                 usage = _highest_usage(pipeline, tracker, repetitions=2)
     except (*_NEEDS_NUMBERS, TorchDynamoException) as error:
         reason = str(error).partition("\n")[0]
         raise RunnerError(
-            f"{recipe.name}: the compiled update cannot be planned ({reason}); plan it without --compiled"
+            f"{recipe.name}: the compiled update cannot be planned ({reason}); "
+            "plan it without --compiled"
         ) from error
     return usage, _active_stages(pipeline)
 
@@ -229,7 +258,9 @@ def _labelled_pipeline(
 ) -> Assembly:
     """Builds the pipeline, and labels everything that exists before its first update."""
     build = outlined(outline)
-    pipeline = Assembly(recipe, plugin_files, device, recipe.train.batch_size, None, build)
+    pipeline = Assembly(
+        recipe, plugin_files, device, recipe.train.batch_size, None, build
+    )
     modules = pipeline.learner.modules()
     stack.name_modules(modules)
     tracker.label_state(modules, _optimizers(pipeline))
@@ -244,36 +275,44 @@ def _active_stages(pipeline: Assembly) -> tuple[str, ...]:
     return tuple(kind for kind, report in pipeline.reports.items() if report.active)
 
 
-def _highest_usage(pipeline: Assembly, tracker: UpdateTracker, repetitions: int = 1) -> Usage:
+def _highest_usage(
+    pipeline: Assembly, tracker: UpdateTracker, repetitions: int = 1
+) -> Usage:
     """Computes updates; returns the usage at the highest point of all.
 
     Args:
-        pipeline: Has been labelled.
-        tracker: Is active.
+        pipeline: A pipeline whose state is labelled.
+        tracker: An active tracker.
         repetitions: How often every update is computed.
     """
-    highest: tuple[int, Usage] = 0, {}
+    peak = 0
+    usage: Usage = {}
     for step in _steps(pipeline, _optimizers(pipeline)):
-        drawn = step.draw()
-        assert drawn is not None
-        tracker.label_batch(drawn.batch, drawn.noise)
+        inputs = step.draw()
+        assert inputs is not None
+        tracker.label_batch(inputs.batch, inputs.noise)
         for _ in range(repetitions):
             tracker.reset_peak()
-            step(drawn)
-            if tracker.peak > highest[0]:
-                highest = tracker.peak, tracker.usage
-    return highest[1]
+            step(inputs)
+            if tracker.peak > peak:
+                peak = tracker.peak
+                usage = tracker.usage
+    return usage
 
 
-def _steps(pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Step]:
-    """Yields the step for every update that has to be looked at."""
+def _steps(
+    pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[Step]:
+    """Yields the step for every update that has to be computed."""
     step = Step(pipeline)
     if not _make_states(optimizers):
-        drawn = step.draw()
-        assert drawn is not None
-        step(drawn)
-        del drawn
+        # The first update makes the states.
+        inputs = step.draw()
+        assert inputs is not None
+        step(inputs)
+        del inputs
     period = max(pipeline.learner.periods().values(), default=1)
+    # A learner may compute something else in a later phase of the training.
     for fraction in pipeline.recipe.model.phases():
         _advance(pipeline, fraction)
         for _ in range(min(period, _MOST_UPDATES)):
@@ -281,7 +320,7 @@ def _steps(pipeline: Assembly, optimizers: Sequence[torch.optim.Optimizer]) -> I
 
 
 def _make_states(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Makes optimizers have the state that they have between two updates; whether that worked.
+    """Gives optimizers the state that they have between two updates; returns whether that worked.
 
     Gradients stay, as they do between two updates.
     """
@@ -290,9 +329,10 @@ def _make_states(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+        # Some optimizers need a closure.
         try:
             optimizer.step()
-        except TypeError:  # one that needs a closure
+        except TypeError:
             return False
     return True
 

@@ -1,7 +1,7 @@
 """Rehearsal of a checkpoint: pack, write, read, load and compare, before there is anything to lose.
 
-It costs at most about ``COMPLETE_BYTES`` of disk and host memory for a moment: larger tensors are written in part, and
-loaded from where they are. Nothing of it stays on the disk.
+It costs at most about ``COMPLETE_BYTES`` of disk and host memory for a moment: larger tensors are
+written in part, and loaded from memory. Its files are removed from the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,14 +27,28 @@ from runner.training.packing import pack, stored
 from runner.training.state_difference import differences
 from runner.training.unpacking import unpack
 
+# Tensors are written and read completely, the smallest first, up to this sum.
 COMPLETE_BYTES = 64 * 2**20
-"""Tensors are written and read completely, the smallest first, up to this sum."""
+# About the size of the excerpt that is written of each larger tensor.
 EXCERPT_BYTES = 2**16
-"""About how much is written of each tensor beyond that."""
 NOTHING = re.compile(r"(?!)")
+# Some entries of optimizers depend on the stages: kernels, and where these count their steps.
 OF_STAGES = re.compile(r"/param_groups/|/optimizers/.*/step$")
-"""Entries of optimizers that depend on the stages: which kernels they use, and where these count their steps."""
 _LONGEST_ERROR = 400
+# The first checkpoint reports a full or failing disk.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class TensorForm(NamedTuple):
+    """Properties of a tensor that loading must not change."""
+
+    kind: str
+    device: str
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        suffix = " that requires a gradient" if self.requires_grad else ""
+        return f"a {self.kind} on {self.device}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -45,17 +59,17 @@ class RehearsedState:
         state: The state as it was read; tensors that were not written completely are those of the
             training.
         is_complete: Whether every tensor was written completely.
-        places: Type, device and need of a gradient of every tensor before, by entry.
+        forms: Type, device and need of a gradient of every tensor before, by entry.
     """
 
     state: State
     is_complete: bool
-    places: Mapping[str, tuple[Any, ...]]
+    forms: Mapping[str, TensorForm]
 
     def part(self, *path: str) -> RehearsedState:
         """Returns one entry of the state alone, inside of the entries that contain it.
 
-        Its places are still those of the complete state.
+        Its forms are still those of the complete state.
         """
         state: Any = reduce(getitem, path, self.state)
         for name in reversed(path):
@@ -63,68 +77,90 @@ class RehearsedState:
         return replace(self, state=state)
 
 
-def rehearse(folder: Path, state: State, load: Callable[[State], State] | None = None) -> RehearsedState | None:
+def rehearse(
+    folder: Path, state: State, load: Callable[[State], State] | None = None
+) -> RehearsedState | None:
     """Writes and reads a state, and loads it if ``load`` is given.
 
     Args:
         folder: Folder of the run's checkpoints, in which a temporary folder is made.
-        state: What the next checkpoint would contain.
-        load: Loads a state and returns what is then there to be saved.
+        state: The state that the next checkpoint would contain.
+        load: Loads a state and returns the state that would then be saved.
 
     Returns:
-        The state as it was read; None if the disk refuses the files, which the first checkpoint reports.
+        The state as it was read; None if the disk refuses the files, which the first checkpoint
+            reports.
 
     Raises:
-        RunnerError: an entry of the state does not come back as it was. The message names it.
+        RunnerError: An entry of the state has changed. The message names it.
     """
-    read = _write_and_read(folder, state)
-    if read is not None and load is not None:
-        check_loaded(read, load)
-    return read
+    rehearsed = _write_and_read(folder, state)
+    if rehearsed is not None and load is not None:
+        check_loaded(rehearsed, load)
+    return rehearsed
 
 
-def check_loaded(read: RehearsedState, load: Callable[[State], State], ignored: re.Pattern[str] = NOTHING) -> None:
-    """Loads a state that was read, and compares what is there then, except for entries that ``ignored`` finds.
+def check_loaded(
+    rehearsed: RehearsedState,
+    load: Callable[[State], State],
+    ignored: re.Pattern[str] = NOTHING,
+) -> None:
+    """Loads a state that was read, and compares the result, except for ``ignored`` entries.
 
     Raises:
-        RunnerError: loading failed, or an entry differs.
+        RunnerError: Loading failed, or an entry differs.
     """
+    # Plugins may raise anything.
     try:
-        loaded = load(read.state)
+        loaded = load(rehearsed.state)
     except Exception as error:
-        reason = " ".join(str(error).split())[:_LONGEST_ERROR]
-        text = reason if isinstance(error, RunnerError) else f"{type(error).__name__}: {reason}"
-        raise _refusal(f"load_state_dict fails for what state_dict returned: {text}") from error
-    lines = differences(read.state, loaded)
-    _refuse_first((line for line in lines if not ignored.search(line.partition(": ")[0])), "after load_state_dict")
-    for entry, place in _places(loaded).items():
-        if read.places.get(entry, place) != place and not ignored.search(entry):
-            before, after = (_place_text(each) for each in (read.places[entry], place))
-            raise _refusal(f"{entry}: {before} has become {after} after load_state_dict")
+        text = " ".join(str(error).split())[:_LONGEST_ERROR]
+        if not isinstance(error, RunnerError):
+            text = f"{type(error).__name__}: {text}"
+        message = f"load_state_dict fails for what state_dict returned: {text}"
+        raise _refusal(message) from error
+    lines = (
+        line
+        for line in differences(rehearsed.state, loaded)
+        if not ignored.search(line.partition(": ")[0])
+    )
+    _refuse_first(lines, "after load_state_dict")
+    for entry, form in _tensor_forms(loaded).items():
+        expected = rehearsed.forms.get(entry, form)
+        if expected != form and not ignored.search(entry):
+            raise _refusal(
+                f"{entry}: {expected} has become {form} after load_state_dict"
+            )
 
 
 def _write_and_read(folder: Path, state: State) -> RehearsedState | None:
-    rest, tensors, rings = pack(state)
+    node, tensors, rings = pack(state)
     complete = _completely_written(tensors)
-    excerpts = {name: tensor if name in complete else _excerpt(tensor) for name, tensor in tensors.items()}
+    contents = dict(tensors)
+    for name in tensors.keys() - complete:
+        contents[name] = _excerpt(tensors[name])
     try:
-        path = write_rehearsal(folder, rest, excerpts)
-        text, contents, _ = read_files(path)
-        for name in excerpts.keys() - complete:
-            tensor = excerpts[name]
-            _refuse_first(differences(stored(tensor), contents[name], name.lstrip("0123456789")), "in its file")
+        path = write_rehearsal(folder, node, contents)
+        read_node, read_tensors, _ = read_files(path)
+        for name in tensors.keys() - complete:
+            entry = name.lstrip("0123456789")
+            lines = differences(stored(contents[name]), read_tensors[name], entry)
+            _refuse_first(lines, "in its file")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if error.errno not in _DISK_ERRORS:
             raise
         return None
     except CheckpointError as error:
-        raise _refusal(f"a checkpoint could not be read after it was written: {error}") from error
+        raise _refusal(
+            f"a checkpoint could not be read after it was written: {error}"
+        ) from error
     finally:
         remove_quietly(folder / REHEARSAL)
+    # Tensors that were written in part are loaded from memory.
     live = {name: tensor for name, tensor in tensors.items() if name not in complete}
-    read: State = unpack(text, contents, lambda name, **_: rings[name], live)
+    read: State = unpack(read_node, read_tensors, lambda name, **_: rings[name], live)
     _refuse_first(differences(state, read), "in a checkpoint")
-    return RehearsedState(read, not live, _places(state))
+    return RehearsedState(read, not live, _tensor_forms(state))
 
 
 def _completely_written(tensors: Mapping[str, Tensor]) -> set[str]:
@@ -142,25 +178,28 @@ def _excerpt(tensor: Tensor) -> Tensor:
     """Returns a view of a tensor with about ``EXCERPT_BYTES``: its corner."""
     for dimension in range(tensor.dim()):
         if tensor.nbytes > EXCERPT_BYTES:
-            below = tensor.nbytes // tensor.shape[dimension]
-            tensor = tensor.narrow(dimension, 0, max(1, EXCERPT_BYTES // below))
+            slice_bytes = tensor.nbytes // tensor.shape[dimension]
+            length = max(1, EXCERPT_BYTES // slice_bytes)
+            tensor = tensor.narrow(dimension, 0, length)
     return tensor
 
 
-def _places(state: State) -> dict[str, tuple[Any, ...]]:
-    found = ((entry.replace(".", "/"), leaf) for entry, leaf in leaves(state) if isinstance(leaf, Tensor))
-    return {entry: (type(leaf).__name__, str(leaf.device), leaf.requires_grad) for entry, leaf in found}
+def _tensor_forms(state: State) -> dict[str, TensorForm]:
+    """Returns the form of every tensor in a state, by entry."""
+    forms = {}
+    for path, leaf in leaves(state):
+        if isinstance(leaf, Tensor):
+            kind = type(leaf).__name__
+            form = TensorForm(kind, str(leaf.device), leaf.requires_grad)
+            forms[path.replace(".", "/")] = form
+    return forms
 
 
-def _place_text(place: tuple[Any, ...]) -> str:
-    kind, device, requires_grad = place
-    return f"a {kind} on {device}" + (" that requires a gradient" if requires_grad else "")
-
-
-def _refuse_first(found: Iterator[str], stage: str) -> None:
-    first = next(found, None)
-    if first is not None:
-        raise _refusal(f"{first.lstrip('/')} {stage}")
+def _refuse_first(lines: Iterator[str], stage: str) -> None:
+    """Raises a RunnerError for the first of some differences, if there is one."""
+    line = next(lines, None)
+    if line is not None:
+        raise _refusal(f"{line.lstrip('/')} {stage}")
 
 
 def _refusal(reason: str) -> RunnerError:

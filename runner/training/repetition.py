@@ -16,6 +16,7 @@ from runner.plugin.progress import Progress
 from runner.proof.subject_states import clones, leaves
 from runner.system import generators
 from runner.system.tensor_trees import map_tensors
+from runner.training.resuming import set_group_value
 from runner.training.step import Drawn, Step
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 NOTHING = nullcontext()
 Values = dict[str, Any]
-"""Tensors and numbers by dotted path: what an update returned, and the state that it left."""
+"""Tensors and numbers by dotted path: the result of an update, and the state after it."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,19 @@ class Snapshot:
 
     Attributes:
         state: The learner's complete state before it.
-        drawn: Its batch and noise.
+        inputs: Its batch and noise.
         counts: The progress before it.
     """
 
     state: State
-    drawn: Drawn
+    inputs: Drawn
     counts: dict[str, int]
 
     @classmethod
-    def of(cls, step: Step, drawn: Drawn) -> Snapshot:
+    def of(cls, step: Step, inputs: Drawn) -> Snapshot:
         """Copies the state of a training before an update on this batch."""
         state = clones(step.learner.complete_state())
-        return cls(state, clones(drawn), step.progress.state_dict())
+        return cls(state, clones(inputs), step.progress.state_dict())
 
 
 def values_of(output: Any, state: State) -> Values:
@@ -61,7 +62,7 @@ class GradientNoise:
     full steps. That is why gradients get separate noise.
 
     Args:
-        seed: Of the noise.
+        seed: Seed of the noise.
     """
 
     def __init__(self, seed: int) -> None:
@@ -75,18 +76,21 @@ class GradientNoise:
 
     def add_to_gradients(self, optimizer: Optimizer) -> None:
         """Adds noise to the gradients of an optimizer's parameters, in place."""
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None and parameter.grad.layout == torch.strided
-        ]
-        gradients = [gradient for gradient in gradients if gradient.is_floating_point() and gradient.numel()]
-        largest = max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
+        gradients = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None and _has_numbers(gradient):
+                    gradients.append(gradient)
+        largest = max(
+            (float(gradient.abs().max()) for gradient in gradients), default=0.0
+        )
         for gradient in gradients:
-            gradient.add_(self._random(gradient), alpha=largest * torch.finfo(gradient.dtype).eps)
+            size = largest * torch.finfo(gradient.dtype).eps
+            gradient.add_(self._random(gradient), alpha=size)
 
     def _random(self, tensor: Tensor) -> Tensor:
+        # Numbers from the host are the same for every device.
         numbers = 2 * torch.rand(tensor.shape, generator=self._generator) - 1
         return numbers.to(tensor.device, tensor.dtype)
 
@@ -95,26 +99,37 @@ class BaselineLearner:
     """A learner without stages that repeats updates of a training.
 
     Args:
-        pipeline: Of the training. A second learner is built, with as many parameters and optimizers.
+        pipeline: The training's. A second learner is built, with as many parameters and optimizers.
     """
 
     def __init__(self, pipeline: Assembly) -> None:
+        # Building a learner draws its initial weights.
         with generators.Globals().apart():
             self.learner = pipeline.build_another_learner()
         self._noise: GradientNoise | None = None
-        self.learner.slots.wrap("optimizer_step", lambda step: partial(self._step_optimizer, step))
+        self.learner.slots.wrap(
+            "optimizer_step", lambda step: partial(self._step_optimizer, step)
+        )
         unit, length = pipeline.recipe.length
         self._progress = Progress(unit, length, pipeline.progress.epoch_samples)
-        self._update = self.learner.update if pipeline.recipe.train.ema is None else self.learner.averaged_update
-        self._rates = [[float(group["lr"]) for group in each.param_groups] for _, each in self.learner.optimizers()]
+        # The same update as in the training, with the same average.
+        self._update = self.learner.update
+        if pipeline.recipe.train.ema is not None:
+            self._update = self.learner.averaged_update
+        self._rates = [
+            [float(group["lr"]) for group in optimizer.param_groups]
+            for _, optimizer in self.learner.optimizers()
+        ]
         self._schedule = pipeline.recipe.lr_scheduler
 
-    def repeat(self, step: Step, snapshot: Snapshot, *, noise: GradientNoise | None = None) -> Values:
-        """Makes the update of a snapshot, and leaves the process's random generators as they were.
+    def repeat(
+        self, step: Step, snapshot: Snapshot, *, noise: GradientNoise | None = None
+    ) -> Values:
+        """Repeats the update of a snapshot, and preserves the process's random generators.
 
         Args:
             step: The training's, which seeds updates.
-            snapshot: What the update starts from; it is not changed.
+            snapshot: The start of the update; it is not changed.
             noise: Perturbs the state before, and gradients.
         """
         output = self.update_from(step, snapshot, noise=noise)
@@ -128,27 +143,40 @@ class BaselineLearner:
         noise: GradientNoise | None = None,
         around: AbstractContextManager[Any] = NOTHING,
     ) -> Any:
-        """Makes the update inside of a context, and returns what it returned; the learner has the state after it."""
-        state = clones(snapshot.state) if noise is None else map_tensors(noise.perturb, clones(snapshot.state))
+        """Repeats the update inside of a context, and returns its result.
+
+        The learner then has the state after the update.
+        """
+        state = clones(snapshot.state)
+        if noise is not None:
+            state = map_tensors(noise.perturb, state)
         self._noise = noise
-        drawn = clones(snapshot.drawn)
+        inputs = clones(snapshot.inputs)
         with generators.Globals().apart():
             self.learner.load_complete_state(state)
             self._progress.load_state_dict(snapshot.counts)
             self._set_rates(self._schedule.factor(self._progress.fraction))
+            # The update draws the same numbers as in the training.
             step.seed(snapshot.counts["updates"])
             with around:
-                return self._update(drawn.batch, drawn.noise, self._progress)
+                return self._update(inputs.batch, inputs.noise, self._progress)
 
-    def _step_optimizer(self, step: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
+    def _step_optimizer(
+        self, step: Callable[[Optimizer], Any], optimizer: Optimizer
+    ) -> Any:
         if self._noise is not None:
             self._noise.add_to_gradients(optimizer)
         return step(optimizer)
 
     def _set_rates(self, factor: float) -> None:
-        for (_, optimizer), rates in zip(self.learner.optimizers(), self._rates, strict=True):
+        optimizers = self.learner.optimizers()
+        for (_, optimizer), rates in zip(optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate * factor)
-                else:
-                    group["lr"] = rate * factor
+                set_group_value(group, "lr", rate * factor)
+
+
+def _has_numbers(gradient: Tensor) -> bool:
+    """Returns whether noise can be added to a gradient."""
+    if gradient.layout != torch.strided or not gradient.is_floating_point():
+        return False
+    return gradient.numel() > 0

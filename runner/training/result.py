@@ -63,18 +63,20 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
 
     Args:
         loop: The training.
-        tracker: What logged it.
+        tracker: The run that logged it.
         resumed_at: The step from which it was resumed, if it was.
     """
     pipeline = loop.pipeline
-    signal = loop.stop.asked
+    signal = loop.stop.received
     for kind, stage in pipeline.stages.items():
         pipeline.reports[kind].notes += stage.closing_notes()
     exit_code = ExitCode.DONE
+    # A signal after the last update changes nothing.
     if signal is not None and not loop.complete:
         exit_code = stopped_by(signal, pipeline.recipe)
     newest = loop.writer.newest()
     seconds = tracker.closed - tracker.began
+    # A run without an update consists of start-up only.
     startup = (loop.steady_since or tracker.closed) - tracker.began
     return RunResult(
         run_id=tracker.run_id,
@@ -91,7 +93,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         seconds=seconds,
         startup_seconds=startup,
         shares=_shares(loop, startup, seconds),
-        resume=loop.again,
+        resume=loop.resume_command,
         exit_code=exit_code,
         synthetic=pipeline.recipe.data.is_synthetic(),
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
@@ -101,13 +103,16 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
 def _shares(loop: Loop, startup: float, seconds: float) -> dict[str, float]:
     """Returns the shares of the command's time by activity, which add up to 1."""
     shares = {"startup": startup / seconds}
-    for activity, spent in loop.spent.items():
-        if activity != "startup" and spent > 0:
-            shares[activity] = spent / seconds
+    for activity, duration in loop.spent.items():
+        if activity != "startup" and duration > 0:
+            shares[activity] = duration / seconds
     shares["other"] = max(0.0, 1 - sum(shares.values()))
     return shares
 
 
 def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
     """Returns the exit code of a training that a signal has stopped."""
-    return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
+    # A preempted training is resumed by its scheduler.
+    if recipe.train.preemptible:
+        return ExitCode.PREEMPTED
+    return ExitCode(128 + int(signal))

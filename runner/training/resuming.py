@@ -1,6 +1,4 @@
-"""Values that a resumed training takes from its recipe, and changes with which it cannot
-continue.
-"""
+"""Values that a resumed training takes from its recipe, and changes that it cannot accept."""
 
 from __future__ import annotations
 
@@ -21,37 +19,55 @@ def settings_of_state(recipe: Recipe) -> dict[str, Any]:
     return {"optimizer": by_role, "lr_scheduler": values["lr_scheduler"]}
 
 
-def changed_by_role(before: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, set[str]]]:
-    """Yields the names of the optimizer settings that have changed since a checkpoint, by role.
+def changed_by_role(
+    stored: Mapping[str, Any], recipe: Recipe
+) -> Iterator[tuple[str, set[str]]]:
+    """Yields the names of the optimizer settings that differ from a checkpoint's, by role.
 
-    The learning rate counts as changed where its schedule has.
+    The learning rate counts as changed if its schedule has.
     """
-    now = settings_of_state(recipe)
-    schedule = {"lr"} if before["lr_scheduler"] != now["lr_scheduler"] else set[str]()
-    for role, values in now["optimizer"].items():
-        old = before["optimizer"].get(role, {})
-        yield role, schedule | {name for name, value in values.items() if old.get(name) != value}
+    settings = settings_of_state(recipe)
+    is_rescheduled = stored["lr_scheduler"] != settings["lr_scheduler"]
+    for role, values in settings["optimizer"].items():
+        stored_values = stored["optimizer"].get(role, {})
+        names = {
+            name for name, value in values.items() if stored_values.get(name) != value
+        }
+        if is_rescheduled:
+            names.add("lr")
+        yield role, names
 
 
 def apply_changed_settings(
-    learner: Learner, recipe: Recipe, before: Mapping[str, Any] | None, configured: Sequence[Sequence[dict[str, Any]]]
+    learner: Learner,
+    recipe: Recipe,
+    stored: Mapping[str, Any] | None,
+    configured: Sequence[Sequence[dict[str, Any]]],
 ) -> None:
-    """Gives optimizers the recipe's value of every setting that is another one than in the checkpoint.
+    """Gives optimizers the recipe's value of every setting that differs from the checkpoint's.
 
     Args:
         learner: A learner that has loaded the checkpoint.
         recipe: The recipe of the resumed training.
-        before: The settings at the checkpoint; None if an earlier version wrote it, which recorded none.
+        stored: The settings at the checkpoint; None if an earlier version wrote it, which recorded
+            none.
         configured: The parameter groups of every optimizer as the recipe made them.
     """
-    changed = {} if before is None else dict(changed_by_role(before, recipe))
+    # Without recorded settings, those of the checkpoint stay.
+    changed = {} if stored is None else dict(changed_by_role(stored, recipe))
     for (role, optimizer), groups in zip(learner.optimizers(), configured, strict=True):
         for group, new in zip(optimizer.param_groups, groups, strict=True):
             for name in changed.get(role, set()) & new.keys() - {"params"}:
-                if isinstance(group[name], torch.Tensor):  # a captured graph reads it from where it is
-                    group[name].fill_(float(new[name]))
-                else:
-                    group[name] = new[name]
+                set_group_value(group, name, new[name])
+
+
+def set_group_value(group: dict[str, Any], name: str, value: Any) -> None:
+    """Sets an optimizer setting of a parameter group."""
+    # A captured graph reads a setting that is a tensor from its memory.
+    if isinstance(group[name], torch.Tensor):
+        group[name].fill_(float(value))
+    else:
+        group[name] = value
 
 
 def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) -> None:
@@ -59,13 +75,21 @@ def refuse_other_classes(trained: Sequence[str] | None, present: Sequence[str]) 
 
     Args:
         trained: The names of the classes in the checkpoint; None or empty if it has none.
-        present: Those of the source.
+        present: The names of the classes of the source.
     """
+    # A model predicts numbers of classes, so their order matters.
     if not trained or list(trained) == list(present):
         return
     if len(trained) != len(present):
-        change = f"the model was trained with {len(trained)} classes, and the data have {len(present)}"
+        change = (
+            f"the model was trained with {len(trained)} classes, "
+            f"and the data have {len(present)}"
+        )
     else:
-        number = next(n for n, (old, new) in enumerate(zip(trained, present, strict=True)) if old != new)
-        change = f"class {number} was '{trained[number]}' when the model was trained, and is '{present[number]}' now"
+        pairs = enumerate(zip(trained, present, strict=True))
+        number = next(number for number, (old, new) in pairs if old != new)
+        change = (
+            f"class {number} was '{trained[number]}' when the model was trained, "
+            f"and is '{present[number]}' now"
+        )
     raise UsageError(f"data: {change}; restore the names, or train again")

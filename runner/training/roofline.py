@@ -1,7 +1,7 @@
-"""The shortest possible time of an update: its minimal work, divided by the
-measured rates of this machine.
+"""The shortest possible time of an update: its minimal work, divided by this machine's rates.
 
-The roofline is that of Williams et al. 2009: the larger of FLOP / (FLOP/s of products) and bytes / (bytes/s of copies).
+The roofline is that of Williams et al. 2009: the larger of FLOP / (FLOP/s of products) and
+bytes / (bytes/s of copies).
 """
 
 from __future__ import annotations
@@ -23,54 +23,81 @@ if TYPE_CHECKING:
 
     from runner.training.step import Step
 
-SECONDS = 0.3  # for each shape of product, and for the copy
-TRUE_FLOAT32 = 1e-5  # a float32 product is off by some 1e-7 of its size, one of rounded factors by 3e-4 or more
+# Time of the measurement of each shape of product, and of the copy.
+SECONDS = 0.3
+# A float32 product has a relative error of some 1e-7, one of rounded factors of 3e-4 or more.
+TRUE_FLOAT32 = 1e-5
 _SQUARE = {"cpu": 1024, "cuda": 8192}
+# Products as stacked networks of usual sizes have them: networks, batch, inputs, outputs.
 _BATCHED = ((8, 128, 256, 256), (8, 256, 256, 256), (32, 256, 256, 256))
-"""Products as stacked networks of usual sizes have them: networks, batch, inputs, outputs."""
 _COPIED_BYTES = 2**28
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured rates of a machine."""
+    """Measured rates of a machine.
 
-    default_flops: float  # float32 matmul with torch's default kernels, FLOP/s: the best over shapes
-    relaxed_flops: float  # the same with ``torch.set_float32_matmul_precision("medium")``
-    relaxed_error: float  # relative error of such a product
-    copy_bytes: float  # bytes read plus bytes written, a second
-    half_flops: Mapping[str, float] = field(default_factory=dict)  # matmul in the types of 16 bits that it has
+    Attributes:
+        default_flops: FLOP/s of float32 products with torch's default kernels, best of all shapes.
+        relaxed_flops: The same with ``torch.set_float32_matmul_precision("medium")``.
+        relaxed_error: Relative error of such a product.
+        copy_bytes: Bytes read plus bytes written, per second.
+        half_flops: FLOP/s of products in the types of 16 bits that the machine has.
+    """
+
+    default_flops: float
+    relaxed_flops: float
+    relaxed_error: float
+    copy_bytes: float
+    half_flops: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def float32_flops(self) -> float:
-        """The best rate of true float32, whichever kernels it takes."""
-        return max(self.default_flops, self.relaxed_flops if self.relaxed_error < TRUE_FLOAT32 else 0.0)
+        """The best rate of true float32, with whichever kernels."""
+        if self.relaxed_error < TRUE_FLOAT32:
+            return max(self.default_flops, self.relaxed_flops)
+        return self.default_flops
 
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """The minimal work of one update."""
+    """The minimal work of one update.
 
-    counted_flop: int  # as torch counts the baseline's update
-    least_flop: int  # by the learner's formula where it has one, else as counted
-    moved_bytes: int  # that cannot but be read or written
+    Attributes:
+        counted_flop: FLOP as torch counts them in the baseline's update.
+        least_flop: FLOP by the learner's formula, or as counted if it has none.
+        moved_bytes: Bytes that every implementation reads or writes.
+    """
+
+    counted_flop: int
+    least_flop: int
+    moved_bytes: int
 
     @classmethod
     def of(cls, counted: Mapping[str, Any]) -> UpdateCost:
-        """Creates the cost from the counts of a baseline; a learner may have no
-        formula for the minimum.
-        """
-        return cls(counted["flop"], *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])))
+        """Creates the cost from the counts of a baseline."""
+        minimum = counted["least"]
+        # A learner may have no formula for the minimum.
+        if not minimum:
+            minimum = (counted["flop"], counted["optimizer_bytes"])
+        return cls(counted["flop"], *minimum)
 
     def limit_s(self, rates: Rates, dtype: str | None = None) -> float:
-        """Seconds that the update takes at least, in float32 and the type of 16 bits that its stages may use."""
+        """Returns the least seconds of the update.
+
+        Args:
+            rates: The rates of the machine.
+            dtype: The type of 16 bits that its stages may use; None for float32 only.
+        """
         flops = max(rates.float32_flops, rates.half_flops.get(dtype or "", 0.0))
         return max(self.least_flop / flops, self.moved_bytes / rates.copy_bytes)
 
 
 def dtype_of(stages: Iterable[object]) -> str | None:
-    """The type of 16 bits that the settings of stages name; None if none does."""
-    return next(filter(None, (getattr(stage, "dtype", None) for stage in stages)), None)
+    """Returns the type of 16 bits that the settings of stages name; None if there is none."""
+    dtypes = (getattr(stage, "dtype", None) for stage in stages)
+    return next(filter(None, dtypes), None)
 
 
 class _AllModules:
@@ -90,14 +117,12 @@ class _AllModules:
 
 
 def count_work(step: Step, drawn: Drawn) -> dict[str, Any]:
-    """Makes an update, and returns what it computed and has to move, for ``UpdateCost.of``.
-
-    Stages that compile are left out of it, because torch counts nothing in compiled code.
-    """
+    """Makes an update, and returns its counts for ``UpdateCost.of``."""
     learner = step.learner
     counter = FlopCounterMode(display=False)
     modules: Any = _AllModules()
     counter.mod_tracker = modules
+    # Torch counts nothing in compiled code.
     with torch.compiler.set_stance("force_eager"), counter:
         step.update(drawn)
     moved = optimizer_bytes(optimizer for _, optimizer in learner.optimizers())
@@ -106,15 +131,21 @@ def count_work(step: Step, drawn: Drawn) -> dict[str, Any]:
 
 
 def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
-    """Returns the bytes that the steps read and write: parameters and tensors of
-    their state twice, gradients once.
+    """Returns the bytes that the optimizers' steps read and write.
+
+    These are parameters and tensors of their state twice, and gradients once.
     """
     moved = 0
     for optimizer in optimizers:
-        for own in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            if own.grad is not None or own in optimizer.state:
-                gradient = own if own.grad is None else own.grad  # some loops forget them
-                moved += 2 * sum(map(_bytes, [own, *optimizer.state.get(own, {}).values()])) + _bytes(gradient)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None and parameter not in optimizer.state:
+                    continue
+                # Some loops delete gradients after a step.
+                gradient = parameter if parameter.grad is None else parameter.grad
+                state = optimizer.state.get(parameter, {})
+                written = [parameter, *state.values()]
+                moved += 2 * sum(map(_bytes, written)) + _bytes(gradient)
     return moved
 
 
@@ -132,71 +163,110 @@ def measure_fraction(step: Step, update_s: float) -> float | None:
     This makes one more update, after which the training cannot continue.
 
     Args:
-        step: A training's, after its end.
+        step: The step of a training, after its end.
         update_s: Seconds of one of its updates.
 
     Returns:
-        Least seconds of an update by seconds that it took; None if it computes no products, or nothing can be counted.
+        Least seconds of an update by its actual seconds; None if it computes no products, or
+            nothing can be counted.
     """
-    device = step.pipeline.device
+    pipeline = step.pipeline
+    # A plugin may raise anything, and a GPU may be full: a training that has ended does not fail.
     try:
-        work = UpdateCost.of(count_work(step, Drawn(step.batch, step.learner.noise(step.batch, step.noise))))
-        rates = measure(device, quick=True)
-    except Exception:  # A plugin may raise anything, and a GPU be full: a training that has ended does not fail of it.
+        inputs = Drawn(step.batch, step.learner.noise(step.batch, step.noise))
+        work = UpdateCost.of(count_work(step, inputs))
+        rates = measure(pipeline.device, quick=True)
+    except Exception:
         return None
     if not work.counted_flop:
         return None
-    stages = step.pipeline.recipe.stages
-    return work.limit_s(rates, dtype_of(stages[kind] for kind in step.pipeline.stages)) / update_s
+    stages = pipeline.recipe.stages
+    dtype = dtype_of(stages[kind] for kind in pipeline.stages)
+    return work.limit_s(rates, dtype) / update_s
 
 
 def measure(device: torch.device, *, quick: bool = False) -> Rates:
-    """Measures the rates in some seconds; ``quick`` in a fraction of one, with less memory and less precision."""
-    seconds, copied_bytes = (SECONDS / 10, _COPIED_BYTES // 4) if quick else (SECONDS, _COPIED_BYTES)
+    """Measures the rates in some seconds.
+
+    With ``quick``, it takes a fraction of a second, less memory, and is less precise.
+    """
+    seconds = SECONDS
+    copied_bytes = _COPIED_BYTES
     shapes: list[Sequence[int]] = list(_BATCHED)
+    if quick:
+        seconds /= 10
+        copied_bytes //= 4
     if not (quick and device.type == "cpu"):
         shapes.append((1, *[_SQUARE[device.type]] * 3))
-    rates, errors = {}, {}
-    before = torch.get_float32_matmul_precision()
+
+    rates = {}
+    errors = {}
+    default_precision = torch.get_float32_matmul_precision()
+    # A GPU may be full, and the process continues: the precision is restored in any case.
     try:
         for precision in ("highest", "medium"):
             torch.set_float32_matmul_precision(precision)
-            measured = [_product(device, shape, torch.float32, seconds) for shape in shapes]
-            rates[precision], errors[precision] = map(max, zip(*measured, strict=True))
+            products = [
+                _product(device, shape, torch.float32, seconds) for shape in shapes
+            ]
+            rates[precision] = max(rate for rate, _ in products)
+            errors[precision] = max(error for _, error in products)
     finally:
-        # A GPU may be full, and the process continues.
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(default_precision)
+
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    copy = 2 * copied_bytes / _seconds(device, lambda: target.copy_(source), seconds)
-    # Types that the device computes in itself; what is emulated is slower than float32.
+    copy_s = _seconds(device, lambda: target.copy_(source), seconds)
+
+    half_rates = {}
+    for name in _native_half_dtypes(device):
+        dtype = _HALF_DTYPES[name]
+        half_rates[name] = max(
+            _product(device, shape, dtype, seconds)[0] for shape in shapes
+        )
+    return Rates(
+        default_flops=rates["highest"],
+        relaxed_flops=rates["medium"],
+        relaxed_error=errors["medium"],
+        copy_bytes=2 * copied_bytes / copy_s,
+        half_flops=half_rates,
+    )
+
+
+def _native_half_dtypes(device: torch.device) -> list[str]:
+    """Returns the types of 16 bits in which the device computes.
+
+    A type that it emulates is slower than float32.
+    """
     if device.type == "cuda":
-        has = {"bf16": torch.cuda.is_bf16_supported(including_emulation=False), "fp16": True}
-    else:
-        has = {"bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)), "fp16": False}
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    half = {
-        name: max(_product(device, shape, dtypes[name], seconds)[0] for shape in shapes) for name in dtypes if has[name]
-    }
-    return Rates(rates["highest"], rates["medium"], errors["medium"], copy, half)
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ["bf16", "fp16"] if has_bf16 else ["fp16"]
+    has_bf16 = bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    return ["bf16"] if has_bf16 else []
 
 
-def _product(device: torch.device, shape: Sequence[int], dtype: torch.dtype, limit_s: float) -> tuple[float, float]:
-    """Rate and relative error of one batched product."""
+def _product(
+    device: torch.device, shape: Sequence[int], dtype: torch.dtype, limit_s: float
+) -> tuple[float, float]:
+    """Returns rate and relative error of one batched product."""
     networks, rows, inner, columns = shape
     generator = torch.Generator(device).manual_seed(0)
-    one = torch.randn(networks, rows, inner, generator=generator, device=device).to(dtype)
-    other = torch.randn(networks, inner, columns, generator=generator, device=device).to(dtype)
-    seconds = _seconds(device, lambda: torch.bmm(one, other), limit_s)
-    exact = one[0].double() @ other[0].double()
-    error = float((torch.bmm(one, other)[0] - exact).norm() / exact.norm())
+
+    def random(*sizes: int) -> torch.Tensor:
+        numbers = torch.randn(*sizes, generator=generator, device=device)
+        return numbers.to(dtype)
+
+    left = random(networks, rows, inner)
+    right = random(networks, inner, columns)
+    seconds = _seconds(device, lambda: torch.bmm(left, right), limit_s)
+    exact = left[0].double() @ right[0].double()
+    difference = torch.bmm(left, right)[0] - exact
+    error = float(difference.norm() / exact.norm())
     return 2 * networks * rows * inner * columns / seconds, error
 
 
 def _seconds(device: torch.device, work: Callable[[], object], limit_s: float) -> float:
-    """Returns the seconds of one call in the fastest blocks, because the limit is
-    the speed of an undisturbed machine.
-    """
+    """Returns the seconds of one call in the fastest blocks."""
     stopwatch = Stopwatch(device)
     for _ in range(3):
         once = stopwatch.seconds(work)
@@ -206,7 +276,9 @@ def _seconds(device: torch.device, work: Callable[[], object], limit_s: float) -
         for _ in range(count):
             work()
 
-    return statistics.median(sorted(stopwatch.seconds(block) / count for _ in range(10))[:3])
+    times = sorted(stopwatch.seconds(block) / count for _ in range(10))
+    # The limit is the speed of an undisturbed machine, so slow blocks do not count.
+    return statistics.median(times[:3])
 
 
 def main(parent: Parent) -> None:

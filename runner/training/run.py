@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,11 @@ from runner.training.tuning import fresh_tuning
 
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
-STOPPED_PATIENCE_SECONDS = 5.0
 # A scheduler kills soon after SIGTERM; metrics missing in MLflow are then in the spool.
+STOPPED_PATIENCE_SECONDS = 5.0
 _LAST_SECONDS = 1.0
+# Drawing the evaluations takes about a second, which is too long for a short run.
 CURVE_SECONDS = 20.0
-"""Seconds of a run from which on its evaluations are drawn, which takes about one."""
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", CURVES, run_log.NAME)
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -81,19 +81,19 @@ def train(
     """Trains a recipe and logs it to MLflow, as ``runner run`` does.
 
     Args:
-        recipe: a recipe file, the lock of a run, the name of a recipe that ships, or a mapping with
+        recipe: A recipe file, the lock of a run, the name of a recipe that ships, or a mapping with
             the structure of a file.
-        set: values that override the recipe's, by dotted path.
+        set: Values that override the recipe's, by dotted path.
         plugins: Python files with plugins, or classes of their settings.
-        tags: of the run in MLflow, in addition to the runner's tags.
-        note: the description of the run in MLflow.
+        tags: Tags of the run in MLflow, in addition to the runner's tags.
+        note: The description of the run in MLflow.
 
     Returns:
         Metrics, run id, folder and more. After an interruption, its ``status`` is ``KILLED``, and
             ``resume`` is the command that continues the run.
 
     Raises:
-        RunnerError: the recipe is wrong, or the training failed.
+        RunnerError: The recipe is wrong, or the training failed.
     """
     registry = Registry(plugins)
     loaded = load(recipe, assignments(set or {}), registry)
@@ -101,86 +101,125 @@ def train(
 
 
 def run(
-    recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
-    drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
-    parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False, retune: bool = False,
+    recipe: Recipe,
+    registry: Registry,
+    workspace: Workspace,
+    display: Display,
+    folder: RunFolder | None = None,
+    drift: Sequence[str] = (),
+    own_tags: Mapping[str, str] | None = None,
+    note: str = "",
+    parent: tuple[str, str] | None = None,
+    takeover: bool = False,
+    allow_drift: bool = False,
+    retune: bool = False,
     started: float | None = None,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
-    A resumed run has its lock's recipe; ``drift`` lists the changes since then. ``parent`` is a
-    group and its MLflow run; ``started`` is the start of the command (``perf_counter``), now by
-    default. With ``retune``, stages search again instead of using the tuning choices of a lock.
+    Args:
+        recipe: The recipe; a resumed run has that of its lock.
+        registry: The plugins.
+        workspace: Contains the run.
+        display: Shows the progress.
+        folder: The run to resume; None for a new run.
+        drift: Changes since the lock was written.
+        own_tags: The user's tags of a new run.
+        note: The user's description of a new run.
+        parent: A group of runs and its MLflow run.
+        takeover: Whether a process on another machine that may own the run counts as dead.
+        allow_drift: Whether a run is resumed with other data.
+        retune: Whether stages search again instead of using the tuning choices of a lock.
+        started: The start of the command (``perf_counter``); now by default.
 
     Raises:
-        RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the recipe, a plugin raised
-            an error, the recipe cannot run here, the store cannot be reached, or the training failed.
+        RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the
+            recipe, a plugin raised an error, the recipe cannot run here, the store cannot be
+            reached, or the training failed.
     """
-    began = time.perf_counter() if started is None else started
+    started = time.perf_counter() if started is None else started
     state = None
+    changes: list[Change] = []
     with ExitStack() as stack:
-        display = watch = stack.enter_context(StallReport(display, recipe.train.stall_s))
+        # The environment: reports of stalls, generators, errors of plugins, the log.
+        stall_report = StallReport(display, recipe.train.stall_s)
+        display = stack.enter_context(stall_report)
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
+
+        # The recipe and the checkpoint.
         if folder is None:
             recipe = fitted(recipe, registry, log.keep)
         else:
-            stack.enter_context(_claimed(folder, takeover))
+            folder.claim(takeover=takeover)
+            stack.callback(folder.release)
             state = load_resumed(folder.checkpoints)
-        changes = _changes(folder, recipe)
+            lock = read_lock(folder.path / LOCK_NAME)
+            changes = refuse_fixed(lock["recipe"], recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
+
+        # The pipeline.
         generators.seed(recipe.seed)
         pipeline, fingerprint = _assembled(recipe, registry, state, retune, display)
         drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
-        cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
+
+        # The run in MLflow.
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
         stop = stack.enter_context(stop_on_signals(interrupts=True))
+        step = state["step"] if state else 0
         if folder is not None:
             tags |= resume_tags(recipe, changes, drift, step)
         with display.phase("opening the tracking store"):
             if folder is None:
-                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "", began)
+                group = parent[0] if parent else ""
+                tracker = Tracker.open(
+                    workspace, recipe, tags, own_tags, note, group, started
+                )
             else:
-                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step, began)
-        stop.give_up = partial(_give_up, tracker, recipe, watch)
+                cursor = state["cursor"] if state else 0
+                tracker = Tracker.reopen(
+                    workspace, folder, recipe, tags, cursor, step, started
+                )
+        stop.give_up = partial(_give_up, tracker, recipe, stall_report)
         log.open(tracker.run_dir)
-        log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
+        beginning = ["begun"] if folder is None else [f"resumed at step {step}", *drift]
+        log.keep("; ".join(beginning))
         tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
-        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
+
+        # The training.
+        loop = stack.enter_context(
+            _concluded(pipeline, tracker, display, stop, registry, log)
+        )
         if folder is None:
-            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint, checkout)
+            _write_start(
+                pipeline, tracker.run_dir, registry, use, fingerprint, checkout
+            )
         else:
-            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
-            _restore(loop, state, accept)
-        watch.stop = stop  # from here on, its limit ends what does not return
+            if state is not None:
+                loop.load_state_dict(state)
+            has_changed = bool(changes or drift)
+            update_lock(
+                recipe, tracker.run_dir, registry, step, fingerprint, has_changed
+            )
+            _record_tuning(pipeline, tracker.run_dir)
+            reach("resume.loaded")
+        # The limit of a stall is for the training, not for its preparation.
+        stall_report.stop = stop
         with interruptible(loop, stop):
             loop.run()
     return result_of(loop, tracker, None if folder is None else step)
 
 
-@contextmanager
-def _claimed(folder: RunFolder, takeover: bool) -> Iterator[None]:
-    """Keeps other processes away from the folder of a run."""
-    folder.claim(takeover=takeover)
-    try:
-        yield
-    finally:
-        folder.release()
-
-
-def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
-    """Returns the settings with which a run is resumed and which it did not have before."""
-    if folder is None:
-        return []
-    return refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
-
-
 def _assembled(
-    recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool, display: Display
+    recipe: Recipe,
+    registry: Registry,
+    state: dict[str, Any] | None,
+    retune: bool,
+    display: Display,
 ) -> tuple[Assembly, str | None]:
-    """Builds the pipeline of a run that starts or is resumed, and returns it with the fingerprint of its data."""
+    """Returns the pipeline of a run that starts or is resumed, and the fingerprint of its data."""
     with display.phase("building model and data"):
         tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
         resumed = state["pipeline"] if state else None
@@ -192,8 +231,10 @@ def _assembled(
 
 def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
     """Writes the tuning choices into the lock, also those that follow during the training."""
-    if data := pipeline.tuning.data():
-        write_tuning(run_dir, data)
+    choices = pipeline.tuning.data()
+    if choices:
+        write_tuning(run_dir, choices)
+    # Some stages choose during the training.
     pipeline.tuning.listen(partial(write_tuning, run_dir))
 
 
@@ -201,26 +242,37 @@ def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
 def _shared_processor(
     recipe: Recipe, workspace: Workspace, folder: RunFolder | None, log: run_log.RunLog
 ) -> Iterator[ProcessorUse]:
-    """Uses the processor according to the recipe; a resumed run has the number of
-    threads of its start.
-    """
+    """Uses the processor according to the recipe; a resumed run keeps its number of threads."""
     threads = None if folder is None else locked_threads(folder.path / LOCK_NAME)
     system = recipe.system
-    with share_processor(system.threads, system.wait, threads, computing(workspace)) as use:
+    trainings = computing(workspace)
+    with share_processor(system.threads, system.wait, threads, trainings) as use:
         log.keep(str(use))
         yield use
 
 
 def _write_start(
-    pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None,
+    pipeline: Assembly,
+    run_dir: Path,
+    registry: Registry,
+    use: ProcessorUse,
+    fingerprint: str | None,
     checkout: Checkout | None,
-) -> None:  # fmt: skip
+) -> None:
     """Writes a copy of the recipe and the lock of a new run."""
-    recipe, start = pipeline.recipe, pipeline.start
+    recipe = pipeline.recipe
+    start = pipeline.start
     copy_recipe(recipe, run_dir / "recipe.yaml")
-    begun = None if start is None else dataclasses.asdict(start)
-    facts: dict[str, Any] = {"processor": use.data(), "fingerprint": fingerprint, "checkout": checkout}
-    write_lock(recipe, run_dir, registry, init_from=begun, tuning=pipeline.tuning.data(), **facts)
+    write_lock(
+        recipe,
+        run_dir,
+        registry,
+        init_from=None if start is None else dataclasses.asdict(start),
+        tuning=pipeline.tuning.data(),
+        processor=use.data(),
+        fingerprint=fingerprint,
+        checkout=checkout,
+    )
     _record_tuning(pipeline, run_dir)
     reach("start.locked")
 
@@ -235,96 +287,135 @@ def _report_start(pipeline: Assembly) -> None:
         _log.warning(remark)
 
 
-def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool) -> list[str]:
+def _changed_data(
+    recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool
+) -> list[str]:
     """Returns a message if the data differ from those of the lock that is resumed or run again.
 
     Raises:
-        UsageError: the data of a run have changed, and that was not allowed.
+        UsageError: The data of a run have changed, and that was not allowed.
     """
     lock = recipe.path if folder is None else folder.path / LOCK_NAME
     change = data_drift(read_lock(lock), recipe, fingerprint) if is_lock(lock) else None
     if change is None:
         return []
     _log.warning("drift: %s", change)
+    # A new run of a lock may differ from it, but a resumed run would be two trainings in one.
     if folder is not None and not allow_drift:
-        reason = "its data have changed; restore them, or accept that with --allow-drift"
-        raise UsageError(f"run {folder.name} would not continue as it started: {reason}")
+        raise UsageError(
+            f"run {folder.name} would not continue as it started: its data have changed; "
+            "restore them, or accept that with --allow-drift"
+        )
     return [str(change)]
-
-
-def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]) -> None:
-    """Loads a checkpoint, if there is one; ``accept`` then records what has changed since."""
-    if state is not None:
-        loop.load_state_dict(state)
-    accept()
-    _record_tuning(loop.pipeline, loop.writer.folder.parent)
-    reach("resume.loaded")
 
 
 @contextmanager
 def _concluded(
-    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry, log: run_log.RunLog
+    pipeline: Assembly,
+    tracker: Tracker,
+    display: Display,
+    stop: Stop,
+    registry: Registry,
+    log: run_log.RunLog,
 ) -> Iterator[Loop]:
-    """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
-    again = registry.command(f"runner resume {tracker.run_name}")
+    """Makes the loop; the run gets its true status, whatever happens inside the ``with``."""
+    resume_command = registry.command(f"runner resume {tracker.run_name}")
     loop: Loop | None = None
     status: Status = "FAILED"
     reason = ""
     try:
-        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again))
-        loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
+        description = description_of(pipeline, tracker, resume_command)
+        tracker.tag(DESCRIPTION, description)
+        loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
-        if loop.complete:
-            loop.measure_roofline_fraction()
-        for name, value in stage_tags(pipeline).items():
-            tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
-        if loop.sentinel is not None:
-            tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
-        request = pipeline.learner.config.request
-        if loop.complete and (model := write_model(tracker.run_dir, request)) is not None:
-            tracker.model(*model)
-        if loop.complete and time.perf_counter() - tracker.began > CURVE_SECONDS:
-            with display.phase("drawing the evaluations"):
-                draw_run(RunFolder(tracker.run_dir), pipeline.recipe)
+        _record_results(loop, tracker)
     except KeyboardInterrupt:
         status = "KILLED"
         raise
     except BaseException as error:
-        found = None if isinstance(error, RunnerError) else mistake(error)
-        said = str(error) if isinstance(error, RunnerError) else described(error)
-        reason = redact(said) if found is None else str(found).partition("\n")[0]
+        plugin_error = None if isinstance(error, RunnerError) else mistake(error)
+        reason = _reason(error, plugin_error)
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start a new run"
-            raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
-        if found is not None:
+            has_lock = (tracker.run_dir / LOCK_NAME).exists()
+            hint = resume_command if has_lock else "start a new run"
+            message = f"{reason}; when the disk takes files again: {hint}"
+            raise RunnerError(message) from error
+        if plugin_error is not None:
             log_path = shown_path(tracker.run_dir / run_log.NAME)
-            raise PluginError(f"{found}\n    the complete traceback is in {log_path}") from error
+            message = f"{plugin_error}\n    the complete traceback is in {log_path}"
+            raise PluginError(message) from error
         if isinstance(error, SystemExit):
             raise RunnerError(reason) from error
         raise
     finally:
-        ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
-        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again, ended, loop.metrics if loop else {}))
+        ending = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}"
+        if reason:
+            ending += f": {reason}"
+        metrics = loop.metrics if loop else {}
+        description = description_of(pipeline, tracker, resume_command, ending, metrics)
+        tracker.tag(DESCRIPTION, description)
         log.keep(": ".join(filter(None, [status, reason])))
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
+        patience = STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS
         with display.phase("sending metrics to MLflow"):
-            tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+            tracker.close(status, reason, patience)
 
 
-def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signals | None) -> None:
+def _record_results(loop: Loop, tracker: Tracker) -> None:
+    """Logs what is measured, written and drawn after a training."""
+    pipeline = loop.pipeline
+    if loop.complete:
+        loop.measure_roofline_fraction()
+    # The first updates may have shown that a stage has no effect.
+    for name, value in stage_tags(pipeline).items():
+        tracker.tag(name, value)
+    if loop.sentinel is not None:
+        alarms = "; ".join(loop.sentinel.alarms)
+        tracker.tag("sentinel", alarms or "no alarm")
+    # The model of an unfinished run would be replaced when it is resumed.
+    if not loop.complete:
+        return
+    model = write_model(tracker.run_dir, pipeline.learner.config.request)
+    if model is not None:
+        tracker.model(*model)
+    if time.perf_counter() - tracker.began > CURVE_SECONDS:
+        with loop.display.phase("drawing the evaluations"):
+            draw_run(RunFolder(tracker.run_dir), pipeline.recipe)
+
+
+def _reason(error: BaseException, plugin_error: Exception | None) -> str:
+    """Returns the reason of a failure in one line, for the record of the run."""
+    if plugin_error is not None:
+        return str(plugin_error).partition("\n")[0]
+    if isinstance(error, RunnerError):
+        return redact(str(error))
+    return redact(described(error))
+
+
+def _give_up(
+    tracker: Tracker,
+    recipe: Recipe,
+    stall_report: StallReport,
+    signal: Signals | None,
+) -> None:
     """Ends the process with its true status, because the training lets no exception through."""
-    status: Status = "FAILED" if asked is None else "KILLED"
-    reason = f"{watch.where()} does not return"
-    if asked is not None:
-        reason = f"stopped by {asked.name} although {reason}"
+    status: Status = "FAILED"
+    exit_code = ExitCode.FAILED
+    reason = f"{stall_report.where()} does not return"
+    if signal is not None:
+        status = "KILLED"
+        exit_code = stopped_by(signal, recipe)
+        reason = f"stopped by {signal.name} although {reason}"
     print_error(reason)
     # A store that hangs must not keep this process, either.
-    closing = threading.Thread(target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True)
+    closing = threading.Thread(
+        target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True
+    )
     closing.start()
     closing.join(_LAST_SECONDS)
-    os._exit(ExitCode.FAILED if asked is None else stopped_by(asked, recipe))
+    os._exit(exit_code)

@@ -20,7 +20,10 @@ from runner.training.pipeline import Assembly
 
 
 def start_tags(
-    recipe: Recipe, pipeline: Assembly, parent: tuple[str, str] | None, checkout: Checkout | None
+    recipe: Recipe,
+    pipeline: Assembly,
+    parent: tuple[str, str] | None,
+    checkout: Checkout | None,
 ) -> dict[str, str]:
     """Returns the tags that describe a run in addition to its settings."""
     return {
@@ -38,47 +41,77 @@ def start_tags(
     }
 
 
-def resume_tags(recipe: Recipe, changes: Sequence[Change], drift: Sequence[str], step: int) -> dict[str, str]:
+def resume_tags(
+    recipe: Recipe, changes: Sequence[Change], drift: Sequence[str], step: int
+) -> dict[str, str]:
     """Returns tags for a run that is resumed.
 
     Settings that have changed are tags, because MLflow never replaces the value of a parameter.
     """
-    tags = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
+    time_of_day = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    tags = {f"resumed.{time_of_day}": "; ".join([f"at step {step}", *drift])}
     if changes:
         tags["recipe.digest"] = recipe.digest
     for change in changes:
-        tags[f"changed.{change.path}"] = f"{change.before} until step {step}, then {change.after}"
+        values = f"{change.before} until step {step}, then {change.after}"
+        tags[f"changed.{change.path}"] = values
     return tags
 
 
 def stage_tags(pipeline: Assembly) -> dict[str, str]:
-    """Returns tags with the stages that are active, and why others are not."""
-    active = [report.kind for report in pipeline.reports.values() if report.active]
-    inactive = {f"stages.inactive.{r.kind}": str(r.reason) for r in pipeline.reports.values() if not r.active}
+    """Returns tags with the active stages, and the reason of each inactive one."""
+    reports = pipeline.reports.values()
+    active = [report.kind for report in reports if report.active]
+    inactive = {
+        f"stages.inactive.{report.kind}": str(report.reason)
+        for report in reports
+        if not report.active
+    }
     return {"stages": ",".join(active) or "none", **inactive}
 
 
 def description_of(
-    pipeline: Assembly, tracker: Tracker, again: str, ended: str = "", metrics: Mapping[str, float] | None = None
+    pipeline: Assembly,
+    tracker: Tracker,
+    resume_command: str,
+    ending: str = "",
+    metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Returns what a run is, how to resume it, and its result once it has ended."""
-    recipe, digits = pipeline.recipe, tracker.run_id[:8]
+    """Returns the description of a run: its recipe, how to resume it, and its result.
+
+    Args:
+        pipeline: The pipeline of the run.
+        tracker: The run.
+        resume_command: The command that continues it.
+        ending: Its status and length once it has ended.
+        metrics: Its last metrics.
+    """
+    recipe = pipeline.recipe
+    digits = tracker.run_id[:8]
     metrics = {mlflow_key(name): value for name, value in (metrics or {}).items()}
-    headline = tracker.headline or sorted(name for name in metrics if name.startswith("eval/"))
-    values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
+    # A recipe without an objective has no headline.
+    evaluations = sorted(name for name in metrics if name.startswith("eval/"))
+    names = (*(tracker.headline or evaluations), "perf/update_ms")
+    values = {name: metrics[name] for name in names if name in metrics}
     reports = pipeline.reports.values()
-    facts = describe(
-        {
-            "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-            # Where the page shows it immediately.
-            "result": "; ".join(filter(None, (ended, figures(values)))),
-            "data": SYNTHETIC_REMARK if recipe.data.is_synthetic() else "",
-            "overridden": code(*assignments(recipe.overrides)),
-            "stages": code(*(report.kind for report in reports if report.active)) or "none",
-            "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),
-            "continue it": "" if ended.startswith("FINISHED") else code(again),
-            "compare it": code(f"runner compare {digits} OTHER_RUN"),
-            "load its model": code(f'runner.load_model("{digits}")'),
-        }
-    )
-    return "\n\n".join(filter(None, (tracker.note, facts)))  # the user's note comes first
+    active = [report.kind for report in reports if report.active]
+    inactive = [
+        f"{code(report.kind)}: {report.reason}"
+        for report in reports
+        if not report.active
+    ]
+    is_finished = ending.startswith("FINISHED")
+    facts = {
+        "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
+        # MLflow's page shows the first lines without a click.
+        "result": "; ".join(filter(None, (ending, figures(values)))),
+        "data": SYNTHETIC_REMARK if recipe.data.is_synthetic() else "",
+        "overridden": code(*assignments(recipe.overrides)),
+        "stages": code(*active) or "none",
+        "inactive": "; ".join(inactive),
+        "continue it": "" if is_finished else code(resume_command),
+        "compare it": code(f"runner compare {digits} OTHER_RUN"),
+        "load its model": code(f'runner.load_model("{digits}")'),
+    }
+    # The user's note comes first.
+    return "\n\n".join(filter(None, (tracker.note, describe(facts))))

@@ -1,5 +1,6 @@
-"""Trains one recipe with several seeds, each in a child process and as a separate
-run below one run in MLflow.
+"""Trains one recipe with several seeds.
+
+Each training is a child process and a separate run, below one run of the group in MLflow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, Limits
@@ -33,7 +34,7 @@ from runner.system.suggestions import shown_path
 from runner.system.text_lines import figure
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Status, Workspace
-from runner.tracking import seeds as kept
+from runner.tracking import seeds as seed_groups
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
 from runner.tracking.keys import interval_keys, mlflow_key
@@ -46,8 +47,9 @@ from runner.training.result import stopped_by
 from runner.training.run import run
 from runner.training.signals import Stop, stop_on_signals
 
-_GRACE_SECONDS = 60.0  # for a checkpoint, after SIGTERM
-_SIGN_SECONDS = 0.5
+# After SIGTERM, a child writes a checkpoint.
+_GRACE_SECONDS = 60.0
+_REPORT_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -60,164 +62,269 @@ class SeedsDisplay(Display, Protocol):
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """The output of ``runner run --seeds --json``, without its schema version."""
+    """The output of ``runner run --seeds --json``, without its schema version.
+
+    Attributes:
+        name: Name of the group.
+        status: How the group ended.
+        run_id: The run of the group in MLflow.
+        folder: The folder of the group.
+        runs: Names by seed, of the runs that have started.
+        values: The last evaluation, by metric and seed.
+        means: Means of metrics that all seeds have, at the last step that they have in common.
+        failures: Error messages by seed.
+        seconds: Wall-clock time.
+        exit_code: The exit code of the command.
+        synthetic: Whether the data are synthetic.
+    """
 
     name: str
     status: Status
     run_id: str
     folder: str
     runs: dict[int, str]
-    """Names by seed, of the runs that have started."""
     values: dict[str, dict[int, float]]
-    """The last evaluation, by metric and seed."""
     means: dict[str, Interval]
-    """Of metrics that all seeds have, at the last step that they have in common."""
     failures: dict[int, str]
-    """Why, by seed."""
     seconds: float
     exit_code: ExitCode
     synthetic: bool = False
-    """Whether the data are synthetic."""
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
-        data = asdict(self) | {"means": {name: mean._asdict() for name, mean in self.means.items()}}
+        data = asdict(self)
+        data["means"] = {name: mean._asdict() for name, mean in self.means.items()}
         del data["exit_code"]
         return data
 
 
-def train_seeds(
-    recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: SeedsDisplay, parallel: int,
-    go_on: bool, tags: Mapping[str, str], note: str, again: str, takeover: bool = False,
-) -> SeedsResult:  # fmt: skip
-    """Trains the same recipe with each of these seeds; ``parallel`` of them at a
-    time share the processor's cores.
+class _Outcome(NamedTuple):
+    """The result of a group, with the curves and means that it is made from."""
 
-    Those that fail do not stop the others. SIGTERM and Ctrl-C let every training write a checkpoint.
+    result: SeedsResult
+    curves: seed_groups.Curves
+    means: list[tuple[str, int, Interval]]
+
+
+def train_seeds(
+    recipes: Mapping[int, Recipe],
+    registry: Registry,
+    workspace: Workspace,
+    display: SeedsDisplay,
+    parallel: int,
+    go_on: bool,
+    tags: Mapping[str, str],
+    note: str,
+    resume_command: str,
+    takeover: bool = False,
+) -> SeedsResult:
+    """Trains the same recipe with each of these seeds.
+
+    Seeds that fail do not stop the others. SIGTERM and Ctrl-C let every training write a
+    checkpoint.
 
     Args:
-        recipes: by seed.
-        registry: contains their plugins.
-        workspace: contains groups and runs.
-        display: displays the progress of all runs.
-        parallel: number of simultaneous trainings.
-        go_on: whether to continue the newest unfinished group of the same recipes, if there is one.
-        tags: the user's tags of every run.
-        note: the user's description of every run.
-        again: the command that continues the group.
-        takeover: whether a process on another machine that may own the group counts as dead.
+        recipes: The recipes by seed.
+        registry: Contains their plugins.
+        workspace: Contains groups and runs.
+        display: Displays the progress of all runs.
+        parallel: Number of simultaneous trainings, which share the processor's cores.
+        go_on: Whether to continue the newest unfinished group of the same recipes, if there is one.
+        tags: The user's tags of every run.
+        note: The user's description of every run.
+        resume_command: The command that continues the group.
+        takeover: Whether a process on another machine that may own the group counts as dead.
 
     Raises:
         StorageError: MLflow's store or the workspace is not available at the start.
-        UsageError: another process is working on the group to continue.
+        UsageError: Another process is working on the group to continue.
     """
     started = time.perf_counter()
-    named = user_tags(tags)
+    group_tags = user_tags(tags)
     store = Store(workspace)
     recipe = next(iter(recipes.values()))
-    group = _begun(recipes, workspace, store, go_on, takeover, named, note)
+    group = None
+    if go_on:
+        group = _unfinished_group(recipes, workspace, takeover)
+    if group is None:
+        group = _new_group(recipes, workspace, store, group_tags, note)
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
-    published = partial(_publish, store, recipes, group, again)
-    published()
-    begun = kept.runs_of(workspace, group)
-    finished = {seed for seed, run in begun.items() if _is_finished(run)}
+    publish = partial(_publish, store, recipes, group, resume_command)
+    publish()
+    runs = seed_groups.runs_of(workspace, group)
+    finished = {seed for seed, run in runs.items() if _is_finished(run)}
 
-    def known() -> dict[str, Any]:
-        return {"step": len(finished), "seconds": group.seconds + time.perf_counter() - started}
+    def progress() -> dict[str, Any]:
+        seconds = group.seconds + time.perf_counter() - started
+        return {"step": len(finished), "seconds": seconds}
 
-    with heartbeat(folder, group, known) as ended, stop_on_signals() as stop:
-        given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
-        together = _Together(display, {seed: _step(run) for seed, run in begun.items()})
+    with (
+        heartbeat(folder, group, progress) as final_values,
+        stop_on_signals() as stop,
+    ):
+        options = {
+            "workspace": str(workspace.root),
+            "group": [group.name, group.run_id],
+            "tags": dict(tags),
+            "note": note,
+        }
+        # Simultaneous trainings share the cores.
+        threads = max(1, usable_cores() // parallel) if parallel > 1 else None
+        steps = {seed: _step(run) for seed, run in runs.items()}
+        joint_display = _JointDisplay(display, steps)
 
         def train(seed: int) -> None:
-            order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-            with together.training(seed):
-                order.carry_out(stop, partial(together.advance, seed))
+            run = runs.get(seed)
+            advance = partial(joint_display.advance, seed)
+            with joint_display.training(seed):
+                _train_seed(
+                    recipes[seed], registry, run, threads, options, stop, advance
+                )
             finished.add(seed)
 
-        failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)
-        code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
-        if stop.asked is not None:
-            code = stopped_by(stop.asked, recipe)
+        unfinished = [seed for seed in recipes if seed not in finished]
+        failures = _failures(train, unfinished, parallel, stop)
+        # The first failure determines the exit code of the command.
+        exit_code = next(
+            (error.exit_code for error in failures.values()), ExitCode.DONE
+        )
+        if stop.received is not None:
+            exit_code = stopped_by(stop.received, recipe)
         seconds = time.perf_counter() - started
-        result, curves, means = _came_to(workspace, group, folder.path, len(recipes), failures, seconds, code)
-        ended.update(status=result.status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
-        published(result, curves, means)
-    return result
+        outcome = _outcome(
+            workspace, group, folder.path, len(recipes), failures, seconds, exit_code
+        )
+        # The record of the group, which ``runner ls`` reads, has the result.
+        final_values.update(
+            status=outcome.result.status,
+            metrics=_metrics(outcome.means),
+            reason=redact("; ".join(outcome.result.failures.values())),
+        )
+        publish(outcome)
+    return outcome.result
 
 
-def _failures(train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop) -> dict[int, RunnerError]:
-    """Trains ``parallel`` seeds at a time; returns the errors of those that
-    failed without a signal.
-    """
-    found: dict[int, RunnerError] = {}
+def _failures(
+    train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop
+) -> dict[int, RunnerError]:
+    """Trains ``parallel`` seeds at a time; returns the errors that no signal has caused."""
+    failures: dict[int, RunnerError] = {}
 
-    def one(seed: int) -> None:
+    def train_unless_stopped(seed: int) -> None:
         try:
             if not stop:
                 train(seed)
         except RunnerError as error:
+            # An error after a signal is a consequence of it.
             if not stop:
-                found[seed] = error
+                failures[seed] = error
 
+    # The threads only wait for child processes.
     with ThreadPoolExecutor(parallel) as pool:
-        list(pool.map(one, seeds))
-    return found
+        list(pool.map(train_unless_stopped, seeds))
+    return failures
 
 
-def _came_to(
-    workspace: Workspace, group: Record, folder: Path, count: int, failures: Mapping[int, RunnerError], seconds: float,
-    code: ExitCode,
-) -> tuple[SeedsResult, kept.Curves, list[tuple[str, int, Interval]]]:  # fmt: skip
-    """The result, and the curves and means that it is made from."""
-    status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
-    runs = kept.runs_of(workspace, group)
-    curves = kept.evaluations(runs)
-    means = list(kept.means(curves, count, group.bounds))
+def _outcome(
+    workspace: Workspace,
+    group: Record,
+    folder: Path,
+    count: int,
+    failures: Mapping[int, RunnerError],
+    seconds: float,
+    exit_code: ExitCode,
+) -> _Outcome:
+    """Returns the result of a group of ``count`` seeds."""
+    status: Status = "FINISHED"
+    if exit_code != ExitCode.DONE:
+        status = "FAILED" if failures else "KILLED"
+    runs = seed_groups.runs_of(workspace, group)
+    curves = seed_groups.evaluations(runs)
+    means = list(seed_groups.means(curves, count, group.bounds))
     result = SeedsResult(
-        name=group.name, status=status, run_id=str(group.run_id), folder=str(folder),
-        runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
-        means={name: mean for name, _, mean in means}, failures={seed: str(each) for seed, each in failures.items()},
-        seconds=seconds, synthetic=group.synthetic, exit_code=code,
-    )  # fmt: skip
-    return result, curves, means
+        name=group.name,
+        status=status,
+        run_id=str(group.run_id),
+        folder=str(folder),
+        runs={seed: run.name for seed, run in runs.items()},
+        values=seed_groups.last(curves),
+        means={name: mean for name, _, mean in means},
+        failures={seed: str(error) for seed, error in failures.items()},
+        seconds=seconds,
+        synthetic=group.synthetic,
+        exit_code=exit_code,
+    )
+    return _Outcome(result, curves, means)
 
 
-def _begun(
+def _unfinished_group(
+    recipes: Mapping[int, Recipe], workspace: Workspace, takeover: bool
+) -> Record | None:
+    """Returns the newest unfinished group of these recipes, which is then this process's."""
+    digests = {seed: recipe.digest for seed, recipe in recipes.items()}
+    for group in seed_groups.groups(workspace):
+        if group.digests == digests and group.status != "FINISHED":
+            RunFolder(workspace.seeds / group.name).confirm_abandoned(takeover)
+            changes = {
+                "status": "RUNNING",
+                "reason": "",
+                "owner": Owner.this_process(),
+            }
+            return group.model_copy(update=changes)
+    return None
+
+
+def _new_group(
     recipes: Mapping[int, Recipe],
     workspace: Workspace,
     store: Store,
-    go_on: bool,
-    takeover: bool,
     tags: Mapping[str, str],
     note: str,
 ) -> Record:
-    """Returns the group to continue, or a new one that is created in MLflow."""
-    digests = {seed: recipe.digest for seed, recipe in recipes.items()}
-    for group in kept.groups(workspace) if go_on else ():
-        if group.digests == digests and group.status != "FINISHED":
-            RunFolder(workspace.seeds / group.name).confirm_abandoned(takeover)
-            return group.model_copy(update={"status": "RUNNING", "reason": "", "owner": Owner.this_process()})
-    recipe, now = next(iter(recipes.values())), time.time()
+    """Creates a group in MLflow."""
+    recipe = next(iter(recipes.values()))
+    started = time.time()
     name = f"{folder_name(recipe.name)}-seeds"
-    run_id = store.create_run(store.experiment(recipe.tracking.experiment, view_of(recipe)), name)
+    experiment = store.experiment(recipe.tracking.experiment, view_of(recipe))
+    run_id = store.create_run(experiment, name)
+    # The digits of MLflow's id make the name unique.
     name = f"{name}-{run_id[:DIGITS]}"
     store.rename_run(run_id, name)
-    overrides = {path: value for path, value in recipe.overrides.items() if path != "seed"}
+    # Every run of the group has another seed.
+    overrides = dict(recipe.overrides)
+    overrides.pop("seed", None)
     return Record(
-        kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
-        unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
-        run_id=run_id, owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
-        headline=headline_of(recipe), synthetic=recipe.data.is_synthetic(), tags=dict(tags), note=text(note),
-        bounds=dict(kept.bounds_of(recipe)),
-    )  # fmt: skip
+        kind="seeds",
+        name=name,
+        recipe=recipe.name,
+        digest=recipe.digest,
+        digests={seed: recipe.digest for seed, recipe in recipes.items()},
+        goal=len(recipes),
+        unit="seeds",
+        experiment=recipe.tracking.experiment,
+        tracking_uri=workspace.recorded_uri(shown(store.uri)),
+        run_id=run_id,
+        owner=Owner.this_process(),
+        started=started,
+        heartbeat=started,
+        overrides=params_of(overrides),
+        headline=headline_of(recipe),
+        synthetic=recipe.data.is_synthetic(),
+        tags=dict(tags),
+        note=text(note),
+        bounds=dict(seed_groups.bounds_of(recipe)),
+    )
 
 
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     """Returns the last mean of each evaluation metric and the bounds of its interval, by key."""
-    latest = {key: value for name, _, mean in means for key, value in _keyed(name, mean)}
-    return {key: value for key, value in latest.items() if math.isfinite(value)}
+    metrics: dict[str, float] = {}
+    # The means are in the order of steps, so the last ones remain.
+    for name, _, mean in means:
+        metrics.update(_keyed(name, mean))
+    # MLflow stores no infinite bounds, which the interval of a single seed has.
+    return {key: value for key, value in metrics.items() if math.isfinite(value)}
 
 
 def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
@@ -229,7 +336,11 @@ def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
 def _step(folder: RunFolder) -> int:
     """Returns the step at which the run continues or ended."""
     record = folder.record()
-    return 0 if record is None else record.step if record.status == "FINISHED" else folder.last_checkpoint or 0
+    if record is None:
+        return 0
+    if record.status == "FINISHED":
+        return record.step
+    return folder.last_checkpoint or 0
 
 
 def _is_finished(folder: RunFolder) -> bool:
@@ -237,39 +348,53 @@ def _is_finished(folder: RunFolder) -> bool:
     return record is not None and record.status == "FINISHED"
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The arguments of one training of the group."""
+def _train_seed(
+    recipe: Recipe,
+    registry: Registry,
+    folder: RunFolder | None,
+    threads: int | None,
+    options: Mapping[str, Any],
+    stop: Stop,
+    advance: Callable[[int, dict[str, float]], None],
+) -> None:
+    """Trains one seed in a child process, which is stopped together with this one.
 
-    recipe: Recipe
-    registry: Registry
-    workspace: Workspace
-    folder: RunFolder | None  # of the run to continue
-    parallel: int
-    given: Mapping[str, Any]  # group, tags and note of a new run
+    Args:
+        recipe: The recipe with the seed.
+        registry: Contains its plugins.
+        folder: The run to continue, if there is one.
+        threads: Number of threads; None for the recipe's.
+        options: Workspace, group, tags and note of the run.
+        stop: Stops the training.
+        advance: Receives the progress.
 
-    def carry_out(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
-        """Trains in a child process, which is stopped together with this one; raises a
-        ``ChildError`` with the error.
-        """
-        # This process owns the group now, and with it all runs that the former owner had started.
-        begun = self.folder is not None and not self.folder.obstacle(takeover=True)
-        folder = str(self.folder.path) if self.folder and begun else None
-        options = {"workspace": str(self.workspace.root), "folder": folder, **self.given}
-        threads = max(1, usable_cores() // self.parallel) if self.parallel > 1 else None
-        limits, files = Limits(grace=_GRACE_SECONDS), self.registry.files
-        with Child(__name__, self.recipe, plugin_files=files, options=options, limits=limits, threads=threads) as child:
-            while (told := child.receive(stop.__bool__)) is not None:
-                advance(told["step"], told["metrics"])
+    Raises:
+        ChildError: The training failed.
+    """
+    path = None
+    # This process owns the group now, and all runs that the former owner had started.
+    if folder is not None and not folder.obstacle(takeover=True):
+        path = str(folder.path)
+    with Child(
+        __name__,
+        recipe,
+        plugin_files=registry.files,
+        options={**options, "folder": path},
+        limits=Limits(grace=_GRACE_SECONDS),
+        threads=threads,
+    ) as child:
+        while (message := child.receive(stop.__bool__)) is not None:
+            advance(message["step"], message["metrics"])
 
 
-class _Together:
+class _JointDisplay:
     """Shows the progress of several trainings as that of one."""
 
     def __init__(self, display: SeedsDisplay, steps: dict[int, int]) -> None:
         self._display = display
         self._steps = steps
         self._training: dict[int, int | None] = {}
+        # Trainings report from several threads.
         self._lock = threading.Lock()
         display.advance(sum(steps.values()), {})
 
@@ -278,33 +403,37 @@ class _Together:
         """Shows inside the ``with`` that a seed is training."""
         with self._lock:
             self._training[seed] = None
-            self._display.show_seeds(dict(self._training))
+            self._show_seeds()
         try:
             yield
         finally:
             with self._lock:
                 del self._training[seed]
-                self._display.show_seeds(dict(self._training))
+                self._show_seeds()
 
     def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
         """Updates the progress of one of the seeds."""
         with self._lock:
             self._steps[seed] = step
             self._training[seed] = step
-            self._display.show_seeds(dict(self._training))
+            self._show_seeds()
             self._display.advance(sum(self._steps.values()), metrics)
+
+    def _show_seeds(self) -> None:
+        self._display.show_seeds(dict(self._training))
 
 
 class _Reporting(NoOutput):
     """Sends the progress of the training to the parent."""
 
     def __init__(self, parent: Parent) -> None:
-        self._parent, self._told = parent, 0.0
+        self._parent = parent
+        self._reported = 0.0
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Twice a second at most."""
-        if time.monotonic() - self._told > _SIGN_SECONDS:
-            self._told = time.monotonic()
+        """Sends the progress, at most twice a second."""
+        if time.monotonic() - self._reported > _REPORT_SECONDS:
+            self._reported = time.monotonic()
             self._parent.tell(step=step, metrics=metrics)
 
 
@@ -314,58 +443,109 @@ def main(parent: Parent) -> None:
     options = parent.options
     folder = RunFolder(Path(options["folder"])) if options["folder"] else None
     if folder is not None:
-        changed = [str(each) for each in drift(folder.path / LOCK_NAME, recipe, registry) if each.matters]
-        if changed:
-            raise UsageError(f"run {folder.name} would not continue as it started: {'; '.join(changed)}")
+        # A changed plugin or library would continue another training.
+        differences = drift(folder.path / LOCK_NAME, recipe, registry)
+        changes = [str(change) for change in differences if change.matters]
+        if changes:
+            message = f"run {folder.name} would not continue as it started"
+            raise UsageError(f"{message}: {'; '.join(changes)}")
     name, run_id = options["group"]
     result = run(
-        recipe, registry, Workspace(options["workspace"]), _Reporting(parent), folder,
-        own_tags=options["tags"], note=options["note"], parent=(name, run_id), takeover=True,
-    )  # fmt: skip
+        recipe,
+        registry,
+        Workspace(options["workspace"]),
+        _Reporting(parent),
+        folder,
+        own_tags=options["tags"],
+        note=options["note"],
+        parent=(name, run_id),
+        takeover=True,
+    )
     sys.exit(result.exit_code)
 
 
 def _publish(
-    store: Store, recipes: Mapping[int, Recipe], group: Record, again: str, result: SeedsResult | None = None,
-    curves: kept.Curves | None = None, means: Sequence[tuple[str, int, Interval]] = (),
-) -> None:  # fmt: skip
+    store: Store,
+    recipes: Mapping[int, Recipe],
+    group: Record,
+    resume_command: str,
+    outcome: _Outcome | None = None,
+) -> None:
     """Writes the group and its results to MLflow; a repetition changes only what is new."""
-    now, recipe, run_id = time.time_ns() // 1_000_000, next(iter(recipes.values())), str(group.run_id)
+    recipe = next(iter(recipes.values()))
+    milliseconds = time.time_ns() // 1_000_000
+    run_id = str(group.run_id)
     metrics = [
-        (key, value, now, step)
-        for name, step, mean in means
+        (key, value, milliseconds, step)
+        for name, step, mean in (outcome.means if outcome else ())
         for key, value in _keyed(name, mean)
         if math.isfinite(value)
     ]
-    values = {name: value for name, value in recipe.values().items() if name != "seed"}
-    overridden = [each for each in assignments(recipe.overrides) if not each.startswith("seed=")]
+    values = {**recipe.values(), "seeds": sorted(recipes)}
+    values.pop("seed", None)
+    result = None if outcome is None else outcome.result
+    tags = _tags(recipes, group, resume_command, result)
+    # MLflow raises whatever its database and network drivers raise.
+    try:
+        store.send(run_id, metrics, params_of(values), params_of(tags))
+        if outcome is not None:
+            paths = seed_groups.draw(
+                outcome.curves,
+                recipe.headline,
+                recipe.length[0],
+                Path(outcome.result.folder),
+                group.bounds,
+            )
+            for path in paths:
+                store.client.log_artifact(run_id, str(path))
+        store.set_status(run_id, result.status if result else "RUNNING", milliseconds)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        _log.warning("the results of %s are missing in MLflow: %s", group.name, reason)
+
+
+def _tags(
+    recipes: Mapping[int, Recipe],
+    group: Record,
+    resume_command: str,
+    result: SeedsResult | None,
+) -> dict[str, Any]:
+    """Returns the tags of a group in MLflow, with its description."""
+    recipe = next(iter(recipes.values()))
+    overrides = [
+        assignment
+        for assignment in assignments(recipe.overrides)
+        if not assignment.startswith("seed=")
+    ]
+    digits = group.name.rpartition("-")[2]
     facts = {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-        "result": f"{result.status}; {_spelled(result.means, recipe.headline)}" if result else "",
+        "result": "",
         "seeds": ", ".join(map(str, recipes)),
-        "overridden": code(*overridden),
-        "continue it": "" if result and result.status == "FINISHED" else code(again),
-        "compare it": code(f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"),
+        "overridden": code(*overrides),
+        "continue it": code(resume_command),
+        "compare it": code(f"runner compare {digits} OTHER_GROUP"),
     }
-    tags = {
-        **group.tags, "kind": "seeds", "overrides": ", ".join(overridden) or "none",
+    if result is not None:
+        means = _means_text(result.means, recipe.headline)
+        facts["result"] = f"{result.status}; {means}"
+        if result.status == "FINISHED":
+            facts["continue it"] = ""
+    return {
+        **group.tags,
+        "kind": "seeds",
+        "overrides": ", ".join(overrides) or "none",
         "mlflow.source.name": str(recipe.path),
         DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),
-    }  # fmt: skip
-    try:
-        store.send(run_id, metrics, params_of({**values, "seeds": sorted(recipes)}), params_of(tags))
-        if result is not None:
-            for path in kept.draw(curves or {}, recipe.headline, recipe.length[0], Path(result.folder), group.bounds):
-                store.client.log_artifact(run_id, str(path))
-        store.set_status(run_id, result.status if result else "RUNNING", now)
-    except Exception as error:  # MLflow raises whatever its database and network drivers raise
-        _log.warning("the results of %s are missing in MLflow: %s", group.name, str(error).partition("\n")[0])
+    }
 
 
-def _spelled(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
-    """The means with their intervals, the headline first."""
+def _means_text(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
+    """Returns the means with their intervals, the headline first."""
     names = dict.fromkeys([*(name for name in headline if name in means), *means])
-    return ", ".join(
-        f"eval/{name} {figure(means[name].mean)} [{figure(means[name].low)}, {figure(means[name].high)}]"
-        for name in names
-    )
+    texts = []
+    for name in names:
+        mean = means[name]
+        bounds = f"[{figure(mean.low)}, {figure(mean.high)}]"
+        texts.append(f"eval/{name} {figure(mean.mean)} {bounds}")
+    return ", ".join(texts)

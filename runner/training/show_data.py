@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source
-from runner.plugin.static_checks import imported
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
@@ -28,11 +28,16 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
         path: File to write.
 
     Raises:
-        UsageError: The source has no picture, the data cannot be read, or the file cannot be written.
+        UsageError: The source has no picture, the data cannot be read, or the file cannot be
+            written.
     """
     kind = recipe.data.kind
     if imported(recipe.data).show_data is Source.show_data:
-        raise UsageError(f"data.kind: '{kind}' has no picture of its data: its source has no method show_data")
+        raise UsageError(
+            f"data.kind: '{kind}' has no picture of its data: "
+            "its source has no method show_data"
+        )
+    # The file is checked before the data are read, which may take minutes.
     if path.suffix != ".png":
         raise UsageError(f"--out: '{path.name}' should end in .png")
     if not path.absolute().parent.is_dir():
@@ -46,6 +51,7 @@ def show_data(recipe: Recipe, registry: Registry, path: Path) -> None:
         try:
             is_drawn = draw_png(picture, SIZE_INCHES, path.absolute())
         except OSError as error:
-            raise UsageError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise UsageError(f"--out: {path} cannot be written: {reason}") from error
     if not is_drawn:
         raise UsageError(f"--out: {NO_PLOTS}")

@@ -12,33 +12,41 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+# Least time after a signal for the current update; slow updates have more.
 GRACE_SECONDS = 2.0
-"""After a signal, for the update that is under way; slow updates have more."""
+# After the grace, interrupted code has this time to let the exception through.
 UNWINDING_SECONDS = 1.5
-"""After the grace, for code that was interrupted to let the exception through."""
 _LONGEST_GRACE = 60.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopNow(BaseException):
-    """Raised inside code that does not return, after a signal; no Exception, so that user code does not handle it."""
+    """Raised inside code that does not return, after a signal.
+
+    It is not an ``Exception``, so that user code does not handle it.
+    """
 
 
 class Stop:
-    """The signal that requested the end of a training, if there was one."""
+    """The signal that requested the end of a training, if there was one.
 
-    asked: signal.Signals | None = None
+    Attributes:
+        received: The signal.
+        acknowledged: Whether the training has noticed it and saves its state, which nothing may
+            interrupt.
+        pace: Seconds between two checks of ``received`` by the training.
+        error: The exception to raise instead of ``StopNow``.
+        give_up: Ends the process when nothing else does; called in another thread.
+    """
+
+    received: signal.Signals | None = None
     acknowledged = False
-    """Whether the training has seen it and saves what it has, which nothing may interrupt."""
     pace = 0.0
-    """Seconds between two checks of ``asked`` by the training."""
     error: BaseException | None = None
-    """The exception to raise instead of ``StopNow``."""
     give_up: Callable[[signal.Signals | None], None] | None = None
-    """Ends the process when nothing else does; called in another thread."""
 
     def __bool__(self) -> bool:
-        return self.asked is not None
+        return self.received is not None
 
     @property
     def grace(self) -> float:
@@ -51,28 +59,29 @@ class Stop:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         self.count_down(UNWINDING_SECONDS)
 
-    def count_down(self, seconds: float, asked: signal.Signals | None = None) -> None:
+    def count_down(
+        self, seconds: float, received: signal.Signals | None = None
+    ) -> None:
         """Gives up after ``seconds`` unless the training is saving or finished by then."""
         time.sleep(seconds)
         if self.give_up is not None and not self.acknowledged:
-            self.give_up(self.asked or asked)
+            self.give_up(self.received or received)
 
 
+# Processes that are forked from this one do not have its training.
 _current: Stop | None = None
-"""That of this process, which processes that are forked from it do not have."""
 
 
 @contextmanager
 def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
-    """Lets SIGTERM, SIGHUP and the first SIGINT stop a training between two updates; a second
-    SIGINT stops it immediately.
+    """Lets SIGTERM, SIGHUP and the first SIGINT stop a training between two updates.
 
-    Signals reach only the main thread; a training in another one is not stopped. A signal that is
-    ignored when the process starts (nohup) stays ignored.
+    A second SIGINT stops it immediately. Signals reach only the main thread; a training in another
+    one is not stopped. A signal that is ignored when the process starts (nohup) stays ignored.
 
     Args:
-        interrupts: Whether code that has not returned after ``Stop.grace`` is interrupted by ``StopNow``, and
-            ``Stop.give_up`` is called if that does not end it, either.
+        interrupts: Whether code that has not returned after ``Stop.grace`` is interrupted by
+            ``StopNow``, and ``Stop.give_up`` is called if that does not end it, either.
     """
     global _current
     stop = Stop()
@@ -80,10 +89,10 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
         yield stop
         return
 
-    def ask(number: int, _frame: FrameType | None) -> None:
+    def receive(number: int, _frame: FrameType | None) -> None:
         if stop and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.asked = signal.Signals(number)
+        stop.received = signal.Signals(number)
         if interrupts:
             signal.setitimer(signal.ITIMER_REAL, stop.grace)
 
@@ -91,11 +100,18 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
         if not stop.acknowledged:
             raise stop.error or StopNow
 
-    handlers: dict[int, Any] = {number: ask for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+    handlers: dict[int, Any] = {
+        number: receive
+        for number in _SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     if interrupts:
         handlers[signal.SIGALRM] = interrupt
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    outer, _current = _current, stop
+    previous_handlers = {
+        number: signal.signal(number, handler) for number, handler in handlers.items()
+    }
+    outer = _current
+    _current = stop
     try:
         if interrupts:
             with _watched(stop):
@@ -106,16 +122,17 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
         _current = outer
         if interrupts:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def _watched(stop: Stop) -> Iterator[None]:
-    """Notices signals in a thread, because handlers do not run while the main thread is inside of a call of C."""
+    """Notices signals in a thread."""
+    # Handlers do not run while the main thread is inside of a call of C.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
         while numbers := os.read(reader, 64):
@@ -128,22 +145,26 @@ def _watched(stop: Stop) -> Iterator[None]:
         yield
     finally:
         stop.acknowledged = True
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous_writer)
         os.close(writer)
 
 
 def _leave_to_the_parent() -> None:
-    """Gives a process that a training has forked the usual signals: they are not meant for the training."""
+    """Gives a process that a training has forked the default signals."""
     global _current
     if _current is None:
         return
     _current = None
-    with suppress(ValueError):  # it has no main thread
+    # A process that another thread has forked cannot set handlers.
+    with suppress(ValueError):
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                signal.signal(number, default)
+            if signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
+            else:
+                signal.signal(number, signal.SIG_DFL)
 
 
 os.register_at_fork(after_in_child=_leave_to_the_parent)
@@ -152,8 +173,8 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 def main_frames() -> list[tuple[FrameType, int]]:
     """Returns the frames and lines of the main thread, the innermost last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = []
+    frames = []
     while frame is not None:
-        found.append((frame, frame.f_lineno))
+        frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    return found[::-1]
+    return frames[::-1]

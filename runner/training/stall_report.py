@@ -16,18 +16,24 @@ from runner.training.signals import Stop, main_frames
 if TYPE_CHECKING:
     from runner.training.outputs import Display
 
+# Time without progress until the first report; it doubles with each further report.
 REPORT_SECONDS = 60.0
-"""Without progress, until it is reported for the first time; then after twice as long each time."""
 _LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
 class StallReport:
-    """A display that forwards everything, and reports in a separate thread when there is no
-    progress any more.
+    """A display that forwards everything, and reports missing progress in a separate thread.
 
     Progress is an update, or the start or end of another activity: an evaluation, a checkpoint, the
     sampling of a batch.
+
+    Args:
+        display: Receives everything.
+        limit: Seconds without progress that end the training; None for no limit.
+
+    Attributes:
+        stop: Ends code that exceeds the limit.
     """
 
     def __init__(self, display: Display, limit: float | None) -> None:
@@ -38,9 +44,9 @@ class StallReport:
         self._next_report = REPORT_SECONDS
         self._over = threading.Event()
         self.stop: Stop | None = None
-        """By which code that exceeds the limit is ended."""
 
     def __enter__(self) -> StallReport:
+        # A daemon does not keep the process alive.
         threading.Thread(target=self._watch, name="runner-watch", daemon=True).start()
         return self
 
@@ -48,13 +54,13 @@ class StallReport:
         self._over.set()
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Notes that there is progress."""
+        """Counts as progress, and is displayed."""
         self._progressed()
         self._display.advance(step, metrics)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Notes what is being done."""
+        """Remembers the current activity, and displays it."""
         self._phases.append(name)
         self._progressed()
         try:
@@ -65,7 +71,7 @@ class StallReport:
             self._progressed()
 
     def improved(self, best: float) -> None:
-        """Passes the best value on."""
+        """Displays the best value."""
         self._display.improved(best)
 
     def _progressed(self) -> None:
@@ -73,21 +79,27 @@ class StallReport:
         self._next_report = REPORT_SECONDS
 
     def _watch(self) -> None:
+        limit = self._limit
         while not self._over.wait(_LOOK_SECONDS):
             seconds = time.monotonic() - self._since
             # The limit is for the training itself, not for a slow tracking store.
-            if self._limit is not None and self.stop is not None and seconds > self._limit:
-                exceeded = f"more than train.stall_s ({self._limit:g} s)"
-                self.stop.interrupt(RunnerError(f"{self.where()} has not returned for {exceeded}; raise the limit"))
+            if limit is not None and self.stop is not None and seconds > limit:
+                message = (
+                    f"{self.where()} has not returned for more than "
+                    f"train.stall_s ({limit:g} s); raise the limit"
+                )
+                self.stop.interrupt(RunnerError(message))
                 return
             if seconds > self._next_report:
                 self._next_report *= 2
                 hint = "train.stall_s=SECONDS sets a limit"
-                if self._limit is not None:
-                    hint = f"the limit is train.stall_s={self._limit:g}"
-                _log.warning("%s has not returned for %.0f s; %s", self.where(), seconds, hint)
+                if limit is not None:
+                    hint = f"the limit is train.stall_s={limit:g}"
+                _log.warning(
+                    "%s has not returned for %.0f s; %s", self.where(), seconds, hint
+                )
 
     def where(self) -> str:
-        """The phase and the function that does not return."""
+        """Returns the phase and the function that does not return."""
         phase = self._phases[-1] if self._phases else "the training"
         return f"{phase}: {place_of(main_frames())}"

@@ -1,5 +1,6 @@
-"""The step of a training: draw, transfer, update, feedback; only this module defines that
-sequence.
+"""The step of a training: draw, transfer, update, feedback.
+
+Only this module defines that sequence.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import described
+from runner.training.resuming import set_group_value
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
     from runner.plugin.source import Batch
     from runner.training.pipeline import Assembly
 
+# The golden ratio in 64 bits: neighbouring updates get distant seeds (Steele et al. 2014,
+# SplitMix).
 _MIX = 0x9E3779B97F4A7C15
-"""The golden ratio in 64 bits: neighbouring updates get distant seeds (Steele et
-al. 2014, SplitMix).
-"""
 
 
 class Drawn(NamedTuple):
@@ -34,57 +35,80 @@ class Drawn(NamedTuple):
 
 
 class Step:
-    """The sequence of a training step, with its parts as separate methods."""
+    """The sequence of a training step, with its parts as separate methods.
+
+    Attributes:
+        batch: The batch of the last update.
+        failed: The input of the update that raised an exception.
+    """
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.slots, self.progress = pipeline, pipeline.slots, pipeline.progress
-        self.source, self.learner = pipeline.source, pipeline.learner
+        self.pipeline = pipeline
+        self.slots = pipeline.slots
+        self.progress = pipeline.progress
+        self.source = pipeline.source
+        self.learner = pipeline.learner
         self.noise = pipeline.context.generator("noise")
         self.batch: Batch = None
-        """The batch of the last update."""
         self.failed: Drawn | None = None
-        """The input of the update that raised an exception."""
         self._seed = derived_seed(pipeline.context.seed, "update")
-        cuda = pipeline.device.type == "cuda"
-        self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
+        self._generator = torch.default_generator
+        if pipeline.device.type == "cuda":
+            index = pipeline.device.index or 0
+            self._generator = torch.cuda.default_generators[index]
+        # A constant schedule has nothing to set in an update.
         schedule = pipeline.recipe.lr_scheduler
         self._schedule = None if schedule == ConstantConfig() else schedule
         self._optimizers: list[Optimizer] = []
         self._rates: list[tuple[dict[str, Any], float]] = []
         self.reset()
 
-    def __call__(self, drawn: Drawn | None = None) -> dict[str, Any] | None:
-        """Performs a complete step, with a sampled batch if one is given, and
-        returns the result of its update.
+    def __call__(self, inputs: Drawn | None = None) -> dict[str, Any] | None:
+        """Performs a complete step and returns the result of its update.
 
-        Returns None if the source had no batch to learn from yet.
+        Args:
+            inputs: A batch that has been drawn; by default, the next one is drawn.
+
+        Returns:
+            The result; None if the source had no batch to learn from yet.
         """
-        drawn = drawn or self.draw()
-        if drawn is None:
+        # Draw and transfer.
+        inputs = inputs or self.draw()
+        if inputs is None:
             return None
+
+        # Update.
         self.seed(self.progress.updates)
         try:
-            # The same as ``update``, with one call less in every step.
+            # Equal to ``update``, with one call less in every step.
             if self.pipeline.watch is None:
                 if self._schedule is not None:
                     self._set_rates(self._schedule.factor(self.progress.fraction))
-                output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+                output = self._checked(
+                    self.slots.update(inputs.batch, inputs.noise, self.progress)
+                )
             else:
-                output = self.update(drawn)
+                output = self.update(inputs)
         except RunnerError:
             raise
         except Exception as error:
-            self.failed = drawn
-            error.add_note(f"update {self.progress.updates + 1}, on the batch: {described(drawn.batch)}")
+            self.failed = inputs
+            number = self.progress.updates + 1
+            error.add_note(f"update {number}, on the batch: {described(inputs.batch)}")
             raise
-        self.source.feedback(drawn.batch, output)
+
+        # Feedback.
+        self.source.feedback(inputs.batch, output)
         self.progress.updates += 1
-        self.count(drawn.batch)
-        self.batch = drawn.batch
+        self.count(inputs.batch)
+        self.batch = inputs.batch
         return output
 
     def draw(self) -> Drawn | None:
-        """A batch on the device, and the update's random numbers; None if there is nothing to learn from yet."""
+        """Returns a batch on the device and the random numbers of its update.
+
+        Returns None if the source has nothing to learn from yet.
+        """
         batch = self.slots.next_batch(self.pipeline.batch_size, self.progress)
         if batch is None:
             self.count(None)
@@ -92,52 +116,58 @@ class Step:
         return Drawn(batch, self.learner.noise(batch, self.noise))
 
     def next(self) -> Drawn:
-        """Returns the input of the next update; samples until the source has a batch to learn
-        from.
-        """
-        while (drawn := self.draw()) is None:
+        """Returns the input of the next update; draws until the source has a batch."""
+        while (inputs := self.draw()) is None:
             pass
-        return drawn
+        return inputs
 
-    def count(self, batch: Batch | None) -> None:
-        """Counts a sampled batch as finished."""
-        self.progress.advance(self.source.counts(batch))
+    def update(self, inputs: Drawn) -> dict[str, Any]:
+        """Performs the update alone, with the learning rates that belong to it.
 
-    def update(self, drawn: Drawn) -> dict[str, Any]:
-        """The update alone, with the learning rates that belong to it; a RunnerError if it returns no dictionary."""
+        Raises:
+            RunnerError: The learner returned no dictionary.
+        """
         if self._schedule is not None:
             self._set_rates(self._schedule.factor(self.progress.fraction))
-        with nullcontext() if self.pipeline.watch is None else self.pipeline.first_updates():
-            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        is_watched = self.pipeline.watch is not None
+        with self.pipeline.first_updates() if is_watched else nullcontext():
+            return self._checked(
+                self.slots.update(inputs.batch, inputs.noise, self.progress)
+            )
+
+    def count(self, batch: Batch | None) -> None:
+        """Counts a batch as finished."""
+        self.progress.advance(self.source.counts(batch))
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.
 
-        So a stage that draws more or fewer numbers than the baseline does not shift what later updates draw.
+        A stage that draws more or fewer numbers than the baseline thus does not shift what later
+        updates draw.
         """
         self._generator.manual_seed((self._seed + update * _MIX) % 2**63)
 
     def reset(self) -> None:
-        """Looks for the parameter groups again, after another state was loaded."""
+        """Collects the parameter groups again, after another state was loaded."""
         self._optimizers = [optimizer for _, optimizer in self.learner.optimizers()]
         self._rates = []
-        for optimizer, rates in zip(self._optimizers, self.pipeline.base_rates, strict=True):
-            # A group that was added during the training starts with the rate with which it was
-            # added.
-            rates += [float(group["lr"]) for group in optimizer.param_groups[len(rates) :]]
-            self._rates += zip(optimizer.param_groups, rates, strict=True)
+        base_rates = self.pipeline.base_rates
+        for optimizer, rates in zip(self._optimizers, base_rates, strict=True):
+            groups = optimizer.param_groups
+            # A group that is added during the training keeps the rate that it was added with.
+            rates += [float(group["lr"]) for group in groups[len(rates) :]]
+            self._rates += zip(groups, rates, strict=True)
 
     def _set_rates(self, factor: float) -> None:
-        if sum(len(optimizer.param_groups) for optimizer in self._optimizers) != len(self._rates):
+        group_count = sum(len(optimizer.param_groups) for optimizer in self._optimizers)
+        if group_count != len(self._rates):
             self.reset()
         for group, base_rate in self._rates:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(base_rate * factor)
-            else:
-                group["lr"] = base_rate * factor
+            set_group_value(group, "lr", base_rate * factor)
 
     def _checked(self, output: Any) -> dict[str, Any]:
         if isinstance(output, dict):
             return output
-        who = f"{type(self.learner).__name__}.update"
-        raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
+        method = f"{type(self.learner).__name__}.update"
+        kind = type(output).__name__
+        raise RunnerError(f"{method} should return a dictionary of tensors, got {kind}")

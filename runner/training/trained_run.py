@@ -25,42 +25,63 @@ from runner.training.pipeline import Assembly, assemble
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a run: its recipe, its weights, and its folder."""
+    """The result of a run: its recipe, its weights, and its folder.
+
+    Attributes:
+        name: Name of the run.
+        recipe: Its recipe.
+        registry: The plugins.
+        state: State of the pipeline in a checkpoint.
+        folder: Folder of the run.
+    """
 
     name: str
     recipe: Recipe
     registry: Registry
     state: State
-    """Of the pipeline."""
     folder: Path
 
     def under(self, recipe: Recipe) -> Trained:
-        """Returns the same weights, model and data with the inference and serving
-        settings of another recipe.
+        """Returns the same model and data with the inference settings of another recipe.
 
         Raises:
-            UsageError: its model is of another kind than the run's.
+            UsageError: Its model is of another kind than the run's.
         """
-        mine, theirs = recipe.model.kind, self.recipe.model.kind
-        if mine != theirs:
-            raise UsageError(f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'")
-        name, origins = recipe.name, recipe.origins
-        own = replace(self.recipe, name=name, inference=recipe.inference, serve=recipe.serve, origins=origins)
-        return replace(self, recipe=own)
+        kind = recipe.model.kind
+        trained_kind = self.recipe.model.kind
+        if kind != trained_kind:
+            raise UsageError(
+                f"recipe '{recipe.name}' is for model '{kind}', "
+                f"and {self.name} has trained '{trained_kind}'"
+            )
+        combined = replace(
+            self.recipe,
+            name=recipe.name,
+            inference=recipe.inference,
+            serve=recipe.serve,
+            origins=recipe.origins,
+        )
+        return replace(self, recipe=combined)
 
     def pipeline(self) -> Assembly:
-        """A pipeline without stages whose learner has these weights and is in evaluation mode as long as it lives.
+        """Returns a pipeline without stages whose learner has these weights.
+
+        The learner is in evaluation mode as long as it lives.
 
         Raises:
-            CheckpointError: the weights do not fit the recipe.
+            CheckpointError: The weights do not fit the recipe.
         """
+        # The stages of the recipe are for its training.
+        recipe = replace(self.recipe, stages={})
+        # A program may load a model while it trains another one.
         with generators.exclusive(f"loading {self.name}", nested=True):
-            pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
+            pipeline = assemble(recipe, self.registry.files, resumed=self.state)
             pipeline.load_learnt(self.state)
         learner = pipeline.learner
         evaluation = learner.evaluating()
         evaluation.__enter__()
-        vars(learner)["_evaluation"] = evaluation  # ends when the learner is deleted
+        # The evaluation ends when the learner is deleted.
+        vars(learner)["_evaluation"] = evaluation
         return pipeline
 
 
@@ -70,26 +91,30 @@ def trained(
     sets: Sequence[str] = (),
     plugins: Sequence[Path | str | type[Any]] = (),
 ) -> Trained:
-    """Finds a run, a model that MLflow keeps (``models:/m-...``) or a version of one, and reads its weights.
+    """Reads the weights of a run, of a model in MLflow, or of a version of a model.
 
     Args:
-        run: a run's folder, name, digits or MLflow id, ``latest``, a model, ``NAME/NUMBER`` or ``NAME@ALIAS``.
-        checkpoint: as for ``load_chosen``.
-        sets: assignments over the run's recipe.
+        run: A run's folder, name, digits or MLflow id, ``latest``, a model (``models:/m-...``),
+            ``NAME/NUMBER`` or ``NAME@ALIAS``.
+        checkpoint: As for ``load_chosen``.
+        sets: Assignments over the run's recipe.
         plugins: Python files with the plugins of the run, or classes of their settings.
 
     Raises:
-        RunnerError: there is no such run, its plugins are required as an argument, or none of its
+        RunnerError: The run does not exist, its plugins are required as an argument, or none of its
             checkpoints is usable.
     """
-    given = Registry(plugins)
+    plugin_registry = Registry(plugins)
     folder = _folder(str(run))
 
-    def remedy(files: Mapping[Path, str]) -> str:
-        return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
+    def hint(files: Mapping[Path, str]) -> str:
+        paths = [str(path) for path in (*plugin_registry.files, *files)]
+        return f"name them: plugins={paths}"
 
+    # A model in MLflow has no record of a run.
     name = str(run) if folder.record() is None else folder.name
-    recipe, registry = load_locked(folder.path / LOCK_NAME, name, sets, given, remedy)
+    lock = folder.path / LOCK_NAME
+    recipe, registry = load_locked(lock, name, sets, plugin_registry, hint)
     _, state = load_chosen(folder, checkpoint)
     return Trained(name, recipe, registry, state["pipeline"], folder.path)
 

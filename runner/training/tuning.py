@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def tuning_of(recipe: Recipe, device: torch.device) -> Tuning:
-    """Returns the initial tuning choices of a training: those of its lock, if it
-    was loaded from one.
+    """Returns the initial tuning choices of a training: those of its lock, if it has one.
 
     Raises:
         UsageError: The choices are of another machine.
@@ -32,17 +31,15 @@ def tuning_of(recipe: Recipe, device: torch.device) -> Tuning:
 
 
 def fresh_tuning(device: torch.device) -> Tuning:
-    """Returns tuning without choices, where stages search and use no choice of an earlier process."""
+    """Returns tuning without choices: stages search, and reuse nothing of earlier processes."""
     return Tuning(tuning_machine(device), is_fresh=True)
 
 
 def answering_tuning(recipe: Recipe, device: torch.device) -> Tuning:
-    """Returns the tuning choices for a trained model, where nothing is searched.
-
-    A model may be evaluated on any machine. Where the choices of its training are not valid, defaults are used.
-    """
+    """Returns the tuning choices for a trained model; nothing is searched."""
     tuning = Tuning(tuning_machine(device), searches=False)
     setup = _setup_of_stages(recipe)
+    # A model may be evaluated on any machine; invalid choices are replaced by defaults.
     if setup is not None and machine_refusal(setup, tuning.machine, "") is None:
         tuning.lock(setup.choices)
     return tuning
@@ -52,5 +49,10 @@ def _setup_of_stages(recipe: Recipe) -> Setup | None:
     """Returns the choices of the stages that the recipe switches on; None if there are none."""
     if recipe.tuning is None:
         return None
-    choices = {kind: of_stage for kind, of_stage in recipe.tuning.choices.items() if kind in recipe.stages}
+    # A stage that was switched off has no use for its choices.
+    choices = {
+        kind: stage_choices
+        for kind, stage_choices in recipe.tuning.choices.items()
+        if kind in recipe.stages
+    }
     return recipe.tuning._replace(choices=choices) if choices else None

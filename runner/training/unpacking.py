@@ -1,7 +1,7 @@
 """Converts JSON and named tensors back into a training state, the inverse of ``packing``.
 
-The JSON of a checkpoint may come from anyone. Every value is compared with the form that ``packing`` writes, and
-anything else is a ``ValueError``.
+The JSON of a checkpoint may come from anyone. Every value is compared with the form that
+``packing`` writes, and anything else is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from torch import Tensor
 
 from runner.plugin.source import Ring
 from runner.system.stored_json import is_count
-from runner.training.packing import COMPRESSED, FACTORIES, MOST_LEVELS, NATIVE, SEQUENCES
+from runner.training.packing import (
+    COMPRESSED,
+    FACTORIES,
+    MOST_LEVELS,
+    NATIVE,
+    SEQUENCES,
+)
 
 _RING_NAME = re.compile(r"[0-9]{1,9}")
 _Rings = Callable[..., Ring]
-_COMPRESSED_NAMES = {str(layout).removeprefix("torch."): (layout, names) for layout, names in COMPRESSED.items()}
+_COMPRESSED_NAMES = {
+    str(layout).removeprefix("torch."): (layout, names)
+    for layout, names in COMPRESSED.items()
+}
+# Sets of keys that a node may have in addition to its kind; other kinds have no more keys.
 _KEYS: dict[str, tuple[set[str], ...]] = {
     "tensor": ({"stride"}, {"stride", "dtype", "shape"}),
     "items": (set(), {"default"}, {"class"}),
@@ -32,10 +42,9 @@ _KEYS: dict[str, tuple[set[str], ...]] = {
     "array": ({"shape", "dtype"},),
     "scalar": ({"shape", "dtype"},),
 }
-"""Sets of keys that a node may have in addition to its kind; other kinds have no more keys."""
 _NO_KEYS: tuple[set[str], ...] = (set(),)
+# JSON has the values of these types as they are.
 _PLAIN = frozenset({type(None), bool, str, int, float})
-"""Types of the values that JSON has as they are."""
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "complex": lambda parts: complex(*parts),
@@ -48,7 +57,12 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor] | None = None) -> Any:
+def unpack(
+    node: Any,
+    tensors: Mapping[str, Tensor],
+    ring: _Rings,
+    live: Mapping[str, Tensor] | None = None,
+) -> Any:
     """Restores a state from the result of ``pack``.
 
     Args:
@@ -58,43 +72,60 @@ def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping
         live: Tensors that are used as they are instead of a copy from a file, by name.
 
     Raises:
-        ValueError: ``pack`` returns nothing of this form, or a file has tensors that the state does not refer to.
+        ValueError: ``pack`` returns nothing of this form, or a file has tensors that the state does
+            not refer to.
     """
     unpacker = _Unpacker(tensors, ring, live or {})
     state = unpacker.value(node)
     unused = tensors.keys() - unpacker.used
     if unused:
-        raise ValueError(f"refers to no tensor {min(unused)!r:.80}, which is in a file ({len(unused)} such tensors)")
+        raise ValueError(
+            f"refers to no tensor {min(unused)!r:.80}, which is in a file "
+            f"({len(unused)} such tensors)"
+        )
     return state
 
 
 class _Unpacker:
-    def __init__(self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]) -> None:
+    """Converts the nodes of one state.
+
+    Attributes:
+        used: Names of the tensors that the state refers to.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]
+    ) -> None:
         self.used: set[str] = set()
-        """Names of the tensors that the state refers to."""
-        self._tensors, self._ring, self._live = tensors, ring, live
-        self._made: dict[str, Tensor] = {}
+        self._tensors = tensors
+        self._ring = ring
+        self._live = live
+        self._copies: dict[str, Tensor] = {}
         self._levels = 0
 
     def value(self, node: Any) -> Any:
         """Returns the value that a node represents."""
-        # Most of a state are plain values: the numbers in the states of generators.
-        if type(node) is dict and len(node) == 1 and type(node.get("value", self)) in _PLAIN:
-            return node["value"]
         if not isinstance(node, dict) or not node:
-            raise ValueError(f"an entry should be a mapping with its kind, got {node!r:.60}")
+            raise ValueError(
+                f"an entry should be a mapping with its kind, got {node!r:.60}"
+            )
+        # Most of a state are plain values: the numbers in the states of generators.
+        if len(node) == 1 and type(node.get("value", self)) in _PLAIN:
+            return node["value"]
         kind, content = next(iter(node.items()))
         if node.keys() - {kind} not in _KEYS.get(kind, _NO_KEYS):
-            raise ValueError(f"an entry of kind {kind!r:.60} has the keys {sorted(node)!r:.120}")
+            raise ValueError(
+                f"an entry of kind {kind!r:.60} has the keys {sorted(node)!r:.120}"
+            )
         # Two levels more than a state has, for the strided tensors of a sparse one.
         if self._levels > MOST_LEVELS + 2:
             raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
         self._levels += 1
-        made = self._made_of(kind, content, node)
+        value = self._value_of(kind, content, node)
         self._levels -= 1
-        return made
+        return value
 
-    def _made_of(self, kind: str, content: Any, node: Mapping[str, Any]) -> Any:
+    def _value_of(self, kind: str, content: Any, node: Mapping[str, Any]) -> Any:
         if kind == "tensor":
             return self._tensor(content, node)
         if kind == "items":
@@ -114,31 +145,34 @@ class _Unpacker:
         return _SCALARS[kind](content)
 
     def _mapping(self, pairs: list[Any], node: Mapping[str, Any]) -> dict[Any, Any]:
-        keyed = [(self.value(key) if isinstance(key, dict) else _plain(key), self.value(item)) for key, item in pairs]
+        items = []
+        for key, item in pairs:
+            plain_key = self.value(key) if isinstance(key, dict) else _plain(key)
+            items.append((plain_key, self.value(item)))
         if "default" in node:
-            return defaultdict(None if node["default"] is None else FACTORIES[node["default"]], keyed)
+            name = node["default"]
+            return defaultdict(None if name is None else FACTORIES[name], items)
         if node.get("class") == "OrderedDict":
-            return OrderedDict(keyed)
-        return Counter(dict(keyed)) if node.get("class") == "Counter" else dict(keyed)
+            return OrderedDict(items)
+        if node.get("class") == "Counter":
+            return Counter(dict(items))
+        return dict(items)
 
     def _tensor(self, name: Any, node: Mapping[str, Any]) -> Tensor:
         if isinstance(name, str) and name in self._live:
             self.used.add(name)
             return self._live[name].detach()
         tensor = self._stored(name)
-        if name not in self._made:
+        if name not in self._copies:
             if "dtype" in node:
-                dtype, shape = _dtype(node["dtype"]), _shape(node["shape"])
-                if dtype in NATIVE or tensor.dtype is not torch.uint8 or tensor.dim() != 1:
-                    raise ValueError(f"tensor {name!r:.80} is not stored as the bytes of {node['dtype']}")
-                # Copied first, because the bytes in a file may be misaligned for such a number.
-                tensor = tensor.clone().view(dtype).view(shape)
+                tensor = _of_type(name, tensor, node)
             # A copy where torch allocates, in the layout that it had: tensors of a safetensors file
             # have any alignment, and matrix products round differently with other alignment or
             # strides, so a state that is used where it was read would not continue bit for bit.
             stride = _stride(name, node["stride"], tensor)
-            self._made[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-        return self._made[name]
+            copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+            self._copies[name] = copy.copy_(tensor)
+        return self._copies[name]
 
     def _stored(self, name: Any) -> Tensor:
         """Returns a tensor of a file."""
@@ -148,29 +182,58 @@ class _Unpacker:
         return self._tensors[name]
 
     def _sparse(self, layout: str, node: Mapping[str, Any]) -> Tensor:
-        size, is_compressed = _shape(node["size"]), layout != "sparse_coo"
-        kind, names = _COMPRESSED_NAMES[layout] if is_compressed else (torch.sparse_coo, ("indices",))
-        if tuple(node["parts"]) != (*names, "values"):
-            raise ValueError(f"a tensor of layout {layout} is made of {', '.join(names)} and values")
-        parts = [self.value(part) for part in node["parts"].values()]
+        size = _shape(node["size"])
+        is_compressed = layout != "sparse_coo"
+        kind = torch.sparse_coo
+        names: tuple[str, ...] = ("indices",)
         if is_compressed:
-            compressed, plain, values = parts
-            return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=kind, check_invariants=True)
-        indices, values = parts
-        return torch.sparse_coo_tensor(indices, values, size, is_coalesced=node["coalesced"], check_invariants=True)
+            kind, names = _COMPRESSED_NAMES[layout]
+        if tuple(node["parts"]) != (*names, "values"):
+            components = ", ".join(names)
+            raise ValueError(
+                f"a tensor of layout {layout} is made of {components} and values"
+            )
+        tensors = [self.value(entry) for entry in node["parts"].values()]
+        if is_compressed:
+            compressed, plain, values = tensors
+            return torch.sparse_compressed_tensor(
+                compressed, plain, values, size, layout=kind, check_invariants=True
+            )
+        indices, values = tensors
+        return torch.sparse_coo_tensor(
+            indices, values, size, is_coalesced=node["coalesced"], check_invariants=True
+        )
 
     def _array(self, kind: str, content: Any, node: Mapping[str, Any]) -> Any:
-        dtype, shape = np.dtype(node["dtype"]), _shape(node["shape"])
+        dtype = np.dtype(node["dtype"])
+        shape = _shape(node["shape"])
         if dtype.hasobject or dtype.fields is not None:
             raise ValueError(f"an array of type {dtype} is never written")
         if kind == "scalar":
             return np.frombuffer(bytes.fromhex(content), dtype).reshape(shape)[()]
-        return np.frombuffer(bytearray(self._stored(content).numpy().tobytes()), dtype).reshape(shape)
+        # The array gets its own memory, which can be written.
+        memory = bytearray(self._stored(content).numpy().tobytes())
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def _of_type(name: str, tensor: Tensor, node: Mapping[str, Any]) -> Tensor:
+    """Returns a tensor of a type that safetensors does not support."""
+    dtype = _dtype(node["dtype"])
+    shape = _shape(node["shape"])
+    if dtype in NATIVE or tensor.dtype is not torch.uint8 or tensor.dim() != 1:
+        raise ValueError(
+            f"tensor {name!r:.80} is not stored as the bytes of {node['dtype']}"
+        )
+    # Copied first, because the bytes in a file may be misaligned for such a number.
+    return tensor.clone().view(dtype).view(shape)
 
 
 def _plain(value: Any) -> Any:
     if type(value) not in _PLAIN:
-        raise ValueError(f"a plain value should be a number, a text, true, false or null, got {value!r:.60}")
+        raise ValueError(
+            "a plain value should be a number, a text, true, false or null, "
+            f"got {value!r:.60}"
+        )
     return value
 
 
@@ -184,7 +247,9 @@ def _ring_description(content: Any) -> dict[str, Any]:
         and is_count(content["written"])
     )
     if not is_valid:
-        raise ValueError(f"a ring should have a name, capacity and written, got {content!r:.80}")
+        raise ValueError(
+            f"a ring should have a name, capacity and written, got {content!r:.80}"
+        )
     return dict(content)
 
 
@@ -195,20 +260,37 @@ def _shape(sizes: Any) -> tuple[int, ...]:
 
 
 def _stride(name: str, stride: Any, tensor: Tensor) -> tuple[int, ...]:
-    """Returns the stride of a copy; a ValueError if its elements would overlap, or would not fill their memory."""
+    """Returns the stride of a copy.
+
+    Raises:
+        ValueError: Its elements would overlap, or would not fill their memory.
+    """
     if stride is None:
         return tuple(tensor.stride())
     shape = tensor.shape
-    if not isinstance(stride, list) or len(stride) != len(shape) or not all(map(is_count, stride)):
-        raise ValueError(f"tensor {name!r:.80}: its stride should be {len(shape)} numbers, got {stride!r:.80}")
-    # A tensor without elements has no memory, and torch never uses the stride of a dimension of
-    # size 1.
+    is_valid = (
+        isinstance(stride, list)
+        and len(stride) == len(shape)
+        and all(map(is_count, stride))
+    )
+    if not is_valid:
+        raise ValueError(
+            f"tensor {name!r:.80}: its stride should be {len(shape)} numbers, "
+            f"got {stride!r:.80}"
+        )
+    # A tensor without elements has no memory.
     if math.prod(shape) == 0:
         return tuple(stride)
+    # Torch never uses the stride of a dimension of size 1.
+    dimensions = zip(stride, shape, strict=True)
+    used_dimensions = sorted((step, size) for step, size in dimensions if size > 1)
     expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+    for step, size in used_dimensions:
         if step != expected:
-            raise ValueError(f"tensor {name!r:.80}: stride {stride!r:.80} does not fit shape {[*shape]!r:.80}")
+            raise ValueError(
+                f"tensor {name!r:.80}: stride {stride!r:.80} does not fit "
+                f"shape {[*shape]!r:.80}"
+            )
         expected *= size
     return tuple(stride)
 

@@ -16,8 +16,8 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import resolve_device
 from runner.verify.evaluation_checks import (
-    Asked,
     Evaluated,
+    Query,
     answers,
     evaluated,
     evaluations,
@@ -26,10 +26,15 @@ from runner.verify.evaluation_checks import (
     resized,
     sizes_of_questions,
 )
-from runner.verify.global_patches import belongings
+from runner.verify.global_patches import global_values
 from runner.verify.input_shapes import keep_answered, reshape_inputs
-from runner.verify.options import LATE, TRAINED_UPDATES, UPDATES_BETWEEN_EVALUATIONS, Options
-from runner.verify.sampling_checks import knows_its_learner
+from runner.verify.options import (
+    LATE,
+    TRAINED_UPDATES,
+    UPDATES_BETWEEN_EVALUATIONS,
+    Options,
+)
+from runner.verify.sampling_checks import depends_on_learner
 from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.trained_model import (
     Exports,
@@ -71,7 +76,8 @@ class Baseline:
         self.recipe = recipe
         self.registry = registry
         self.options = options
-        self.process = belongings()
+        # Stages that are built later may change them.
+        self.process = global_values()
         self.input_sizes: tuple[int, ...] = ()
         """Batch sizes of the predictions that were compared."""
         self._evaluated: dict[bool, Evaluated] = {}
@@ -81,7 +87,9 @@ class Baseline:
     def active(self) -> tuple[str, ...]:
         """The recipe's stages that are active on this machine, in their order."""
         variants = variants_of(self.recipe, resolve_device(self.recipe.device))
-        return tuple(kind for kind in self.recipe.stages if kind not in variants.inactive)
+        return tuple(
+            kind for kind in self.recipe.stages if kind not in variants.inactive
+        )
 
     @cached_property
     def batches(self) -> list[Any]:
@@ -97,8 +105,11 @@ class Baseline:
 
     @property
     def has_fixed_epochs(self) -> bool:
-        """Returns whether the data have epochs whose batches do not depend on what was learned."""
-        return self._source.epoch_samples is not None and not self._source.depends_on_learner
+        """Returns whether the data have epochs whose batches do not depend on the
+        learner.
+        """
+        has_epochs = self._source.epoch_samples is not None
+        return has_epochs and not self._source.depends_on_learner
 
     @property
     def has_simulator(self) -> bool:
@@ -108,9 +119,11 @@ class Baseline:
     @cached_property
     def _source(self) -> SourceFacts:
         with baseline_step(self.recipe, self.registry) as step:
-            source = step.source
-            depends = knows_its_learner(source)
-            return SourceFacts(step.progress.epoch_samples, depends, type(source).bind is not Source.bind)
+            return SourceFacts(
+                epoch_samples=step.progress.epoch_samples,
+                depends_on_learner=depends_on_learner(step.source),
+                acts=type(step.source).bind is not Source.bind,
+            )
 
     @cached_property
     def questions(self) -> list[Update]:
@@ -120,24 +133,28 @@ class Baseline:
                 step(step.next())
             batches = [self.batches[0].batch, self.batches[1].batch]
             self.input_sizes = sizes_of_questions(step.pipeline, batches[0])
-            return questions(step.pipeline, batches, clones(step.learner.complete_state()))
+            state = clones(step.learner.complete_state())
+            return questions(step.pipeline, batches, state)
 
     @cached_property
     def other_shapes(self) -> list[Update]:
-        """Inputs in other shapes than those of the training, as far as the model answers them.
-
-        There are none where predictions are slow.
+        """Inputs in other shapes than those of the training that the model accepts; none
+        where predictions are slow.
         """
         if self.recipe.model.prediction_batch is not None:
             return []
         first = self.questions[0]
-        variants = [Update(Asked(inputs)) for inputs in reshape_inputs(first.batch.inputs)]
-        # An index that is out of range is an exception on a CPU; on a GPU, it ends the process.
+        inputs = reshape_inputs(first.batch.inputs)
+        variants = [Update(Query(reshaped)) for reshaped in inputs]
+        # An index that is out of range is an exception on a CPU; on a GPU, it ends the
+        # process.
         build = answers(replace(self.recipe, device="cpu"), self.registry, ())
         return keep_answered(build, on_host(first.states or {}), variants)
 
     def updates_before(self, request: Restoration | Exports) -> list[Update]:
-        """Returns the last of the first updates, from the state of a few others, and then the request."""
+        """Returns the last of the first updates, from the state after a few updates, and
+        then the request.
+        """
         count = self.options.updates
         batches = self.batches[max(0, count - TRAINED_UPDATES) : count]
         return updates_before(batches, self.questions[0].states, request)
@@ -163,25 +180,30 @@ class Baseline:
         """Several evaluations with updates between them and after them."""
         first_batches = self.batches[: self.options.updates]
         updates = first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :]
-        return evaluations(self.questions[0].states, updates, self.recipe.train.batch_size)
+        batch_size = self.recipe.train.batch_size
+        return evaluations(self.questions[0].states, updates, batch_size)
 
     def count_evaluations(self) -> int:
         """Returns how many evaluations were compared in a precision at most."""
-        counts = [
-            sum(is_evaluation(update) for update in self.evaluations[: len(evaluated.frames)])
-            for evaluated in self._evaluated.values()
-        ]
-        return max(counts, default=0)
+        # Slow evaluations end before all of them are made.
+        updates = max(
+            (len(results.frames) for results in self._evaluated.values()), default=0
+        )
+        return sum(map(is_evaluation, self.evaluations[:updates]))
 
     def evaluated(self, in_float64: bool) -> Evaluated:
         """Returns the results of the baseline's evaluations."""
         if in_float64 not in self._evaluated:
             build = answers(self.recipe, self.registry, ())
-            self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64, EVALUATION_SECONDS)
+            self._evaluated[in_float64] = evaluated(
+                build, self.evaluations, in_float64, EVALUATION_SECONDS
+            )
         return self._evaluated[in_float64]
 
     def long_run(self, seconds: float) -> LongRun:
-        """Returns fingerprints of many updates, as many as fit into the seconds of the first call."""
+        """Returns fingerprints of many updates: those that fit into the seconds of the
+        first call.
+        """
         if self._long_run is None:
             build = subject(self.recipe, self.registry, ())
             self._long_run = long_run(build, range(1), self.options.horizon, seconds)

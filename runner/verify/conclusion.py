@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,22 +15,27 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) -> Verdict:
-    """Returns the worst verdict of a pair's checks, with what they exclude and what they did not cover.
+def conclude(
+    pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()
+) -> Verdict:
+    """Returns the worst verdict of a pair's checks, with the error rate that they exclude
+    and the limits of their coverage.
 
     Args:
-        pair: With the results of its checks.
-        missed: What the budget had no room for, as the end of the summary.
+        pair: Contains the results of its checks.
+        missed: Checks for which the budget had no room, as the end of the summary.
         checks: Names of all checks, including those that did not run.
     """
     verdict = _with_exclusion(pair, _worst(pair))
     verdict = replace(verdict, summary=verdict.summary + missed)
     if verdict.outcome is Outcome.FAIL:
-        notes = remarks(pair.reports, pair.recipe, pair.baseline.registry, pair.batches)
+        # Remarks of stages may explain different numbers.
+        notes = remarks(pair.reports, pair.recipe, pair.registry, pair.batches)
         return replace(verdict, summary="; ".join([verdict.summary, *notes]))
     idle = pair.idle
     if pair.stages and set(pair.stages) <= idle.keys():
-        summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
+        reasons = [f"{kind} is inactive: {reason}" for kind, reason in idle.items()]
+        summary = "; ".join(reasons)
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
     # Trainings run in other processes, and longer.
     if not verdict or verdict.contract == "Statistical":
@@ -45,45 +49,61 @@ def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) ->
 
 
 def _primary(pair: StagePair) -> Verdict:
-    """Returns the verdict on updates, or that on trainings where only these can show the contract."""
-    verdicts = [verdict for _, verdict in pair.results]
-    is_trained = verdicts[-1].contract == "Statistical" and pair.results[-1][0].name == "trainings"
-    return verdicts[-1] if is_trained else verdicts[0]
+    """Returns the verdict on updates, or that on trainings where only these can show the
+    contract.
+    """
+    _, first = pair.results[0]
+    check, last = pair.results[-1]
+    is_trained = last.contract == "Statistical" and check.name == "trainings"
+    return last if is_trained else first
 
 
 def _worst(pair: StagePair) -> Verdict:
-    """Returns the primary verdict, or with its evidence and contract the first one that is worse."""
+    """Returns the primary verdict, or with its evidence and contract the first one that
+    is worse.
+    """
     primary = _primary(pair)
-    outcomes = [verdict.outcome for _, verdict in pair.results]
-    outcome = worst(outcomes)
+    verdicts = [verdict for _, verdict in pair.results]
+    outcome = worst(verdict.outcome for verdict in verdicts)
     if outcome is primary.outcome:
         return primary
-    worse = next(verdict for _, verdict in pair.results if verdict.outcome is outcome)
-    contract = pair.promise_name if primary.contract == HEALTH else primary.contract
-    evidence = primary.evidence | {"difference": worse.evidence.get("difference")}
+    worse = next(verdict for verdict in verdicts if verdict.outcome is outcome)
     return replace(
-        primary, outcome=outcome, summary=worse.summary, contract=contract, evidence=evidence,
+        primary,
+        outcome=outcome,
+        summary=worse.summary,
+        contract=pair.promise_name if primary.contract == HEALTH else primary.contract,
+        evidence=primary.evidence | {"difference": worse.evidence.get("difference")},
         reproduction=worse.reproduction,
-    )  # fmt: skip
+    )
 
 
 def _with_exclusion(pair: StagePair, verdict: Verdict) -> Verdict:
-    """Returns the verdict with how rare an error may be that all checks together exclude."""
-    verdicts = [result for _, result in pair.results]
+    """Returns the verdict with the error rate that all checks together exclude."""
     compared = 0 if isinstance(pair.contract, Statistical) else len(pair.batches)
-    horizon = max((result.evidence.get("horizon", compared) for result in verdicts), default=compared)
+    horizons = [result.evidence.get("horizon", compared) for _, result in pair.results]
+    horizon = max(horizons, default=compared)
     around = [
         {"check": check.name, "verdict": result.outcome, "summary": result.summary}
         for check, result in pair.results[1:]
     ]
-    text = verdict.summary.replace(excluded(compared), excluded(horizon) + _of_samples(pair, verdicts, horizon))
-    return replace(verdict, summary=text, evidence=verdict.evidence | {"horizon": horizon, "around": around})
+    exclusion = excluded(horizon) + _of_samples(pair, horizon)
+    return replace(
+        verdict,
+        summary=verdict.summary.replace(excluded(compared), exclusion),
+        evidence=verdict.evidence | {"horizon": horizon, "around": around},
+    )
 
 
-def _of_samples(pair: StagePair, verdicts: Sequence[Verdict], horizon: int) -> str:
-    """Returns how rare an error in sampled batches may be, where fewer of them were compared."""
-    few = len(pair.batches)
-    if isinstance(pair.contract, Exact | Statistical) or horizon <= few:
+def _of_samples(pair: StagePair, horizon: int) -> str:
+    """Returns the error rate in sampled batches, where fewer of them were compared."""
+    # Exact stages sample in their long run; Statistical ones promise no numbers.
+    is_close = not isinstance(pair.contract, Exact | Statistical)
+    if not is_close or horizon <= len(pair.batches):
         return ""
-    samples = min((result.evidence["drawn"] for result in verdicts if "drawn" in result.evidence), default=horizon)
-    return f" (of samples, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""
+    evidence = [result.evidence for _, result in pair.results]
+    counts = [values["drawn"] for values in evidence if "drawn" in values]
+    samples = min(counts, default=horizon)
+    if samples >= horizon:
+        return ""
+    return f" (of samples, in more than 1 of {max(1, samples // 3):,})"

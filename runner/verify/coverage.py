@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from runner.plugin.check import Check
     from runner.verify.pair import StagePair
 
-_BEGINNING = 0.25  # share of the budget in which trainings start before other checks
-_SHARES = 2  # times its even share of the remaining budget is what a set of stages may take
-_LEAST_SHARE = 0.5  # of the remaining budget; a set that is interrupted has spent its time without a verdict
-_LONG_RUNS = 20  # a long run may take one of so many parts of the remaining budget
+_BEGINNING = 0.25
+"""Share of the budget in which trainings start before other checks."""
+_SHARES = 2
+"""Multiple of its equal share of the remaining budget that a set of stages may take."""
+# A set that is interrupted has spent its time without a verdict.
+_LEAST_SHARE = 0.5
+"""Share of the remaining budget that a set of stages may take in any case."""
+_LONG_RUNS = 20
+"""Number of long runs for which the remaining budget must have room."""
 
 
 class Coverage:
@@ -36,12 +41,15 @@ class Coverage:
         """Records that the checks of a set of stages start."""
         self._judged.add(stages)
 
-    def share(self, asked: Iterable[tuple[str, ...]], *, trained: bool) -> float:
-        """Returns the seconds that one of several sets of stages may take: all that remain if it is trained."""
+    def share(self, sets: Iterable[tuple[str, ...]], *, trained: bool) -> float:
+        """Returns the seconds that one of several sets of stages may take: all that
+        remain if it is trained.
+        """
         seconds = self.limit.seconds_left
+        # Trainings limit themselves to the budget.
         if math.isinf(seconds) or trained:
             return seconds
-        unjudged = sum(stages not in self._judged for stages in asked)
+        unjudged = sum(stages not in self._judged for stages in sets)
         share = _SHARES / unjudged if unjudged else 1.0
         return seconds * min(1.0, max(share, _LEAST_SHARE))
 
@@ -50,16 +58,24 @@ class Coverage:
         return self.limit.within(_BEGINNING * self.limit.seconds_left)
 
     def at_most(self, seconds: float) -> float:
-        """Returns the seconds that a long run may take: less than these where the budget is small."""
+        """Returns the seconds that a long run may take: less than these where the budget
+        is small.
+        """
         return min(seconds, max(1.0, self.limit.seconds_left / _LONG_RUNS))
 
     @property
     def not_begun(self) -> str:
         """Returns the summary of a verdict for which no training was started."""
-        hint = "a larger --budget has room for them" if self.budget else "'runner verify' trains"
+        hint = (
+            "a larger --budget has room for them"
+            if self.budget
+            else "'runner verify' trains"
+        )
         return f"{NOT_BEGUN}; {hint}"
 
-    def verdict(self, pair: StagePair, checks: Sequence[Check], partial: str) -> Verdict:
+    def verdict(
+        self, pair: StagePair, checks: Sequence[Check], partial: str
+    ) -> Verdict:
         """Returns the verdict on a set of stages whose checks the budget did not cover.
 
         Args:
@@ -69,15 +85,20 @@ class Coverage:
         """
         if pair.stages not in self._judged:
             self.begin(pair.stages)
-            summary = f"not started within the budget of {self.budget:g} s; choose a larger --budget, or --stage"
+            summary = (
+                f"not started within the budget of {self.budget:g} s; "
+                "choose a larger --budget, or --stage"
+            )
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
         covered = [check.name for check, _ in pair.results]
         last = checks.index(pair.results[-1][0]) + 1 if pair.results else 0
         missed = [check.name for check in checks[last:] if check.applies(pair)]
-        kept = f"{', '.join(covered)} keep the contract; " if covered else ""
-        reached = f" ({partial})" if partial else ""
+        results = f"{', '.join(covered)} keep the contract; " if covered else ""
+        intermediate = f" ({partial})" if partial else ""
         summary = (
-            f"{kept}not covered within the budget of {self.budget:g} s: "
-            f"{', '.join(missed)}{reached}; choose a larger --budget"
+            f"{results}not covered within the budget of {self.budget:g} s: "
+            f"{', '.join(missed)}{intermediate}; choose a larger --budget"
         )
-        return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary, {"covered": covered})
+        return Verdict(
+            Outcome.INCONCLUSIVE, pair.promise_name, summary, {"covered": covered}
+        )

@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,9 +21,7 @@ from runner.proof.algebra_check import algebra
 from runner.proof.close_check import close
 from runner.proof.difference import (
     LOADED_TOLERANCE,
-    MISSING,
     comparable,
-    described,
     differing,
     not_same_bits,
     shared,
@@ -45,26 +42,45 @@ from runner.training import evaluation
 from runner.training.pipeline import Assembly, assemble
 from runner.verify.changed_state import changed_state
 from runner.verify.interruption import interrupted_evaluation
-from runner.verify.likeness import CONTENT, unlike
+from runner.verify.likeness import CONTENT, describe, unlike
 from runner.verify.requests import request_batches
-from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
+from runner.verify.subjects import Recorded, Training, recipe_with
 
-SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
-_GROWN = 3  # times, of the state in which requests are answered
-_HALF = 0.5  # of numbers in an input, where every batch has the same
-_NEAR = (0.0, 1e-2, 1e-4)  # shares by which inputs differ: rounded numbers must not identify one
-_EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
+# A server decides the sizes of its batches.
+SIZES = (1, 2, 5, 200, 257)
+"""Sizes of the batches whose predictions are compared."""
+_GROWTH = 3
+"""Factor of the numbers of the state in which served requests are answered."""
+_HALF = 0.5
+"""Factor of the numbers of an input where all batches have the same ones."""
+# Rounded numbers must not identify an input.
+_NEAR = (0.0, 1e-2, 1e-4)
+"""Relative differences of inputs that are nearly the same."""
+_EVALUATED_BATCHES = 5
+"""Batches of held-out data that are evaluated where predictions are slow."""
 
 
-class Asked(NamedTuple):
-    """The input of a prediction or evaluation."""
+class Query(NamedTuple):
+    """The input of a prediction or evaluation.
 
-    inputs: Any = None  # evaluates it
-    training: bool = False  # the mode in which its modules are found
-    most: int | None = None  # held-out samples of this evaluation and of later ones
-    stops: int | None = None  # batches or predictions after which the evaluation is interrupted
-    requests: tuple[ServedRequest, ...] = ()  # makes the inputs, as a server does
-    is_optional: bool = False  # left out, with all that follows, where evaluations are slow
+    Attributes:
+        inputs: Inputs of the model; None for an evaluation and for requests.
+        training: Whether modules are in training mode when they predict.
+        sample_limit: Held-out samples of this evaluation and of later ones; None
+            for no change.
+        stop_after: Batches or predictions after which the evaluation is
+            interrupted; None for a complete one.
+        requests: Served requests that make the inputs.
+        is_optional: Whether this and all later evaluations may be left out
+            because evaluations are slow.
+    """
+
+    inputs: Any = None
+    training: bool = False
+    sample_limit: int | None = None
+    stop_after: int | None = None
+    requests: tuple[ServedRequest, ...] = ()
+    is_optional: bool = False
 
     @property
     def is_evaluation(self) -> bool:
@@ -73,56 +89,90 @@ class Asked(NamedTuple):
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Creates subjects whose step predicts for an ``Asked``, or performs an
-    update that was ``Recorded``.
+    """Creates subjects whose step answers a ``Query``, or performs an update that
+    was ``Recorded``.
     """
-    chosen = recipe_with(recipe, registry, stages)
+    staged = recipe_with(recipe, registry, stages)
+    prediction_batch = staged.model.prediction_batch
 
     def build() -> Subject:
-        pipeline = assemble(chosen, registry.files)
-        if chosen.model.prediction_batch is not None:
+        pipeline = assemble(staged, registry.files)
+        if prediction_batch is not None:
             # One sample more makes a smaller last batch.
-            pipeline.source.limit_evaluation(_EVALUATED_PARTS * chosen.model.prediction_batch + 1)
-        learner, training = pipeline.learner, Training(pipeline)
-        if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
-            for part in (each for module in learner.modules().values() for each in module.modules()):
-                part.register_forward_pre_hook(lambda _, given: map_tensors(_as_default, given))
-            predict = learner.predict  # which need not call its modules
-            learner.predict = lambda inputs: predict(map_tensors(_as_default, inputs))  # type: ignore[method-assign]
+            samples = _EVALUATED_BATCHES * prediction_batch + 1
+            pipeline.source.limit_evaluation(samples)
+        training = Training(pipeline)
+        if torch.get_default_dtype() == torch.float64:
+            _convert_inputs(pipeline.learner)
 
-        def answer(asked: Asked | Recorded) -> dict[str, Any]:
-            if isinstance(asked, Recorded):
-                return training.step(asked)
-            if asked.is_evaluation:
-                if asked.most is not None:
-                    pipeline.source.limit_evaluation(asked.most)
-                metrics: dict[str, float] = {}
-                with interrupted_evaluation(learner, asked.stops):
-                    metrics = evaluation.evaluated(pipeline)
-                modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
-                return {"evaluate": metrics if asked.stops is None else {}, "training mode": modes}
-            for module in learner.modules().values():
-                module.train(asked.training)
-            with torch.no_grad():
-                inputs = asked.inputs
-                if asked.requests:
-                    inputs = _requested(learner, asked.requests)
-                inputs = pipeline.transfer(inputs)
-                found = {"predict": learner.predict(inputs)}
-                # A sampled symbol hides a difference that the numbers behind it show.
-                scores = learner.scores(inputs) if asked.requests else None
-            for module in learner.modules().values():
-                module.train()
-            return found if scores is None else found | {"scores": scores}
+        def answer(query: Query | Recorded) -> dict[str, Any]:
+            if isinstance(query, Recorded):
+                return training.step(query)
+            if query.is_evaluation:
+                return _evaluate(pipeline, query)
+            return _predict(pipeline, query)
 
-        state = {"learner": LearnerState(training.whole_step)}
-        return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
+        return training.subject(answer)
 
     return build
 
 
+def _convert_inputs(learner: Learner) -> None:
+    """Makes a learner convert its inputs to torch's default type: held-out batches
+    have the type of their source.
+    """
+    for module in learner.modules().values():
+        for submodule in module.modules():
+            submodule.register_forward_pre_hook(
+                lambda _, inputs: map_tensors(_as_default, inputs)
+            )
+
+    # A prediction need not call the modules.
+    predict = learner.predict
+    learner.predict = lambda inputs: predict(map_tensors(_as_default, inputs))  # type: ignore[method-assign]
+
+
+def _evaluate(pipeline: Assembly, query: Query) -> dict[str, Any]:
+    """Returns the metrics, and the modes in which the evaluation leaves the modules."""
+    learner = pipeline.learner
+    if query.sample_limit is not None:
+        pipeline.source.limit_evaluation(query.sample_limit)
+    metrics: dict[str, float] = {}
+    with interrupted_evaluation(learner, query.stop_after):
+        metrics = evaluation.evaluated(pipeline)
+    modes = {
+        name: all(submodule.training for submodule in module.modules())
+        for name, module in learner.modules().items()
+    }
+    return {
+        "evaluate": metrics if query.stop_after is None else {},
+        "training mode": modes,
+    }
+
+
+def _predict(pipeline: Assembly, query: Query) -> dict[str, Any]:
+    learner = pipeline.learner
+    for module in learner.modules().values():
+        module.train(query.training)
+    scores = None
+    with torch.no_grad():
+        inputs = query.inputs
+        if query.requests:
+            inputs = _requested(learner, query.requests)
+        inputs = pipeline.transfer(inputs)
+        result = {"predict": learner.predict(inputs)}
+        if query.requests:
+            # A sampled symbol hides a difference that the numbers behind it show.
+            scores = learner.scores(inputs)
+    for module in learner.modules().values():
+        module.train()
+    return result if scores is None else result | {"scores": scores}
+
+
 def _requested(learner: Learner, requests: Sequence[ServedRequest]) -> Any:
-    """Makes the inputs of requests in float32: generators return other numbers in float64."""
+    """Makes the inputs of requests in float32: generators return different numbers in
+    float64.
+    """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -132,45 +182,70 @@ def _requested(learner: Learner, requests: Sequence[ServedRequest]) -> Any:
 
 
 def _as_default(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_default_dtype())
 
 
-def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> list[Update]:
-    """Inputs in several sizes, in both modes of the modules, for a learner in this state.
+def questions(
+    pipeline: Assembly, batches: Sequence[Batch], state: State
+) -> list[Update]:
+    """Returns queries in several sizes and both modes of the modules, for a learner in
+    this state.
 
-    Then those of other batches, in these sizes, too, nearly the same numbers, and those of other
-    batches in the memory of the first.
+    Further ones have the inputs of the other batches in these sizes, nearly the same
+    numbers, and the inputs of other batches in the memory of the first.
     """
     learner = pipeline.learner
-    sizes = prediction_sizes(learner.config.prediction_batch, pipeline.source.size(batches[0]))
-    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, sizes)] for one in batches)
-    asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
-    asked += [Asked(each) for sizes in others for each in sizes]
+    source = pipeline.source
+    prediction_batch = learner.config.prediction_batch
+    sizes = prediction_sizes(prediction_batch, source.size(batches[0]))
+    inputs_by_batch = [
+        [learner.inputs(variant) for variant in resized(source, batch, sizes)]
+        for batch in batches
+    ]
+    first = Query(learner.inputs(batches[0]))
+    modes = itertools.product(inputs_by_batch[0], (False, True))
+    queries = [Query(inputs, training) for inputs, training in modes]
+    queries += map(Query, itertools.chain.from_iterable(inputs_by_batch[1:]))
+
     if all(_same_tensors(batches[0], batch) for batch in batches[1:]):
         # A source of one graph has no other input, and a model may be used for others.
-        asked.append(Asked(map_tensors(partial(_scaled, _HALF), asked[0].inputs)))
-    smallest = first[0] if first else asked[0].inputs
+        queries.append(Query(map_tensors(partial(_scaled, _HALF), first.inputs)))
+    smallest = inputs_by_batch[0][0] if inputs_by_batch[0] else first.inputs
     if any(tensor.is_floating_point() for tensor in tensors(smallest)):
-        asked += [Asked(map_tensors(partial(_scaled, 1.0 + share), smallest)) for share in _NEAR]
-    in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
-    requests = request_batches(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
+        factors = (1.0 + difference for difference in _NEAR)
+        queries += [
+            Query(map_tensors(partial(_scaled, factor), smallest)) for factor in factors
+        ]
+
+    in_memory_of_first = [
+        Update(Query(learner.inputs(batch)), place=first) for batch in batches[1:]
+    ]
+    requests: Sequence[Sequence[ServedRequest]] = []
+    if prediction_batch is None:
+        requests = request_batches(learner, first.inputs)
     return [
-        Update(asked[0], {"learner": state}),
-        *map(Update, asked[1:]),
-        *in_its_memory,
-        *_requests(requests, state),
+        Update(first, {"learner": state}),
+        *map(Update, queries),
+        *in_memory_of_first,
+        *_served(requests, state),
     ]
 
 
-def _requests(requests: Sequence[Sequence[ServedRequest]], state: State) -> Iterator[Update]:
-    """Yields answers to batches of requests in a state with larger numbers.
+def _served(
+    requests: Sequence[Sequence[ServedRequest]], state: State
+) -> Iterator[Update]:
+    """Yields queries for batches of requests, in a state with larger numbers.
 
-    A sampled symbol is a whole number, which hides small differences. In the first updates of a
-    training, symbols are all about as likely, whatever the decoder has read.
+    A sampled symbol is a discrete number, which hides small differences. In the first
+    updates of a training, all symbols are about equally likely, whatever the decoder
+    has read.
     """
-    grown = map_tensors(partial(_scaled, _GROWN), state)
+    grown = map_tensors(partial(_scaled, _GROWTH), state)
     for number, batch in enumerate(requests):
-        yield Update(Asked(requests=tuple(batch)), None if number else {"learner": grown})
+        states = None if number else {"learner": grown}
+        yield Update(Query(requests=tuple(batch)), states)
 
 
 def _scaled(factor: float, tensor: Tensor) -> Tensor:
@@ -179,16 +254,20 @@ def _scaled(factor: float, tensor: Tensor) -> Tensor:
 
 def _same_tensors(first: Batch, second: Batch) -> bool:
     """Returns whether two batches have the same tensors, to the bit."""
-    pairs = list(itertools.zip_longest(tensors(first), tensors(second)))
-    return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
+    first_tensors = list(tensors(first))
+    second_tensors = list(tensors(second))
+    if len(first_tensors) != len(second_tensors):
+        return False
+    return all(map(torch.equal, first_tensors, second_tensors))
 
 
 def sizes_of_questions(pipeline: Assembly, batch: Batch) -> tuple[int, ...]:
     """Returns the batch sizes of the predictions that ``questions`` requests."""
-    rows = pipeline.source.size(batch)
+    source = pipeline.source
+    rows = source.size(batch)
     sizes = prediction_sizes(pipeline.learner.config.prediction_batch, rows)
-    batches = resized(pipeline.source, batch, sizes)
-    return tuple(sorted({rows, *(pipeline.source.size(part) for part in batches)}))
+    variants = resized(source, batch, sizes)
+    return tuple(sorted({rows, *map(source.size, variants)}))
 
 
 def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
@@ -208,58 +287,82 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
 
 
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
-    """The first samples of a batch, or all of them again and again, in those of the sizes that can be had."""
+    """Yields the first samples of a batch, or all of them repeatedly, in those of the
+    sizes that are possible.
+    """
     rows = source.size(batch)
-    whole = type(source).split is Source.split  # otherwise only the source can make a larger one
+    # A source that splits its batches in its way must enlarge them itself.
+    can_grow = type(source).split is Source.split
     for size in sizes:
         if size < rows:
             yield next(source.split(batch, size))
-        elif whole:
-            picks = (torch.arange(size) + torch.arange(size) // rows) % rows  # in another order every time
-            yield source.take(batch, picks)
+        elif can_grow:
+            # Every repetition has the samples in another order.
+            positions = torch.arange(size)
+            yield source.take(batch, (positions + positions // rows) % rows)
 
 
-def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Verdict:
+def same_answers(
+    baseline: Build, changed: Build, queries: Sequence[Update], contract: Contract
+) -> Verdict:
     """Returns whether both predict the same in the same state.
 
     If the contract promises neither bits nor algebra, only the form and
     finiteness of predictions are compared.
     """
     if isinstance(contract, Exact):
-        return exact(baseline, changed, asked)
+        return exact(baseline, changed, queries)
     if isinstance(contract, Close):
-        return close(baseline, changed, asked, states=len(asked))
-    return alike(baseline, changed, asked)
+        return close(baseline, changed, queries, states=len(queries))
+    return alike(baseline, changed, queries)
 
 
-def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int) -> list[Update]:
+def evaluations(
+    states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int
+) -> list[Update]:
     """Returns evaluations with updates between them, the first in these states.
 
-    Two evaluations measure all held-out samples. The next one is interrupted after its first batch.
-    Two more measure other parameters: those of a state that was loaded, and those after a large
-    step. Others measure a part of the samples, where a source can do so: their last batches have
-    one sample less than a batch, or a single sample.
+    Two evaluations measure all held-out samples. The next one is interrupted after its
+    first batch. Two more measure other parameters: those of a state that was loaded,
+    and those after a large step. Others measure a part of the samples, where a source
+    can do so: their last batches have one sample less than a batch, or a single sample.
 
     Args:
-        states: Of the subject before the first evaluation.
-        updates: The last of them is made after the second evaluation and before later ones.
+        states: States of the subject before the first evaluation.
+        updates: The last of them is made after the second evaluation and before later
+            ones.
         batch_size: Samples of a batch of the evaluation.
     """
-    first, *between, last = Update(Asked(), states), *map(Update, updates)
-    # A part can only become smaller.
-    counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
-    parts = [Update(Asked(most=count, is_optional=True)) for count in counts]
-    parts[0] = replace(parts[0], states=states)
-    further = [update for part in parts for update in (part, last)]
+    first_updates = [Update(recorded) for recorded in updates]
+    last = first_updates[-1]
     changed = {name: changed_state(state) for name, state in (states or {}).items()}
-    moved = [Update(Asked(), changed or None), last, Update(Asked(is_optional=True)), last]
-    return [first, *between, Update(Asked()), last, Update(Asked(stops=1)), last, *moved, *further]
+    sequence = [
+        Update(Query(), states),
+        *first_updates[:-1],
+        Update(Query()),
+        last,
+        Update(Query(stop_after=1)),
+        last,
+        Update(Query(), changed or None),
+        last,
+        Update(Query(is_optional=True)),
+        last,
+    ]
+
+    # The held-out samples of a source can only become fewer.
+    limits = {2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}
+    states_before = states
+    for limit in sorted(limits, reverse=True):
+        query = Query(sample_limit=limit, is_optional=True)
+        sequence += [Update(query, states_before), last]
+        states_before = None
+    return sequence
 
 
 def is_evaluation(update: Update) -> bool:
     """Returns whether a subject of ``answers`` evaluates to the end."""
-    asked = update.batch
-    return isinstance(asked, Asked) and asked.is_evaluation and asked.stops is None
+    query = update.batch
+    return isinstance(query, Query) and query.is_evaluation and query.stop_after is None
 
 
 class Evaluated(NamedTuple):
@@ -269,124 +372,182 @@ class Evaluated(NamedTuple):
     effects: SideEffects
 
 
-def evaluated(build: Build, asked: Sequence[Update], float64: bool = False, seconds: float = math.inf) -> Evaluated:
+def evaluated(
+    build: Build,
+    queries: Sequence[Update],
+    float64: bool = False,
+    seconds: float = math.inf,
+) -> Evaluated:
     """Evaluates; raises a ``StepError`` if that is impossible.
 
     Args:
         build: Makes the subject.
-        asked: Evaluations and updates.
+        queries: Evaluations and updates.
         float64: Whether to evaluate in float64.
-        seconds: After which no optional evaluation starts.
+        seconds: Time after which no optional evaluation starts.
     """
     deadline = time.monotonic() + seconds
-    trajectory = Trajectory(asked, 0, float64)
+    trajectory = Trajectory(queries, 0, float64)
     isolation = trajectory.isolated(build)
-    frames = []
-    for frame, following in zip(trajectory.updated(isolation), [*asked[1:], None], strict=True):
+    frames: list[Frame] = []
+    for frame in trajectory.updated(isolation):
         frames.append(on_host(frame))
-        is_optional = following is not None and getattr(following.batch, "is_optional", False)
+        following = queries[len(frames)].batch if len(frames) < len(queries) else None
+        is_optional = isinstance(following, Query) and following.is_optional
         if is_optional and time.monotonic() > deadline:
             break
     return Evaluated(frames, SideEffects.of(isolation))
 
 
 def same_evaluations(
-    own: Callable[[bool], Evaluated], baseline: Build, changed: Build, asked: Sequence[Update], contract: Exact | Close
+    evaluate_baseline: Callable[[bool], Evaluated],
+    baseline: Build,
+    changed: Build,
+    queries: Sequence[Update],
+    contract: Exact | Close,
 ) -> Iterator[Verdict]:
     """Compares the results of evaluations, and of updates before and after them.
 
-    An evaluation may take long, so ``own`` returns a saved one of the baseline, in float64 if
-    requested; both are repeated only if the changed one differs. An evaluation that is impossible
-    in float64 is compared in its original precision only, and there is no comparison if the
-    baseline cannot be evaluated.
+    An evaluation may take long, so the baseline's results are computed once; both are
+    repeated only if the candidate's differ. An evaluation that is impossible in float64
+    is compared in its original precision only. Yields nothing if the baseline cannot be
+    evaluated.
+
+    Args:
+        evaluate_baseline: Returns the stored results, in float64 if called with True.
+        baseline: Made by ``answers``.
+        changed: The same with the stages.
+        queries: Evaluations and updates.
+        contract: Determines whether bits or algebra are compared.
     """
-    name, float64 = type(contract).__name__, isinstance(contract, Close)
+    name = type(contract).__name__
+    float64 = isinstance(contract, Close)
     try:
-        mine = own(float64)
-        asked = asked[: len(mine.frames)]
-        theirs = _evaluated_or_message(changed, asked, float64)
+        reference = evaluate_baseline(float64)
+        queries = queries[: len(reference.frames)]
+        candidate = _evaluated_or_message(changed, queries, float64)
     except StepError as error:
-        if (reference := _or_none(own, False)) is None:
+        original = _or_none(evaluate_baseline, False)
+        if original is None:
             return
         if not float64:
             yield error.verdict(name, baseline)
             return
-        truth = _or_none(own, True)
-        yield _rounded(truth.frames[0] if truth else {}, reference.frames[0], baseline, changed, asked)
+        precise = _or_none(evaluate_baseline, True)
+        exact_frame = precise.frames[0] if precise else {}
+        yield _rounded(exact_frame, original.frames[0], baseline, changed, queries)
         return
-    if isinstance(theirs, str):
-        yield Verdict(Outcome.FAIL, name, f"an evaluation raises an error, which the baseline's does not: {theirs}")
+
+    if isinstance(candidate, str):
+        summary = (
+            f"an evaluation raises an error, which the baseline's does not: {candidate}"
+        )
+        yield Verdict(Outcome.FAIL, name, summary)
         return
-    if _are_same(mine, theirs, float64):
-        yield from objections(side_effects(mine.effects, theirs.effects), name)
-        found = Verdict(Outcome.PASS, name, "evaluations have the same results")
+    if _are_same(reference, candidate, float64):
+        effects = side_effects(reference.effects, candidate.effects)
+        yield from objections(effects, name)
+        verdict = Verdict(Outcome.PASS, name, "evaluations have the same results")
     else:
-        found = algebra(baseline, changed, asked) if float64 else exact(baseline, changed, asked)
-        if found:
+        compare = algebra if float64 else exact
+        verdict = compare(baseline, changed, queries)
+        if verdict:
             summary = "evaluations differed, but not when they were repeated"
-            found = Verdict(Outcome.FAIL, name, summary)
-    if found and float64:
-        found = _rounded(mine.frames[0], own(False).frames[0], baseline, changed, asked[:1])
-    if found.outcome is not Outcome.INCONCLUSIVE or not float64:
-        yield found
+            verdict = Verdict(Outcome.FAIL, name, summary)
+    if verdict and float64:
+        # Float64 hides an evaluation that rounds more than the baseline's.
+        original = evaluate_baseline(False)
+        verdict = _rounded(
+            reference.frames[0], original.frames[0], baseline, changed, queries[:1]
+        )
+    if verdict.outcome is not Outcome.INCONCLUSIVE or not float64:
+        yield verdict
 
 
-def _evaluated_or_message(build: Build, asked: Sequence[Update], float64: bool) -> Evaluated | str:
-    """Evaluates; returns the message for the user if there is one, because the baseline can be evaluated."""
+def _evaluated_or_message(
+    build: Build, queries: Sequence[Update], float64: bool
+) -> Evaluated | str:
+    """Evaluates; returns a message for the user instead of raising it, because the
+    baseline can be evaluated.
+    """
     try:
-        return evaluated(build, asked, float64)
+        return evaluated(build, queries, float64)
     except RunnerError as error:
         return str(error)
 
 
-def _or_none(own: Callable[[bool], Evaluated], float64: bool) -> Evaluated | None:
+def _or_none(
+    evaluate_baseline: Callable[[bool], Evaluated], float64: bool
+) -> Evaluated | None:
     try:
-        return own(float64)
+        return evaluate_baseline(float64)
     except StepError:
         return None
 
 
-def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
-    criterion = partial(differing, tolerance=LOADED_TOLERANCE) if float64 else not_same_bits
-    names = shared(own.effects.parts, theirs.effects.parts)
-    for mine, others in zip(own.frames, theirs.frames, strict=True):
-        seen = {location: mine[location] for location in comparable(mine, others, names)}
-        if any(True for _ in criterion(seen, others)):
+def _are_same(reference: Evaluated, candidate: Evaluated, float64: bool) -> bool:
+    differences = not_same_bits
+    if float64:
+        differences = partial(differing, tolerance=LOADED_TOLERANCE)
+    names = shared(reference.effects.parts, candidate.effects.parts)
+    pairs = zip(reference.frames, candidate.frames, strict=True)
+    for expected, actual in pairs:
+        locations = comparable(expected, actual, names)
+        values = {location: expected[location] for location in locations}
+        if any(True for _ in differences(values, actual)):
             return False
     return True
 
 
-def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Returns whether an evaluation in the original precision is about as far
-    from float64 as the baseline's.
+def _rounded(
+    exact_frame: Frame,
+    reference: Frame,
+    baseline: Build,
+    changed: Build,
+    queries: Sequence[Update],
+) -> Verdict:
+    """Returns whether an evaluation in the original precision is about as far from
+    float64 as the baseline's.
     """
     try:
-        theirs, *_ = evaluated(changed, asked).frames
+        candidate, *_ = evaluated(changed, queries).frames
     except StepError as error:
         return error.verdict("Close", baseline)
-    for location, exact_value in truth.items():
-        if location.kind == "output" and isinstance(exact_value, float):
-            allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + CONTENT * max(1.0, abs(exact_value))
-            if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
-                difference = described(1, location, own[location], theirs[location])
-                reproduction = Reproduction(baseline, changed, Trajectory(asked, 0), 1, "Close")
-                summary = f"an evaluation rounds more than the baseline's: {difference}"
-                return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
+    for location, value in exact_frame.items():
+        is_metric = location.kind == "output" and isinstance(value, float)
+        if not is_metric or math.isnan(value):
+            continue
+        rounding = ALLOWED_ONCE * abs(reference[location] - value)
+        tolerance = rounding + CONTENT * max(1.0, abs(value))
+        # A NaN of the candidate is within no tolerance.
+        if abs(candidate[location] - value) <= tolerance:
+            continue
+        difference = describe(1, location, reference, candidate)
+        summary = f"an evaluation rounds more than the baseline's: {difference}"
+        trajectory = Trajectory(queries, 0)
+        reproduction = Reproduction(baseline, changed, trajectory, 1, "Close")
+        return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
     return Verdict(Outcome.PASS, "Close", "an evaluation has the same result")
 
 
-def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Returns whether predictions have the same form and are finite where the baseline's are."""
+def alike(baseline: Build, changed: Build, queries: Sequence[Update]) -> Verdict:
+    """Returns whether predictions have the same form and are finite where the
+    baseline's are.
+    """
+    name = "Statistical"
     try:
-        one, other = (Isolation(build, 0) for build in (baseline, changed))
-        for number, question in enumerate(asked, start=1):
-            for isolation in (one, other):
-                isolation.load(question.states or {})
-            own, theirs = one.step(question.batch), other.step(question.batch)
-            found = unlike(own, theirs, form=True)
-            if found is not None:
-                difference = described(number, found, *(each.get(found, MISSING) for each in (own, theirs)))
-                return Verdict(Outcome.FAIL, "Statistical", f"another answer in form: {difference}")
+        reference = Isolation(baseline, 0)
+        candidate = Isolation(changed, 0)
+        for number, query in enumerate(queries, start=1):
+            for isolation in (reference, candidate):
+                isolation.load(query.states or {})
+            expected = reference.step(query.batch)
+            actual = candidate.step(query.batch)
+            location = unlike(expected, actual, form=True)
+            if location is not None:
+                difference = describe(number, location, expected, actual)
+                summary = f"another answer in form: {difference}"
+                return Verdict(Outcome.FAIL, name, summary)
     except StepError as error:
-        return error.verdict("Statistical", baseline)
-    return Verdict(Outcome.PASS, "Statistical", f"{len(asked)} answers of the same form")
+        return error.verdict(name, baseline)
+    return Verdict(Outcome.PASS, name, f"{len(queries)} answers of the same form")

@@ -14,6 +14,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
 from runner.verify.options import Options
+from runner.verify.variants import ALL
 
 CONTRACTS = ("Exact", "Close", "Statistical")
 
@@ -45,11 +46,14 @@ class Explanation:
 
 def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation:
     """Lists the checks of a verification in their order, without running one."""
-    # The command line lists the options of this module, and the gate imports all that compares.
+    # The command line imports this module, and the import of the gate is slow.
     from runner.verify.gate import Gate
 
     gate = Gate(recipe, registry, options, lambda _: None)
-    pairs = {_name(stages, gate.baseline.active): gate.pair(stages) for stages in gate.plan.judged_sets()}
+    pairs = {
+        _name(stages, gate.baseline.active): gate.pair(stages)
+        for stages in gate.plan.judged_sets()
+    }
     by_contract = {pair.promise_name: pair for pair in pairs.values()}
     checks = []
     for check in gate.checks:
@@ -64,31 +68,43 @@ def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation
 
 
 def _name(stages: tuple[str, ...], active: Sequence[str]) -> str:
-    return "all" if stages == tuple(active) and len(stages) > 1 else stages[-1]
+    if stages == tuple(active) and len(stages) > 1:
+        return ALL
+    return stages[-1]
 
 
 def show(explanation: Explanation, console: Console) -> None:
     """Prints the sets of stages, and one row for every check."""
-    sets = ", ".join(f"{name} ({contract})" for name, contract in explanation.sets.items())
-    console.print(CleanText(f"{explanation.recipe}: {len(explanation.sets)} sets of stages are judged: {sets}"))
-    check = Column("check", no_wrap=True)
-    table = Table(check, "question", "cost for each set", box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in explanation.checks:
-        table.add_row(CleanText(row.name), CleanText(row.question), CleanText(_cost(row.costs)))
+    sets = ", ".join(
+        f"{name} ({contract})" for name, contract in explanation.sets.items()
+    )
+    count = len(explanation.sets)
+    heading = f"{explanation.recipe}: {count} sets of stages are judged: {sets}"
+    console.print(CleanText(heading))
+    columns = (Column("check", no_wrap=True), "question", "cost for each set")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for check in explanation.checks:
+        cells = (check.name, check.question, _cost(check.costs))
+        table.add_row(*map(CleanText, cells))
     console.print(table)
 
 
 def _cost(costs: dict[str, str]) -> str:
-    """Returns the costs, each with the contracts for which it is so."""
+    """Returns the costs, each with its contracts."""
     contracts: dict[str, list[str]] = {}
     for contract, cost in costs.items():
         contracts.setdefault(cost, []).append(contract)
+    # Most checks have the same cost for all contracts.
     if len(contracts) == 1 and len(costs) > 1:
         return next(iter(contracts))
-    return "; ".join(f"{', '.join(names)}: {cost}" for cost, names in contracts.items()) or "not run"
+    texts = [f"{', '.join(names)}: {cost}" for cost, names in contracts.items()]
+    return "; ".join(texts) or "not run"
 
 
 def list_checks(checks: Sequence[PairCheck | type[PairCheck]]) -> str:
     """Returns the checks as the rows of a table in Markdown."""
-    rows = [f"| {check.name} | {check.question} | {check.catches} |" for check in checks]
-    return "\n".join(["| check | question | catches, for example |", "|---|---|---|", *rows])
+    rows = ["| check | question | catches, for example |", "|---|---|---|"]
+    rows += [
+        f"| {check.name} | {check.question} | {check.catches} |" for check in checks
+    ]
+    return "\n".join(rows)

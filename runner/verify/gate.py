@@ -46,8 +46,10 @@ def verify_recipe(
     device = resolve_device(recipe.device)
     possible = variants_of(recipe, device, ("alone", "all"))
     gate = Gate(recipe, registry, options, say, phase)
+    kinds = options.stages
+    # Trainings take longest, so they start while other checks are running.
     with gate.plan.trainings.ahead(device, gate.plan.begin):
-        report = judged(recipe, possible, options.stages, gate, say, options.budget, phase)
+        report = judged(recipe, possible, kinds, gate, say, options.budget, phase)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -76,6 +78,7 @@ class Gate:
         self.plan = TrainingPlan(self, say)
         self.checks = checks_of(registry, self.plan)
         self.pair = cache(self._make_pair)
+        # A set of stages may be judged for several reasons, with one verdict.
         self._verdict = cache(self._judge)
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
@@ -83,7 +86,9 @@ class Gate:
         return self._verdict(tuple(stages))
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
-        """Returns which of the stages that were judged together did nothing, with the reason."""
+        """Returns which of the stages that were judged together did nothing, with the
+        reason.
+        """
         return self.pair(stages).idle
 
     def closeness(self, stages: tuple[str, ...]) -> Verdict:
@@ -98,7 +103,8 @@ class Gate:
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         """Runs the checks within the share of the budget that these stages have."""
         pair = self.pair(stages)
-        share = self.coverage.share(self.plan.judged_sets(), trained=pair.is_statistical)
+        sets = self.plan.judged_sets()
+        share = self.coverage.share(sets, trained=pair.is_statistical)
         try:
             with self.coverage.limit.within(share):
                 verdict = self._run_checks(pair)
@@ -111,8 +117,9 @@ class Gate:
 
     def _title(self, pair: StagePair) -> str:
         """Returns the name of a set of stages for the progress bar."""
-        is_whole = pair.stages == self.baseline.active and len(pair.stages) > 1
-        return ALL if is_whole else " + ".join(pair.stages)
+        if pair.stages == self.baseline.active and len(pair.stages) > 1:
+            return ALL
+        return " + ".join(pair.stages)
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""
@@ -120,6 +127,7 @@ class Gate:
         missed = ""
         try:
             for check in self.checks:
+                # An earlier set of stages may have changed the baseline.
                 if culprits():
                     return uncomparable(pair.promise_name)
                 if not check.applies(pair):
@@ -128,6 +136,7 @@ class Gate:
                     with self.phase(f"{self._title(pair)}: {check.name}"):
                         verdict = check.run(pair, self.coverage)
                 except OutOfTime:
+                    # Without an optional check, the verdict is valid and has a remark.
                     if not check.is_optional:
                         raise
                     missed = f"; the budget had no room for {check.name}"

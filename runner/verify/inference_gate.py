@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.plugin.contract import Close, Exact, Objective
 from runner.plugin.source import Batch
@@ -32,6 +33,7 @@ from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.stage_watch import StageReport
 from runner.training.trained_run import Trained
 from runner.verify.evaluation_checks import alike, resized
+from runner.verify.other_data import with_setting
 from runner.verify.variants import variants_of, weakest
 from runner.verify.verification import Phase, Verification, judged
 
@@ -42,10 +44,13 @@ SIZES = (1, 3, 16)
 BATCHES = 3
 """Number of inputs, which are evaluated one after the other in the same memory."""
 LOOKS = (8, 16, 24)
-"""Numbers of evaluations after which the test may decide, where a seed determines the data."""
+"""Numbers of evaluations after which the test may decide, where a seed determines the
+data.
+"""
 FEWEST_PARTS = 8
 PARTS = 64
 """Smallest and largest number of parts of other held-out data, compared in pairs."""
+_CONTRACT = "Statistical"
 
 
 def verify_inference(
@@ -54,35 +59,39 @@ def verify_inference(
     say: Callable[[str], None],
     phase: Phase = nullcontext,
 ) -> Verification:
-    """Compares every stage of the section alone, and all of them, with the run's model without any.
+    """Compares every stage of the section alone, and all of them, with the run's model
+    without any.
 
-    Exact and Close stages are judged by predictions, in batches of several sizes and with other
-    content in the same memory. Statistical stages are judged by the objective, without and with
-    the stage on the same held-out data.
+    Exact and Close stages are judged by predictions, in batches of several sizes and
+    with other content in the same memory. Statistical stages are judged by the
+    objective, without and with the stage on the same held-out data.
 
     Raises:
         UsageError: the recipe has no such section, or none of these stages.
     """
     recipe = answering(trained)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    return judged(recipe, possible, kinds, InferenceGate(trained, say), say, phase=phase)
+    gate = InferenceGate(trained, say)
+    return judged(recipe, possible, kinds, gate, say, phase=phase)
 
 
 def answering(trained: Trained) -> Recipe:
-    """Returns the recipe with the stages of its ``inference`` in place of those of its training.
+    """Returns the recipe with the stages of its ``inference`` as its only stages.
 
     Raises:
         UsageError: it has none.
     """
     recipe = trained.recipe
     if not recipe.inference:
-        raise UsageError(f"recipe '{recipe.name}' has no section 'inference' with a stage that is on")
+        raise UsageError(
+            f"recipe '{recipe.name}' has no section 'inference' with a stage that is on"
+        )
     return replace(recipe, stages=recipe.inference)
 
 
 def questions(pipeline: Assembly) -> Iterator[Any]:
-    """Yields inputs of the model: batches of the training data, one of them also in several
-    sizes.
+    """Yields inputs of the model: batches of the training data, one of them also in
+    several sizes.
     """
     samples = pipeline.batches()
     batches = [next(samples)[0] for _ in range(BATCHES)]
@@ -115,49 +124,58 @@ class InferenceGate:
         changed = self.subject(stages)
         try:
             if isinstance(contract, Exact):
-                return exact(baseline, changed, self._asked)
+                return exact(baseline, changed, self._queries)
             if isinstance(contract, Close):
                 verdict = self._same_algebra(baseline, changed)
                 return self._within_tolerance(stages) if verdict is None else verdict
-            same = alike(baseline, changed, self._asked)
-            return self._as_good(stages) if same else same
+            verdict = alike(baseline, changed, self._queries)
+            return self._compare_objectives(stages) if verdict else verdict
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, summary)
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Returns the stages without effect, with the reason."""
-        return {report.kind: str(report.reason) for report in self._reports.get(stages, ()) if not report.active}
+        return {
+            report.kind: str(report.reason)
+            for report in self._reports.get(stages, ())
+            if not report.active
+        }
 
     def subject(self, stages: tuple[str, ...]) -> Build:
         """Returns a function that makes models with these stages, whose step predicts."""
 
-        def made() -> Subject:
+        def build_subject() -> Subject:
             model = build(self.trained, stages)
             self._reports[stages] = list(model.pipeline.reports.values())
             # The comparison casts batches to float64, but not other inputs of a network.
             if torch.get_default_dtype() == torch.float64:
                 for module in model.learner.modules().values():
-                    module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
+                    module.register_forward_pre_hook(_widen_inputs)
 
             def answer(inputs: Any) -> dict[str, Any]:
                 return {"predict": model.answer(model.pipeline.transfer(inputs))}
 
             return Subject(answer, dict(model.learner.modules()), parameters=lambda: ())
 
-        return made
+        return build_subject
 
     @cached_property
-    def _asked(self) -> list[Update]:
+    def _queries(self) -> list[Update]:
         inputs = list(questions(build(self.trained, ()).pipeline))
         first = inputs[0]
-        more = [Update(question, place=first) for question in inputs[1:BATCHES] if _same_form(question, first)]
-        return [Update(first), *more, *map(Update, inputs[BATCHES:])]
+        in_memory_of_first = [
+            Update(batch, place=first)
+            for batch in inputs[1:BATCHES]
+            if _shapes(batch) == _shapes(first)
+        ]
+        resized_inputs = map(Update, inputs[BATCHES:])
+        return [Update(first), *in_memory_of_first, *resized_inputs]
 
     def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
         """Returns the verdict of a comparison in float64; None if there is none."""
         try:
-            verdict = close(baseline, changed, self._asked)
+            verdict = close(baseline, changed, self._queries)
         except UsageError:
             # Some stages cannot be attached in float64.
             return None
@@ -171,7 +189,7 @@ class InferenceGate:
         candidate = build(self.trained, stages)
         largest = 0.0
         count = 0
-        for update in self._asked:
+        for update in self._queries:
             inputs = baseline.pipeline.transfer(update.batch)
             expected_outputs = tensors(baseline.answer(inputs))
             outputs = tensors(candidate.answer(inputs))
@@ -179,106 +197,112 @@ class InferenceGate:
                 # An answer of zeros has no size to divide by.
                 size = float(expected.abs().max()) or 1.0
                 largest = max(largest, float((expected - output).abs().max()) / size)
-                count = count + 1
+                count += 1
         outcome = Outcome.PASS if largest <= TOLERANCE else Outcome.FAIL
         sizes = ", ".join(map(str, SIZES))
-        summary = f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} of their size at most"
-        return Verdict(
-            outcome,
-            "Close",
-            f"{summary}; {TOLERANCE:.0e} is allowed",
-            {"largest": largest},
+        summary = (
+            f"{count} answers, some in batches of {sizes}, are off by {largest:.1e} "
+            f"of their size at most; {TOLERANCE:.0e} is allowed"
         )
+        return Verdict(outcome, "Close", summary, {"largest": largest})
 
-    def _as_good(self, stages: tuple[str, ...]) -> Verdict:
-        """Returns whether the objective is no worse with the stages than its margin allows."""
+    def _compare_objectives(self, stages: tuple[str, ...]) -> Verdict:
+        """Returns whether the stages worsen the objective by at most its margin."""
         objective = self.trained.recipe.objective
         if objective is None:
-            return Verdict(
-                Outcome.INCONCLUSIVE,
-                "Statistical",
-                "the recipe has no objective to judge by",
-            )
+            summary = "the recipe has no objective to judge by"
+            return Verdict(Outcome.INCONCLUSIVE, _CONTRACT, summary)
         if not all(map(math.isfinite, self.evaluations(()))):
-            summary = f"eval/{objective.name} is not measured, or no finite number: declare the objective"
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
+            summary = (
+                f"eval/{objective.name} is not measured, or no finite number: "
+                "declare the objective"
+            )
+            return Verdict(Outcome.INCONCLUSIVE, _CONTRACT, summary)
         # Without a seed, the data are fixed, so all parts are evaluated together.
         looks: tuple[int, ...] = LOOKS
         if self.trained.recipe.data.evaluation_seed is None:
             looks = (len(self.evaluations(())),)
         if looks == (1,):
-            return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
+            values = *self.evaluations(()), *self.evaluations(stages)
+            return self._compare_once(objective, *values)
         relative = objective.unit is None
-        test = NonInferiority(margin=objective.margin, most=looks[-1], relative=relative, looks=looks)
+        test = NonInferiority(
+            margin=objective.margin, most=looks[-1], relative=relative, looks=looks
+        )
         for first, look in pairwise((0, *looks)):
-            compared = [self.evaluations(variant, look)[first:look] for variant in ((), stages)]
+            baselines = self.evaluations((), look)[first:look]
+            candidates = self.evaluations(stages, look)[first:look]
             # Without a unit, the margin is a share of the improvement by the training.
             untrained = [0.0] * (look - first)
             if relative:
                 untrained = self.evaluations(None, look)[first:look]
-            for baseline, candidate, start in zip(*compared, untrained, strict=True):
-                test.add(
-                    objective.sign * (baseline - start),
-                    objective.sign * (candidate - start),
-                )
+            triples = zip(baselines, candidates, untrained, strict=True)
+            for baseline, candidate, start in triples:
+                baseline_gain = objective.sign * (baseline - start)
+                test.add(baseline_gain, objective.sign * (candidate - start))
             if test.decision() is not None:
                 break
-        summary = f"{objective.name}, on {len(test)} parts of the held-out data: {test.summary()}"
-        return Verdict(
-            test.conclude(),
-            "Statistical",
-            summary,
-            {"metric": objective.name, **test.evidence()},
-        )
+        parts = f"{len(test)} parts of the held-out data"
+        summary = f"{objective.name}, on {parts}: {test.summary()}"
+        evidence = {"metric": objective.name, **test.evidence()}
+        return Verdict(test.conclude(), _CONTRACT, summary, evidence)
 
-    def _once(self, objective: Objective, baseline: float, candidate: float) -> Verdict:
+    def _compare_once(
+        self, objective: Objective, baseline: float, candidate: float
+    ) -> Verdict:
         learned = 1.0 if objective.unit else abs(baseline - self.evaluations(None)[0])
         lost = objective.sign * (baseline - candidate)
         allowed = objective.margin * learned
         direction = "loses" if lost > 0 else "gains"
         summary = (
             f"{objective.name}: {baseline:.4g} without, {candidate:.4g} with it, "
-            f"on all held-out data: {direction} {abs(lost):.2g}, where {allowed:.2g} may be lost; "
-            f"one pair is too few for a verdict"
+            f"on all held-out data: {direction} {abs(lost):.2g}, "
+            f"where {allowed:.2g} may be lost; one pair is too few for a verdict"
         )
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
-        return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
+        return Verdict(Outcome.INCONCLUSIVE, _CONTRACT, summary, evidence)
 
-    def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
-        """Returns the objective with these stages, or before training, on data that all sets share.
+    def evaluations(
+        self, stages: tuple[str, ...] | None, count: int = 1
+    ) -> list[float]:
+        """Returns the objective with these stages, or before training, on data that all
+        sets share.
 
         Args:
             stages: None for the model before the training.
-            count: The least number of evaluations, each on other data, if a seed determines the
-                data; otherwise there is one for every part of the held-out data, or for all of it.
+            count: The least number of evaluations, each on other data, if a seed
+                determines the data; otherwise there is one for every part of the
+                held-out data, or for all of it.
         """
         data = self.trained.recipe.data
-        values = self.values.setdefault(("before the training",) if stages is None else stages, [])
+        key = ("before the training",) if stages is None else stages
+        values = self.values.setdefault(key, [])
         if data.evaluation_seed is None:
             values += [] if values else self._of_parts(stages)
             return values
-        first = int(_at(data, data.evaluation_seed)) + 1
+        # The recipe's seed is that of evaluations during the training.
+        first = int(attrgetter(data.evaluation_seed)(data)) + 1
         for number in range(len(values), count):
             self.say(f"evaluation {number + 1} of {count}")
-            recipe = replace(
-                self.trained.recipe,
-                data=_with(data, data.evaluation_seed, first + number),
-            )
-            values.append(evaluated(self._pipeline(stages, recipe)).get(self._objective.name, math.nan))
+            seeded = with_setting(data, data.evaluation_seed, first + number)
+            recipe = replace(self.trained.recipe, data=seeded)
+            values.append(self._evaluate(self._pipeline(stages, recipe)))
         return values
 
     def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
         pipeline = self._pipeline(stages, self.trained.recipe)
-        parts = _parts(pipeline)
-        means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
-        return means or [evaluated(pipeline).get(self._objective.name, math.nan)]
+        means = list(_means(pipeline, self._objective_name, _parts(pipeline)))
+        return means or [self._evaluate(pipeline)]
+
+    def _evaluate(self, pipeline: Assembly) -> float:
+        return evaluated(pipeline).get(self._objective_name, math.nan)
 
     @property
-    def _objective(self) -> Objective:
+    def _objective_name(self) -> str:
         objective = self.trained.recipe.objective
-        # ``_as_good`` returns before if the recipe has no objective.
+        # ``_compare_objectives`` returns before if the recipe has no objective.
         assert objective is not None
-        return objective
+        return objective.name
 
     def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
         trained = replace(self.trained, recipe=recipe)
@@ -287,22 +311,32 @@ class InferenceGate:
         return build(trained, stages).pipeline
 
 
-def _parts(pipeline: Assembly) -> list[Batch] | None:
-    """Returns the held-out data in enough parts for pairs; None if they are not in batches."""
+def _parts(pipeline: Assembly) -> list[Batch]:
+    """Returns the held-out data in enough parts for pairs; no part if they are not in
+    batches.
+    """
     held_out = getattr(pipeline.source, "held_out_batches", None)
     if held_out is None:
-        return None
-    batches: list[Batch] = [pipeline.transfer(batch) for batch, _ in zip(held_out(), range(PARTS), strict=False)]
+        return []
+    batches: list[Batch] = [
+        pipeline.transfer(batch) for batch in islice(held_out(), PARTS)
+    ]
     # A few large batches are cut, because a test needs pairs.
     pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(batch) // pieces) for batch in batches]
-    parts = [piece for batch, size in zip(batches, sizes, strict=True) for piece in pipeline.source.split(batch, size)]
-    return parts[:PARTS] if len(parts) >= FEWEST_PARTS else None
+    parts = [
+        piece
+        for batch, size in zip(batches, sizes, strict=True)
+        for piece in pipeline.source.split(batch, size)
+    ]
+    return parts[:PARTS] if len(parts) >= FEWEST_PARTS else []
 
 
 @torch.no_grad()
 def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[float]:
-    """Yields the metric on each part; nothing if the learner has no metric of that name."""
+    """Yields the metric on each part; nothing if the learner has no metric of that
+    name.
+    """
     with pipeline.learner.evaluating(), torch.random.fork_rng(devices=[]):
         for number, piece in enumerate(parts):
             # Both models of a pair need the same random numbers.
@@ -314,20 +348,13 @@ def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[fl
                 yield float(metrics[name].sum) / count
 
 
-def _same_form(first: Any, second: Any) -> bool:
-    return [tensor.shape for tensor in tensors(first)] == [tensor.shape for tensor in tensors(second)]
+def _shapes(inputs: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors(inputs)]
+
+
+def _widen_inputs(_: nn.Module, inputs: Any) -> Any:
+    return map_tensors(_widened, inputs)
 
 
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _at(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _with(config: Any, path: str, value: Any) -> Any:
-    name, _, remainder = path.partition(".")
-    return config.model_copy(update={name: _with(getattr(config, name), remainder, value) if remainder else value})

@@ -23,11 +23,12 @@ MOST_SHAPES = 8
 def reshape_inputs(inputs: Any) -> list[Any]:
     """Returns the inputs with other sizes of their dimensions, without the first, the batch.
 
-    All dimensions of one size change together, because they may be one axis of several tensors. A
-    size becomes one less, one half, one more and 1. Larger ones repeat what is there.
+    All dimensions of one size change together, because they may be one axis of several
+    tensors. A size becomes one less, one half, one more and 1. Larger ones repeat
+    elements.
 
     Args:
-        inputs: Of a prediction on a training batch.
+        inputs: Inputs of a prediction on a training batch.
     """
     dimensions = (size for tensor in tensors(inputs) for size in tensor.shape[1:])
     sizes = sorted({size for size in dimensions if size > 1})
@@ -57,14 +58,17 @@ def _resize_tensor(size: int, new_size: int, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def keep_answered(build: Build, states: Mapping[str, Any], updates: Iterable[Update]) -> list[Update]:
+def keep_answered(
+    build: Build, states: Mapping[str, Any], updates: Iterable[Update]
+) -> list[Update]:
     """Returns the updates that a subject answers with finite numbers, also in float64.
 
     Args:
         build: Makes the subject.
         states: The states in which it answers.
-        updates: Each with another input of a prediction.
+        updates: Updates with different inputs of a prediction.
     """
+    # A shape that the baseline refuses has no expected result.
     answered = list(updates)
     for in_float64 in (False, True):
         try:
@@ -74,7 +78,11 @@ def keep_answered(build: Build, states: Mapping[str, Any], updates: Iterable[Upd
             # A baseline need not run in float64.
             continue
         copy = to_float64 if in_float64 else clones
-        answered = [update for update in answered if _is_answered(isolation, copy(on_host(update.batch)))]
+        answered = [
+            update
+            for update in answered
+            if _is_answered(isolation, copy(on_host(update.batch)))
+        ]
     return answered
 
 

@@ -1,4 +1,4 @@
-"""Evaluations that end before they have measured everything."""
+"""Evaluations that end before all samples are measured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _MEASURING = ("metrics", "predict")
 
 
 class EvaluationInterrupted(Exception):  # noqa: N818 (it is no error)
-    """An evaluation has measured as much as it was allowed to."""
+    """An evaluation has made all calls that it may."""
 
 
 @contextmanager
 def interrupted_evaluation(learner: Learner, calls: int | None) -> Iterator[None]:
-    """Ends an evaluation inside of the ``with`` after some batches or predictions; never if None."""
+    """Ends an evaluation inside of the ``with`` after some batches or predictions; never
+    if None.
+    """
     if calls is None:
         yield
         return
@@ -31,6 +33,7 @@ def interrupted_evaluation(learner: Learner, calls: int | None) -> Iterator[None
             raise EvaluationInterrupted
         return measure(*arguments)
 
+    # Methods may have been replaced in this object before.
     methods = {name: vars(learner).get(name) for name in _MEASURING}
     for name in _MEASURING:
         setattr(learner, name, partial(limit, getattr(learner, name)))

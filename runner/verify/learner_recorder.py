@@ -23,8 +23,8 @@ class LearnerRecorder:
         learner: A copy of the learner for the source, which shares its modules.
         calls: Method and arguments of every call that returned tensors.
         answers: The learner's results.
-        generator: Draws the answers that the source receives, between -1 and 1; None for the
-            learner's.
+        generator: Draws the answers that the source receives, between -1 and 1; None
+            for the learner's.
 
     Args:
         learner: The learner of a pipeline.
@@ -48,17 +48,21 @@ class LearnerRecorder:
         self.answers = []
         self._replies = deque(clones(replies))
 
-    def _call(self, name: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(
+        self, name: str, method: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
         # A learner may change its arguments in place.
         arguments = clones([args, options])
         answer = method(*args, **options)
-        parts = [leaf for _, leaf in leaves(answer)]
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
+        values = [leaf for _, leaf in leaves(answer)]
+        if not values or not all(isinstance(value, Tensor) for value in values):
             return answer
         self.calls.append({"method": name, "arguments": arguments})
         self.answers.append(clones(answer))
         reply = self._replies.popleft() if self._replies else answer
-        return reply if self.generator is None else map_tensors(self._draw_answer, reply)
+        if self.generator is None:
+            return reply
+        return map_tensors(self._draw_answer, reply)
 
     def _draw_answer(self, answer: Tensor) -> Tensor:
         if not answer.is_floating_point():

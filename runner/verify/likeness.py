@@ -2,42 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from runner.proof.difference import MISSING, absolute_difference, digest
+from runner.proof.difference import (
+    MISSING,
+    Difference,
+    absolute_difference,
+    described,
+    digest,
+)
 from runner.proof.isolation import Frame, Location
 
 CONTENT = 1e-4
 """Largest relative difference of an element where a source depends on what was learned."""
+# Their rounding errors accumulate.
 _OUTPUT = 1e-3
-"""The same for the results of the first updates, whose rounding errors accumulate."""
+"""The same for the results of the first updates."""
 
 
 def unlike(
-    own: Frame, theirs: Frame, form: bool, content: float = CONTENT, share: float = 0.0, rounded: bool = False
+    expected: Frame,
+    actual: Frame,
+    form: bool,
+    content: float = CONTENT,
+    share: float = 0.0,
+    rounded: bool = False,
 ) -> Location | None:
-    """Returns the first output that differs from the baseline's, except in a share of elements;
-    only the form of numbers counts with ``form``.
+    """Returns the first output that differs from the baseline's; None without one.
 
-    What updates return may be off by more where it is rounded otherwise.
+    Args:
+        expected: Values of the baseline.
+        actual: The candidate's.
+        form: Whether only the form of numbers counts.
+        content: Largest relative difference of an element.
+        share: Share of elements that may differ by more.
+        rounded: Whether results of updates may differ by more, because of rounding.
     """
-    for location in dict.fromkeys((*own, *theirs)):
+    for location in dict.fromkeys((*expected, *actual)):
         if location.kind != "output":
             continue
-        returned = rounded and is_output(location.name)
-        value, other = (each.get(location, MISSING) for each in (own, theirs))
-        if returned and isinstance(value, float) and isinstance(other, float):
-            value, other = (torch.tensor(each, dtype=torch.float64) for each in (value, other))
+        is_result = rounded and is_output(location.name)
+        value = expected.get(location, MISSING)
+        counterpart = actual.get(location, MISSING)
+        if is_result and isinstance(value, float) and isinstance(counterpart, float):
+            value = torch.tensor(value, dtype=torch.float64)
+            counterpart = torch.tensor(counterpart, dtype=torch.float64)
         if not isinstance(value, Tensor) or location.name.startswith("generators."):
-            alike = digest(value) == digest(other)
+            is_same = digest(value) == digest(counterpart)
         else:
-            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
-            alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other, content, share, returned))
-        if not alike:
+            is_same = _same_form(value, counterpart) and (
+                form or _same_content(value, counterpart, content, share, is_result)
+            )
+        if not is_same:
             return location
     return None
+
+
+def describe(
+    number: int, location: Location, expected: Frame, actual: Frame
+) -> Difference:
+    """Returns how a value differs from the baseline's in an update of this number."""
+    values = (frame.get(location, MISSING) for frame in (expected, actual))
+    return described(number, location, *values)
 
 
 def is_output(path: str) -> bool:
@@ -45,13 +74,27 @@ def is_output(path: str) -> bool:
     return path.partition(".")[0] == "output"
 
 
-def _same_content(value: Tensor, other: Tensor, content: float, share: float, returned: bool) -> bool:
-    error = absolute_difference(value, other)
+def _same_form(expected: Tensor, actual: Any) -> bool:
+    """Returns whether a value has the form of a tensor, and is finite where that is."""
+    if not isinstance(actual, Tensor) or actual.dtype != expected.dtype:
+        return False
+    if actual.shape != expected.shape:
+        return False
+    return bool((expected.isfinite() <= actual.isfinite()).all())
+
+
+def _same_content(
+    expected: Tensor, actual: Tensor, content: float, share: float, is_result: bool
+) -> bool:
+    error = absolute_difference(expected, actual)
     if error is None or not error.numel():
         return True
-    allowed = float(returned)  # a count, as of right answers, may be off by one
-    if value.is_floating_point():
-        relative = max(content, _OUTPUT) if returned else content
-        largest = float(value.detach().abs().max())
-        allowed = relative * max(largest, 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
-    return float((error > allowed).double().mean()) <= share
+    # A count, for example of correct predictions, may be off by one.
+    tolerance = float(is_result)
+    if expected.is_floating_point():
+        size = float(expected.detach().abs().max())
+        if not expected.dim():
+            # A mean may be nearly zero.
+            size = max(size, 1.0)
+        tolerance = size * (max(content, _OUTPUT) if is_result else content)
+    return float((error > tolerance).double().mean()) <= share

@@ -1,9 +1,12 @@
-"""Trainings with other data than the recipe's: they show on which data a training depends."""
+"""Trainings with other data than the recipe's, which show on which data a training
+depends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -67,7 +70,7 @@ class HeldOutPart:
         self._copy = clones(self._read())
 
     def modified(self) -> str | None:
-        """Returns the name of the first tensor of the samples that has changed since then."""
+        """Returns the name of the first tensor of the samples that has changed."""
         present = dict(leaves(self._read()))
         for name, value in leaves(self._copy):
             if digest(present.get(name, MISSING)) != digest(value):
@@ -86,32 +89,37 @@ def held_out_worlds(recipe: Recipe) -> tuple[World, World] | None:
     """Returns two worlds with the same training data and different held-out data.
 
     Returns:
-        The worlds; None if a source has neither held-out samples nor a seed for its evaluation.
+        The worlds; None if a source has neither held-out samples nor a seed for its
+        evaluation.
     """
     data = recipe.data
     path = data.evaluation_seed
     if path is None:
-        has_samples = isinstance(data, DatasetConfig)
-        return (World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))) if has_samples else None
+        if not isinstance(data, DatasetConfig):
+            return None
+        return World(recipe, HeldOutPart(0)), World(recipe, HeldOutPart(1))
     size = data.evaluation_size
     if size is not None:
-        data = _with_setting(data, size, min(_setting(data, size), _SEEDED_SIZE))
-    seeds = (_setting(data, path), _setting(data, path) + 1)
-    first, second = (replace(recipe, data=_with_setting(data, path, seed)) for seed in seeds)
-    return World(first, HeldOutPart(0)), World(second, HeldOutPart(1))
+        data = with_setting(data, size, min(attrgetter(size)(data), _SEEDED_SIZE))
+    other_seed = with_setting(data, path, attrgetter(path)(data) + 1)
+    first = World(replace(recipe, data=data), HeldOutPart(0))
+    return first, World(replace(recipe, data=other_seed), HeldOutPart(1))
 
 
 def other_world(recipe: Recipe, *, has_other_samples: bool) -> World:
     """Returns a world with another seed and, optionally, with samples of other numbers.
 
-    A dataset has as many samples as before, and a number stands for another one.
+    A dataset has as many samples as before, and another sample at every number.
     """
+    # The largest seed of a generator is limited.
     seed = recipe.seed + 1 if recipe.seed < 2**31 else recipe.seed - 1
     return World(replace(recipe, seed=seed), renumber if has_other_samples else None)
 
 
 def renumber(source: Source) -> None:
-    """Gives training samples other numbers, and repeats half of the held-out ones in place of the others."""
+    """Gives training samples other numbers, and replaces half of the held-out ones by
+    the other half.
+    """
     dataset = _as_dataset(source)
     if dataset is None:
         return
@@ -133,7 +141,7 @@ def _count(data: Any) -> int:
     """Returns the number of samples.
 
     Raises:
-        UnchangeableDataError: There are no two, or they have no numbers.
+        UnchangeableDataError: There are fewer than two, or they have no numbers.
     """
     count = None if is_stream(data) else length(data)
     if count is None or count < 2:
@@ -141,27 +149,27 @@ def _count(data: Any) -> int:
     return count
 
 
-def _setting(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _with_setting(config: Any, path: str, value: Any) -> Any:
+def with_setting(config: Any, path: str, value: Any) -> Any:
+    """Returns a copy of settings with another value at a dotted path."""
     name, _, inner = path.partition(".")
-    changed = _with_setting(getattr(config, name), inner, value) if inner else value
+    changed = with_setting(getattr(config, name), inner, value) if inner else value
     return config.model_copy(update={name: changed})
 
 
 def differing_metrics(
-    expected: dict[str, Any], metrics: dict[str, Any], *, is_exact: bool, tolerance: float = 1e-4
+    expected: dict[str, Any],
+    metrics: dict[str, Any],
+    *,
+    is_exact: bool,
+    tolerance: float = 1e-4,
 ) -> str | None:
-    """Returns the name of the first metric that is another number; None if there is none."""
+    """Returns the name of the first metric that differs; None if all are the same."""
     for name, value in expected.items():
         metric = metrics.get(name, MISSING)
         if digest(value) == digest(metric):
             continue
-        is_close = isinstance(metric, float) and abs(metric - value) <= tolerance * max(1.0, abs(value))
+        allowed = tolerance * max(1.0, abs(value))
+        is_close = isinstance(metric, float) and abs(metric - value) <= allowed
         if is_exact or not is_close:
             return name
     return None

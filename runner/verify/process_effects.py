@@ -7,8 +7,9 @@ from __future__ import annotations
 from runner.proof.fingerprints import WHOLE_PROCESS
 from runner.proof.verdict import Outcome, Verdict
 
+# A baseline that another gate builds in this process is changed, too.
 _culprits: list[tuple[str, ...]] = []
-"""Of this process: a baseline that another gate builds here is changed, too."""
+"""Stages that have changed this process."""
 
 
 def culprits() -> tuple[str, ...]:
@@ -31,5 +32,5 @@ def uncomparable(contract: str) -> Verdict:
 
 
 def forget_effects() -> None:
-    """Forgets all of them, for a test that has undone what its stage did."""
+    """Forgets all of them, for a test that has reversed the effects of its stage."""
     _culprits.clear()

@@ -20,7 +20,10 @@ from runner.training.step import Step
 from runner.verify.interruption import interrupted_evaluation
 from runner.verify.subjects import recipe_with
 
-ASSEMBLY, UPDATE, PREDICTION, EVALUATION = "the assembly", "an update", "a prediction", "an evaluation"
+ASSEMBLY = "the assembly"
+UPDATE = "an update"
+PREDICTION = "a prediction"
+EVALUATION = "an evaluation"
 MOMENTS = (ASSEMBLY, UPDATE, UPDATE, UPDATE, PREDICTION, EVALUATION, UPDATE)
 """Actions in their order."""
 _MEASURED = 2
@@ -30,10 +33,11 @@ _TORCH = "torch"
 
 
 def seed_uses(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step does one of ``MOMENTS``, and returns the states of generators.
+    """Makes subjects whose step does one of ``MOMENTS``, and returns the states of
+    generators.
 
-    For torch's generators, which every update seeds by its number, it is whether their seed is what
-    it was before.
+    For torch's generators, which every update seeds by its number, the state is whether
+    their seed is the same as before.
     """
     staged = recipe_with(recipe, registry, stages)
 
@@ -65,6 +69,7 @@ def _update(step: Step) -> list[int]:
     """Makes an update, and returns torch's seeds at its start."""
     inputs = step.next()
     seeds: list[int] = []
+    # The step seeds torch when it starts the update.
     set_seed: Callable[[int], None] = step.seed
 
     def seed(update: int) -> None:
@@ -85,7 +90,9 @@ def _torch_seeds() -> list[int]:
 
 
 def _states(seeds: list[int]) -> dict[str, Any]:
-    """Returns fingerprints of the states of generators; of torch's, whether their seeds are these."""
+    """Returns fingerprints of the states of generators; of torch's, whether their seeds
+    are these.
+    """
     kind, keys, *position = np.random.get_state()
     return {
         "Python": digest(random.getstate()),
@@ -97,8 +104,8 @@ def _states(seeds: list[int]) -> dict[str, Any]:
 def find_seeds(build: Build) -> list[tuple[str, str]]:
     """Returns the generators that are seeded, each with the moment.
 
-    A generator of Python or NumPy has been seeded if two processes with other seeds have the same
-    state afterwards.
+    A generator of Python or NumPy has been seeded if two processes with other seeds have
+    the same state afterwards.
 
     Args:
         build: Made by ``seed_uses``.
@@ -106,7 +113,8 @@ def find_seeds(build: Build) -> list[tuple[str, str]]:
     first, second = (Isolation(build, seed) for seed in _SEEDS)
     seeds = []
     for moment in MOMENTS:
-        states, expected = (isolation.advance([moment], dict)[0] for isolation in (first, second))
+        (states,) = first.advance([moment], dict)
+        (expected,) = second.advance([moment], dict)
         for name, state in states.items():
             is_seeded = not state if name == _TORCH else state == expected[name]
             if is_seeded:

@@ -14,7 +14,6 @@ from runner.plugin.contract import Contract, Exact, Statistical
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Ring, Source, State
-from runner.proof.difference import MISSING, described
 from runner.proof.isolation import Frame, Isolation, Location
 from runner.proof.rounding_error import MOST_ULPS
 from runner.proof.subject import Build, Subject
@@ -26,22 +25,28 @@ from runner.system.tensor_trees import map_leaves
 from runner.training.pipeline import Assembly, assemble
 from runner.training.step import Step
 from runner.verify.learner_recorder import LearnerRecorder
-from runner.verify.likeness import is_output, unlike
-from runner.verify.subjects import recipe_with
+from runner.verify.likeness import describe, is_output, unlike
+from runner.verify.subjects import generator_states, recipe_with
 
 SLOT = "draw"
 FEWEST_DRAWS = 60
 MOST_DRAWS = 1000
+"""Limits of the number of draws."""
 ENOUGH = 3
 """Occurrences of an event after which it counts as exercised."""
 OVERWRITTEN = "a ring buffer that is full and written again"
 _EVALUATED_AT = 30
-"""Number of the draw after which an evaluation is compared; after the next one, with random answers."""
+"""Number of the draw after which an evaluation is compared; after the next one, with
+random answers.
+"""
+# An update takes longer than a draw.
 _UPDATED_EVERY = 8
 """Batches for which the source receives the results of one update."""
 _STATISTICS_EVERY = 10
-"""Draws between two calls of ``statistics``, which a training makes now and then."""
+"""Draws between two calls of ``statistics``."""
+# A buffer may have gigabytes, and older rows do not change.
 _NEWEST_ROWS = 512
+"""Rows of a ring buffer that are compared."""
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps
 """Largest relative difference of an element after one draw from the same state."""
 _ANSWERS = "output"
@@ -49,11 +54,15 @@ _ANSWERS = "output"
 _UNSETTLED = ("state", "generators")
 """Values that differ while one of two sources has sampled ahead."""
 _CROSSINGS = 2
-"""Draws in which rounding may have changed a decision, such as whether a limit is reached."""
+"""Draws in which rounding may have changed a decision, such as whether a limit is
+reached.
+"""
 
 
 class Reply(NamedTuple):
-    """Results of the baseline's learner in one draw, which the candidate's source receives, too."""
+    """Results of the baseline's learner in one draw, which the candidate's source
+    receives, too.
+    """
 
     answers: tuple[Any, ...] = ()
     """Results of its methods, in the order of the calls."""
@@ -68,7 +77,9 @@ class Request(NamedTuple):
     """The baseline's results; None to compute them."""
     evaluates: bool = False
     is_random: bool = False
-    """Whether an evaluation gets random answers, with which it ends early and more than once."""
+    """Whether an evaluation gets random answers, with which it ends early and more than
+    once.
+    """
     reports: bool = False
     """Whether the source reports its statistics afterwards."""
 
@@ -82,16 +93,19 @@ class Draw(NamedTuple):
     events: dict[str, int]
     """Number of times that rare events occurred in this draw."""
     is_settled: bool
-    """Whether no batch may be sampled ahead, so that the states of two sources are comparable."""
+    """Whether no batch may be sampled ahead, so that the states of two sources are
+    comparable.
+    """
 
 
 class SimulatedPipeline:
-    """A pipeline that draws batches and feeds results back, while its learner stays untrained.
+    """A pipeline that draws batches and feeds results back, while its learner stays
+    untrained.
 
     Args:
         pipeline: The pipeline.
-        trains: Whether it trains another learner, whose results the source receives. Otherwise each
-            request contains the results.
+        trains: Whether it trains another learner, whose results the source receives.
+            Otherwise each request contains the results.
     """
 
     def __init__(self, pipeline: Assembly, *, trains: bool) -> None:
@@ -113,35 +127,41 @@ class SimulatedPipeline:
         reply = request.reply or Reply()
         self.recorder.begin(reply.answers)
         self._output = clones(reply.output)
-        drawn = self.step.draw()
-        if drawn is not None and (self.trained is not None or self._output is not None):
-            self.step(drawn)
-        # Only the baseline's source is certain to record its events.
-        occurred = self.source.events() if self.trained is not None else {}
-        metrics = self._evaluate(is_random=request.is_random) if request.evaluates else {}
-        generators = self.pipeline.context.generators
+        sample = self.step.draw()
+        has_output = self.trained is not None or self._output is not None
+        if sample is not None and has_output:
+            self.step(sample)
+        events: dict[str, int] = {}
+        if self.trained is not None:
+            # Only the baseline's source is certain to record its events.
+            occurred = self.source.events().items()
+            events = {name: int(has_occurred) for name, has_occurred in occurred}
+
+        metrics: dict[str, Any] = {}
+        if request.evaluates:
+            metrics = self._evaluate(is_random=request.is_random)
         state = self.source.state_dict()
+        statistics = self.source.statistics() if request.reports else {}
         values = {
             "progress": dict(vars(self.step.progress)),
-            "batch": None if drawn is None else drawn.batch,
-            "noise": None if drawn is None else drawn.noise,
+            "batch": None if sample is None else sample.batch,
+            "noise": None if sample is None else sample.noise,
             "calls": self.recorder.calls,
             _ANSWERS: self.recorder.answers,
             "evaluation": metrics,
-            "statistics": _as_tensors(self.source.statistics()) if request.reports else {},
-            "generators": {name: generator.get_state() for name, generator in generators.items()},
+            "statistics": _as_tensors(statistics),
+            "generators": generator_states(self.pipeline),
             "state": map_leaves(_newest_rows, state, (Ring,)),
         }
-        results = Reply(tuple(self.recorder.answers), clones(self._output))
-        events = {name: int(has_occurred) for name, has_occurred in occurred.items()}
+        reply = Reply(tuple(self.recorder.answers), clones(self._output))
         is_settled = self.source.ahead() == 0
-        return Draw(values, results, events | self._count_refills(state), is_settled)
+        return Draw(values, reply, events | self._count_refills(state), is_settled)
 
     def _update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         if self.trained is None:
             assert self._output is not None
             return self._output
-        # An update takes longer than a draw, and results of another batch are feedback, too.
+        # Results of another batch are feedback, too, if it has as many samples.
         samples = self.source.size(batch)
         if samples != self._trained_samples or progress.updates % _UPDATED_EVERY == 0:
             self._trained_output = self.trained.update(batch, noise, progress)
@@ -150,7 +170,8 @@ class SimulatedPipeline:
         return self._output
 
     def _evaluate(self, *, is_random: bool) -> dict[str, Any]:
-        self.recorder.generator = torch.Generator().manual_seed(0) if is_random else None
+        if is_random:
+            self.recorder.generator = torch.Generator().manual_seed(0)
         try:
             with self.pipeline.learner.evaluating():
                 return _as_tensors(self.source.evaluate(self.recorder.learner))
@@ -166,8 +187,8 @@ class SimulatedPipeline:
         rounds = [ring.written // ring.capacity for ring in rings]
         earlier = self._rounds or [0] * len(rings)
         self._rounds = rounds
-        refills = [count > previous for count, previous in zip(rounds, earlier, strict=True)]
-        return {OVERWRITTEN: sum(refills)}
+        pairs = zip(rounds, earlier, strict=True)
+        return {OVERWRITTEN: sum(count > previous for count, previous in pairs)}
 
 
 def _newest_rows(ring: Ring) -> dict[str, Any]:
@@ -177,7 +198,10 @@ def _newest_rows(ring: Ring) -> dict[str, Any]:
 
 
 def _as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+    return {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in metrics.items()
+    }
 
 
 class SourceState:
@@ -203,16 +227,19 @@ def simulations(
     Args:
         recipe: The recipe.
         registry: The plugins.
-        stages: Kinds of the active stages; without any, the results of updates are computed.
+        stages: Kinds of the active stages; without any, the results of updates are
+            computed.
         sizes: Settings of ``data`` that replace the recipe's, by dotted path.
     """
     resized = resize(recipe, registry, sizes) if sizes else recipe
-    chosen = recipe_with(resized, registry, stages)
+    staged = recipe_with(resized, registry, stages)
 
     def build() -> Subject:
-        simulation = SimulatedPipeline(assemble(chosen, registry.files), trains=not stages)
+        pipeline = assemble(staged, registry.files)
+        simulation = SimulatedPipeline(pipeline, trains=not stages)
         state = {"source": SourceState(simulation.source)}
-        return Subject(simulation.draw, state, seed=simulation.step.seed, parameters=lambda: ())
+        seed = simulation.step.seed
+        return Subject(simulation.draw, state, seed=seed, parameters=lambda: ())
 
     return build
 
@@ -259,12 +286,16 @@ class SimulationComparison:
         self._has_rounded = False
         self._crossings = 0
 
-    def run(self, seconds: float, earlier: Mapping[str, int], *, evaluates: bool) -> str | None:
+    def run(
+        self, seconds: float, earlier: Mapping[str, int], *, evaluates: bool
+    ) -> str | None:
         """Returns a description of the first difference; None if there is none.
 
         Args:
-            seconds: Time after which no further draw starts; a few are compared in any case.
-            earlier: Number of times that events occurred in comparisons with other sizes.
+            seconds: Time after which no further draw starts; a few are compared in any
+                case.
+            earlier: Number of times that events occurred in comparisons with other
+                sizes.
             evaluates: Whether two evaluations are compared between draws.
 
         Raises:
@@ -283,7 +314,10 @@ class SimulationComparison:
             try:
                 (actual,) = self._candidate.advance([request], lambda draw: draw)
             except RunnerError as error:
-                return f"draw {number} raises an error, which the baseline's does not: {error}"
+                return (
+                    f"draw {number} raises an error, "
+                    f"which the baseline's does not: {error}"
+                )
             difference = self._find_difference(expected, actual)
             if difference is not None:
                 return difference
@@ -298,14 +332,22 @@ class SimulationComparison:
         # Every size has a separate buffer.
         if OVERWRITTEN in self.events:
             counts[OVERWRITTEN] = self.events[OVERWRITTEN]
-        has_all_events = bool(self.events) and all(counts[name] >= ENOUGH for name in self.events)
-        return self.draws < MOST_DRAWS and not has_all_events and time.monotonic() < deadline
+        has_all_events = bool(self.events) and all(
+            counts[name] >= ENOUGH for name in self.events
+        )
+        return (
+            self.draws < MOST_DRAWS
+            and not has_all_events
+            and time.monotonic() < deadline
+        )
 
     def _find_difference(self, expected: Draw, actual: Draw) -> str | None:
         excluded: tuple[str, ...] = () if expected.is_settled else _UNSETTLED
         if self._is_statistical:
-            # The learner may answer with other numbers; the source receives the baseline's.
-            answers, candidate_answers = (_frame({_ANSWERS: draw.values[_ANSWERS]}) for draw in (expected, actual))
+            # The learner may answer with other numbers; the source receives the
+            # baseline's.
+            answers = _frame({_ANSWERS: expected.values[_ANSWERS]})
+            candidate_answers = _frame({_ANSWERS: actual.values[_ANSWERS]})
             location = unlike(answers, candidate_answers, form=True)
             if location is not None:
                 return self._describe(location, answers, candidate_answers)
@@ -316,25 +358,30 @@ class SimulationComparison:
         if location is None:
             return None
         if not self._is_exact:
-            location = unlike(baseline, candidate, form=False, content=_ROUNDING, rounded=True)
+            location = unlike(
+                baseline, candidate, form=False, content=_ROUNDING, rounded=True
+            )
             if location is None or self._is_excused(location):
                 self._synchronize(expected, actual)
                 return None
         return self._describe(location, baseline, candidate)
 
     def _describe(self, location: Location, baseline: Frame, candidate: Frame) -> str:
-        values = (frame.get(location, MISSING) for frame in (baseline, candidate))
-        return str(described(self.draws + 1, location, *values))
+        return str(describe(self.draws + 1, location, baseline, candidate))
 
     def _is_excused(self, location: Location) -> bool:
-        """Returns whether rounding may have changed a decision of the source, and counts it."""
+        """Returns whether rounding may have changed a decision of the source, and counts
+        it.
+        """
         if not self._has_rounded or is_output(location.name):
             return False
         self._crossings += 1
         return self._crossings <= _CROSSINGS
 
     def _synchronize(self, expected: Draw, actual: Draw) -> None:
-        """Gives a candidate that rounds the baseline's state, so that its errors do not add up."""
+        """Gives a candidate that rounds the baseline's state, so that its errors do not
+        add up.
+        """
         if not expected.is_settled:
             return
         baseline = _frame({"state": expected.values["state"]})

@@ -1,4 +1,4 @@
-"""Calls of the slots of a learner, with inputs that the baseline's had or that have other shapes."""
+"""Calls of the slots of a learner, with inputs of the baseline or of other shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.proof.subject_states import clones
 from runner.recipe.recipe import Recipe
 from runner.system.tensor_trees import leaves, map_tensors, tensors
 from runner.training.pipeline import assemble
-from runner.verify.subjects import LearnerState, Training, baseline_step, recipe_with
+from runner.verify.subjects import Training, baseline_step, recipe_with
 
 
 class SlotCall(NamedTuple):
@@ -25,7 +25,8 @@ class SlotCall(NamedTuple):
     Attributes:
         slot: Name of the slot.
         inputs: Its positional arguments.
-        predicts: Whether it is called as in a prediction: in evaluation mode, without gradients.
+        predicts: Whether it is called as in a prediction: in evaluation mode, without
+            gradients.
     """
 
     slot: str
@@ -48,23 +49,27 @@ def slot_calls(recipe: Recipe, registry: Registry, stages: Collection[str]) -> B
                     modes.enter_context(pipeline.learner.evaluating())
                     modes.enter_context(torch.no_grad())
                 output = step(*pipeline.transfer(request.inputs))
+            # A result with gradients would keep the graph of its call.
             return {request.slot: map_tensors(Tensor.detach, output)}
 
-        state = {"learner": LearnerState(training.whole_step)}
-        return Subject(call, state, seed=training.whole_step.seed, parameters=lambda: ())
+        return training.subject(call)
 
     return build
 
 
-def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]) -> list[SlotCall]:
+def record_slot_calls(
+    recipe: Recipe, registry: Registry, slots: Collection[str]
+) -> list[SlotCall]:
     """Returns the first call of each slot in an update of the baseline.
 
-    Calls with other arguments or results than tensors and numbers are left out: objects of one
-    pipeline have no counterpart in another one.
+    Calls with other arguments or results than tensors and numbers are left out: objects
+    of one pipeline have no counterpart in another one.
     """
     calls: dict[str, SlotCall] = {}
 
-    def record(name: str, step: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    def record(
+        name: str, step: Callable[..., Any], *inputs: Any, **options: Any
+    ) -> Any:
         # A slot may change its inputs in place.
         copies = clones(inputs)
         output = step(*inputs, **options)
@@ -83,4 +88,5 @@ def record_slot_calls(recipe: Recipe, registry: Registry, slots: Collection[str]
 def _has_tensors(value: Any) -> bool:
     """Returns whether a tree consists of tensors, with numbers and texts among them."""
     plain = Tensor | bool | int | float | str | None
-    return next(tensors(value), None) is not None and all(isinstance(leaf, plain) for _, leaf in leaves(value))
+    has_tensor = next(tensors(value), None) is not None
+    return has_tensor and all(isinstance(leaf, plain) for _, leaf in leaves(value))

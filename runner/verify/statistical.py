@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from runner.plugin.contract import Objective
 from runner.proof.noninferiority import NonInferiority
@@ -16,14 +17,19 @@ from runner.system.hardware import usable_cores
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.training_pool import Milestone, TrainingOrder, Trainings
 
-# Parts of a recipe's length; trainings are evaluated after each of them, and may end there.
 PARTS = 5
-_SPARE = 0.1  # share of the remaining budget, because durations of trainings vary
+"""Parts of a recipe's length; trainings are evaluated after each of them, and may end
+there.
+"""
+# Durations of trainings vary.
+_SPARE = 0.1
+"""Share of the remaining budget that is not planned."""
 
 
 def seeds_of(training: TrainingOrder, pairs: int) -> list[int]:
     """Returns the seeds of ``pairs`` pairs, without that of the recipe."""
-    return [int(training.recipe["seed"]) + 1 + i for i in range(pairs)]
+    first = int(training.recipe["seed"]) + 1
+    return list(range(first, first + pairs))
 
 
 def part_of(length: int) -> int:
@@ -32,7 +38,12 @@ def part_of(length: int) -> int:
 
 
 def affordable(
-    reference: TrainingOrder, changed: TrainingOrder, unit: str, pairs: int, changes: int, trainings: Trainings
+    reference: TrainingOrder,
+    changed: TrainingOrder,
+    unit: str,
+    pairs: int,
+    changes: int,
+    trainings: Trainings,
 ) -> int:
     """Returns the longest length with which all trainings fit into the budget: at
     least a fifth of the recipe's length.
@@ -54,79 +65,129 @@ def affordable(
     Raises:
         DivergedError: the training with the change did.
     """
-    length, seeds = trainings.length, seeds_of(reference, pairs)
+    length = trainings.length
+    seeds = seeds_of(reference, pairs)
     lengths: list[int] = [*range(trainings.every, length, trainings.every), length]
+    # A part of one pair shows the cost of all trainings.
     trainings.run([reference, changed], seeds[:1], lengths[0])
-    found = [(1, trainings.newest(reference, seeds)), (changes, trainings.newest(changed, seeds))]
-    at_a_time, left = min(usable_cores(), pairs * (1 + changes)), trainings.seconds_left
+    milestones = [
+        (1, trainings.newest(reference, seeds)),
+        (changes, trainings.newest(changed, seeds)),
+    ]
+    processes = min(usable_cores(), pairs * (1 + changes))
+    seconds_left = trainings.seconds_left
 
-    def needed(steps: int) -> float:
-        """Seconds for what is left of all trainings of this length."""
-        whole = sum(times * pairs * _cost(known, steps) for times, known in found)
-        over = sum(_cost(known, min(steps, each.done)) for _, known in found for each in known)
-        return (whole - over) / at_a_time / (1 - _SPARE)
+    def remaining_seconds(steps: int) -> float:
+        """Returns the seconds that all trainings of this length still take."""
+        total = 0.0
+        spent = 0.0
+        for repetitions, finished in milestones:
+            total += repetitions * pairs * _cost(finished, steps)
+            for milestone in finished:
+                spent += _cost(finished, min(steps, milestone.done))
+        return (total - spent) / processes / (1 - _SPARE)
 
-    steps = next((each for each in reversed(lengths) if needed(each) <= left), lengths[0])
+    steps = lengths[0]
+    for candidate in reversed(lengths):
+        if remaining_seconds(candidate) <= seconds_left:
+            steps = candidate
+            break
     if steps < length:
-        enough = 60 * math.ceil((trainings.budget - left + needed(length)) / 60)
-        trainings.say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
+        used = trainings.budget - seconds_left
+        enough = 60 * math.ceil((used + remaining_seconds(length)) / 60)
+        trainings.say(
+            f"the budget has room for trainings of {steps:,} {unit}; "
+            f"--budget {enough} for all {length:,}"
+        )
     return steps
 
 
-def _cost(known: Sequence[Milestone], steps: int) -> float:
-    """Seconds of a training of this length, by those that were trained, however far."""
-    warm = known[1:] or known  # the first compiles what the others find compiled
-    start = median([each.seconds - each.growing_seconds for each in warm])
-    growth = median([each.growing_seconds / each.done for each in warm])
+def _cost(milestones: Sequence[Milestone], steps: int) -> float:
+    """Returns the seconds of a training of this length, by those that were trained,
+    however far.
+    """
+    # The first training compiles code that the others load.
+    warm = milestones[1:] or milestones
+    start = median(
+        [milestone.seconds - milestone.growing_seconds for milestone in warm]
+    )
+    growth = median([milestone.growing_seconds / milestone.done for milestone in warm])
     return start + steps * growth
 
 
 def statistical(
-    reference: TrainingOrder, changed: TrainingOrder, length: int, objective: Objective, trainings: Trainings,
+    reference: TrainingOrder,
+    changed: TrainingOrder,
+    length: int,
+    objective: Objective,
+    trainings: Trainings,
     most_seeds: int,
-) -> Verdict:  # fmt: skip
-    """Trains a recipe without and with a stage from the same seeds, until it is clear whether it learns less with it.
+) -> Verdict:
+    """Trains a recipe without and with a stage from the same seeds, until it is clear
+    whether it learns less with it.
 
-    The result of a training is the objective after this length minus the one before it. The mean
-    loss of the changed recipe over seeds may not exceed the objective's margin: in its unit, or as
-    a share of what the reference learns. If that is not clear after the largest number of seeds, or
-    a training diverged only with the stage, the verdict is INCONCLUSIVE.
+    The result of a training is the objective after this length minus the one before it.
+    The mean loss of the changed recipe over seeds may not exceed the objective's
+    margin: in its unit, or as a share of the reference's improvement. If that is not
+    clear after the largest number of seeds, or a training diverged only with the stage,
+    the verdict is INCONCLUSIVE.
 
     Raises:
         DivergedError: a training with the stage did.
     """
-    name, sign = objective.name, objective.sign
-    test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
+    name = objective.name
+    orders = [reference, changed]
+    relative = objective.unit is None
+    test = NonInferiority(margin=objective.margin, most=most_seeds, relative=relative)
     for first, look in itertools.pairwise((0, *test.looks)):
         seeds = seeds_of(reference, look)[first:]
-        if trainings.seconds_left < 0 and not trainings.are_over([reference, changed], seeds, length):
+        is_over = trainings.seconds_left < 0
+        if is_over and not trainings.are_over(orders, seeds, length):
             break
         try:
-            results = trainings.run([reference, changed], seeds, length)
+            results = trainings.run(orders, seeds, length)
         except OutOfTime:
-            raise OutOfTime(f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else "") from None
-        missing = [milestone for milestone in results if not _measured(milestone, name)]
-        if missing:
-            summary = f"eval/{name} is not measured, or no finite number: declare the objective"
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        gains = [sign * (each.after[name] - each.before[name]) for each in results]
-        for pair in zip(gains[: len(seeds)], gains[len(seeds) :], strict=True):
-            test.add(*pair)
-        learnt = sum(without for without, _ in test.pairs) / len(test)
-        if learnt <= 0:
-            summary = f"the reference learns nothing: {name} does not improve; train longer"
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, test.evidence())
+            summary = (
+                f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else ""
+            )
+            raise OutOfTime(summary) from None
+        if not all(_is_measured(milestone, name) for milestone in results):
+            return inconclusive(
+                f"eval/{name} is not measured, or no finite number: "
+                "declare the objective"
+            )
+        gains = [
+            objective.sign * (milestone.metrics[name] - milestone.initial[name])
+            for milestone in results
+        ]
+        pairs = zip(gains[: len(seeds)], gains[len(seeds) :], strict=True)
+        for baseline_gain, gain in pairs:
+            test.add(baseline_gain, gain)
+        mean_gain = sum(baseline_gain for baseline_gain, _ in test.pairs) / len(test)
+        # The margin may be a share of this gain.
+        if mean_gain <= 0:
+            summary = (
+                f"the reference learns nothing: {name} does not improve; train longer"
+            )
+            return inconclusive(summary, test.evidence())
         trainings.say(f"{name}, {len(test)} seeds: {test.summary()}")
         if test.decision() is not None:
             break
     if not len(test):
-        return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
-    return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
+        return inconclusive(NOT_BEGUN)
+    evidence = {"metric": name, **test.evidence()}
+    summary = f"{name}: {test.summary()}"
+    return Verdict(test.conclude(), "Statistical", summary, evidence)
 
 
-def _measured(milestone: Milestone, name: str) -> bool:
+def inconclusive(summary: str, evidence: dict[str, Any] | None = None) -> Verdict:
+    """Returns the verdict on a comparison of trainings without a result."""
+    return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence or {})
+
+
+def _is_measured(milestone: Milestone, name: str) -> bool:
     """Returns whether a metric was measured before the training and here; a
     declared objective always is.
     """
-    values = [metrics.get(name, math.nan) for metrics in (milestone.before, milestone.after)]
-    return all(map(math.isfinite, values))
+    evaluations = (milestone.initial, milestone.metrics)
+    return all(math.isfinite(metrics.get(name, math.nan)) for metrics in evaluations)

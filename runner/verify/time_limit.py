@@ -1,4 +1,6 @@
-"""Time limits and signals that end a comparison, so that what was reached before can be reported."""
+"""Time limits and signals that end a comparison, so that results until then can be
+reported.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,20 @@ from types import FrameType
 from runner.system.errors import ExitCode
 
 NOT_BEGUN = "no training was started within the budget"
-_IMPORT_SECONDS = 0.1  # after which an import may be over
-_REPEAT_SECONDS = 5.0  # after which the exception is raised again, because torch may swallow one in a callback
+_IMPORT_SECONDS = 0.1
+"""Time after which an import may be over."""
+# Torch may swallow an exception in a callback.
+_REPEAT_SECONDS = 5.0
+"""Time after which the exception is raised again."""
 
 
 class OutOfTime(BaseException):
-    """A time limit is over. It is no ``Exception``, so that user code and comparisons do not handle it.
+    """A time limit is over.
+
+    It is a ``BaseException``, so that user code and comparisons do not handle it.
 
     Args:
-        partial: What was reached until then, for the verdict.
+        partial: Intermediate result, for the verdict.
     """
 
     def __init__(self, partial: str = "") -> None:
@@ -43,21 +50,28 @@ class Interrupted(BaseException):
     @property
     def exit_code(self) -> ExitCode:
         """Returns 130 for SIGINT and 143 for SIGTERM."""
-        return ExitCode.INTERRUPTED if self.signal is signal.SIGINT else ExitCode.TERMINATED
+        if self.signal is signal.SIGINT:
+            return ExitCode.INTERRUPTED
+        return ExitCode.TERMINATED
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises ``Interrupted`` inside the ``with`` at the first SIGTERM or SIGINT; a second one acts as before."""
+    """Raises ``Interrupted`` inside the ``with`` at the first SIGTERM or SIGINT; a second
+    one has the handler of the caller.
+    """
     if not _in_main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
         raise Interrupted(signal.Signals(number))
 
     for number in numbers:
@@ -65,15 +79,14 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 class TimeLimit:
-    """A budget of seconds for several comparisons, each of which may receive a part of it.
+    """A budget of seconds for several comparisons.
 
-    A limit ends Python code and waiting by a timer of the operating system, whose signal reaches the main thread. In
-    another thread nothing is ended.
+    A limit ends Python code and waiting by a timer of the operating system, whose
+    signal reaches the main thread. Other threads are not ended.
 
     Args:
         seconds: The budget from here on; infinity for none.
@@ -81,7 +94,8 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._deadlines: list[float] = []  # of the contexts that are entered, the outermost first
+        self._deadlines: list[float] = []
+        """Deadlines of the entered contexts, the outermost first."""
 
     @property
     def seconds_left(self) -> float:
@@ -98,25 +112,30 @@ class TimeLimit:
             return
         if seconds <= 0:
             raise OutOfTime
-        handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        handler = signal.getsignal(signal.SIGALRM)
+        timer_seconds, interval = signal.getitimer(signal.ITIMER_REAL)
         entered = time.monotonic()
         self._deadlines.append(time.monotonic() + seconds)
         signal.signal(signal.SIGALRM, _raise)
         try:
             try:
-                self._arm()  # inside, because the time may be over immediately
+                # The time may be over immediately.
+                self._arm()
                 yield
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        finally:  # also if the time was over in the line before
+        finally:
+            # The time may have been over in the line before.
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._deadlines.pop()
             signal.signal(signal.SIGALRM, handler)
             if self._deadlines:
                 self._arm()
-            elif timer[0]:  # the caller's timer, which continues
-                remaining = max(timer[0] - (time.monotonic() - entered), 1e-3)
-                signal.setitimer(signal.ITIMER_REAL, remaining, timer[1])
+            elif timer_seconds:
+                # The timer of the caller continues.
+                elapsed = time.monotonic() - entered
+                remaining = max(timer_seconds - elapsed, 1e-3)
+                signal.setitimer(signal.ITIMER_REAL, remaining, interval)
 
     def _arm(self) -> None:
         seconds = max(min(self._deadlines) - time.monotonic(), 1e-3)
@@ -124,7 +143,8 @@ class TimeLimit:
 
 
 def _raise(_number: int, frame: FrameType | None) -> None:
-    """Raises ``OutOfTime``, once an import is over: an extension makes an ImportError of it, and is lost."""
+    """Raises ``OutOfTime`` when no import is running."""
+    # An extension makes an ImportError of it, and cannot be imported again.
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS, _REPEAT_SECONDS)

@@ -15,27 +15,37 @@ from runner.verify.variants import weakest
 
 
 class TimedGate(ExitStack):
-    """Judges sets of stages of one recipe after the other; what has no verdict in time is INCONCLUSIVE."""
+    """Judges sets of stages of one recipe after the other; INCONCLUSIVE without a verdict
+    in time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._child: Child | None = None
         self._recipe: Recipe | None = None
 
-    def __call__(self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float) -> Verdict:
+    def __call__(
+        self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float
+    ) -> Verdict:
         """Returns the verdict without any training, within the given seconds."""
         if self._child is None or recipe is not self._recipe:
             self.close()
             self._recipe = recipe
-            self._child = self.enter_context(Child("runner.verify.timed_gate", recipe, plugin_files=registry.files))
+            child = Child(
+                "runner.verify.timed_gate", recipe, plugin_files=registry.files
+            )
+            self._child = self.enter_context(child)
         try:
-            told = self._child.ask(",".join(stages), seconds)
+            reply = self._child.ask(",".join(stages), seconds)
         except ChildError as error:
+            # The next set gets another process.
             self._child = None
-            late = f"no verdict within the {seconds:.0f} s that were left"
-            summary = late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"
-            return Verdict(Outcome.INCONCLUSIVE, type(weakest(recipe, stages)).__name__, summary)
-        return Verdict(Outcome(told["outcome"]), told["contract"], told["summary"])
+            summary = f"it cannot be judged: {error}"
+            if error.cause is Cause.HUNG:
+                summary = f"no verdict within the {seconds:.0f} s that were left"
+            contract = type(weakest(recipe, stages)).__name__
+            return Verdict(Outcome.INCONCLUSIVE, contract, summary)
+        return Verdict(Outcome(reply["outcome"]), reply["contract"], reply["summary"])
 
 
 def main(parent: Parent) -> None:
@@ -44,7 +54,11 @@ def main(parent: Parent) -> None:
     with share_processor(recipe.system.threads, recipe.system.wait):
         for stages in parent.commands():
             verdict = quick(recipe, registry, stages.split(","))
-            parent.tell(outcome=str(verdict.outcome), contract=verdict.contract, summary=verdict.summary)
+            parent.tell(
+                outcome=str(verdict.outcome),
+                contract=verdict.contract,
+                summary=verdict.summary,
+            )
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

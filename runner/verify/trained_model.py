@@ -22,7 +22,7 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.checkpoint import kept
 from runner.training.pipeline import Assembly, assemble
-from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
+from runner.verify.subjects import Recorded, Training, recipe_with
 
 MOST_MODULES = 2
 """Modules that are exported, at most."""
@@ -70,16 +70,22 @@ class Exports(NamedTuple):
     def results(self) -> list[str]:
         """Returns the names of all results."""
         counts = {call.name: 1 + len(self.inputs[call.name]) for call in self.calls}
-        return [f"program.{name}.{number}" for name, count in counts.items() for number in range(count)]
+        return [
+            f"program.{name}.{number}"
+            for name, count in counts.items()
+            for number in range(count)
+        ]
 
 
-def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+def trained_models(
+    recipe: Recipe, registry: Registry, stages: Collection[str]
+) -> Build:
     """Makes subjects that train, and then use the trained model.
 
-    For an update that was ``Recorded``, the step performs it. For a ``Restoration``, it returns the
-    prediction of the trained model, and of a model without stages that was restored from what a run
-    keeps. For ``Exports``, it returns what exported programs compute; None for a module that cannot
-    be exported.
+    For an update that was ``Recorded``, the step performs it. For a ``Restoration``, it
+    returns the prediction of the trained model, and of a model without stages that was
+    restored from a stored state. For ``Exports``, it returns results of exported
+    programs; None for a module that cannot be exported.
     """
     staged = recipe_with(recipe, registry, stages)
     plain = recipe_with(recipe, registry, ())
@@ -94,23 +100,29 @@ def trained_models(recipe: Recipe, registry: Registry, stages: Collection[str]) 
             if isinstance(request, Exports):
                 return {"program": run_programs(pipeline.learner, request)}
             restored = restore(plain, registry, pipeline)
-            inputs = request.inputs
-            return {"trained": predict(pipeline.learner, inputs), "restored": predict(restored.learner, inputs)}
+            return {
+                "trained": predict(pipeline.learner, request.inputs),
+                "restored": predict(restored.learner, request.inputs),
+            }
 
-        state = {"learner": LearnerState(training.whole_step)}
-        return Subject(act, state, seed=training.whole_step.seed, parameters=lambda: ())
+        return training.subject(act)
 
     return build
 
 
 def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
-    """Returns a pipeline without stages that has the trained model, as it is used after a run.
+    """Returns a pipeline without stages that has the trained model, as after a run.
 
     Raises:
         CheckpointError: The model does not fit the recipe without stages.
         UnpackableError: A checkpoint cannot hold it.
     """
-    learner = {name: entry for name, entry in pipeline.learner.complete_state().items() if name != "optimizers"}
+    # A trained model is used without its optimizers.
+    learner = {
+        name: entry
+        for name, entry in pipeline.learner.complete_state().items()
+        if name != "optimizers"
+    }
     model: State = {
         "learner": learner,
         "stages": {},
@@ -126,23 +138,35 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
 
 
 def updates_before(
-    batches: Sequence[Recorded], states: Mapping[str, Any] | None, request: Restoration | Exports
+    batches: Sequence[Recorded],
+    states: Mapping[str, Any] | None,
+    request: Restoration | Exports,
 ) -> list[Update]:
     """Returns updates with these batches from a state, and then the request."""
-    first, *others = (batch._replace(inputs=None) for batch in batches)
-    return [Update(first, states, 0), *map(Update, others), Update(request)]
+    first, *later = (batch._replace(inputs=None) for batch in batches)
+    return [Update(first, states, 0), *map(Update, later), Update(request)]
 
 
 def run_exports(build: Build, updates: Sequence[Update]) -> Frame:
-    """Returns what exported programs of a subject compute after updates; the last one has the ``Exports``."""
+    """Returns results of exported programs of a subject after updates.
+
+    Args:
+        build: Made by ``trained_models``.
+        updates: Updates, and at the end the ``Exports``.
+    """
     isolation = Isolation(build, 0)
-    *before, last = updates
-    for update in before:
+    for update in updates[:-1]:
         if update.states is not None:
             isolation.load(update.states, update.seed)
         isolation.advance([update.batch], lambda _: None)
-    (output,) = isolation.advance([last.batch], lambda returned: dict(leaves(returned)))
-    return {Location(STEP, "output", path): value for path, value in output.items() if value is not None}
+    (output,) = isolation.advance(
+        [updates[-1].batch], lambda result: dict(leaves(result))
+    )
+    return {
+        Location(STEP, "output", path): value
+        for path, value in output.items()
+        if value is not None
+    }
 
 
 def choose_exports(learner: Learner, inputs: Sequence[Any]) -> Exports:
@@ -150,12 +174,21 @@ def choose_exports(learner: Learner, inputs: Sequence[Any]) -> Exports:
 
     Args:
         learner: The baseline.
-        inputs: Of predictions, with different numbers of samples; the first is that of the export.
+        inputs: Inputs of predictions, with different numbers of samples; the first one
+            is that of the export.
     """
-    first, *others = (record_calls(learner, value) for value in inputs)
-    further = [{call.name: call.inputs for call in calls} for calls in others]
-    calls = [call for call in first if all(call.name in named for named in further)][:MOST_MODULES]
-    return Exports(tuple(calls), {call.name: [named[call.name] for named in further] for call in calls})
+    first, *repetitions = (record_calls(learner, value) for value in inputs)
+    further = [
+        {call.name: call.inputs for call in repetition} for repetition in repetitions
+    ]
+    repeated = [
+        call for call in first if all(call.name in arguments for arguments in further)
+    ]
+    calls = tuple(repeated[:MOST_MODULES])
+    further_inputs = {
+        call.name: [arguments[call.name] for arguments in further] for call in calls
+    }
+    return Exports(calls, further_inputs)
 
 
 @torch.no_grad()
@@ -166,14 +199,26 @@ def predict(learner: Learner, inputs: Any) -> Any:
 
 
 def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
-    """Returns the first call of each outermost module that a prediction calls with tensors alone."""
+    """Returns the first call of each outermost module that a prediction calls with
+    tensors alone.
+    """
     calls: dict[str, ModuleCall] = {}
     depth = 0
 
-    def enter(role: str, path: str, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def enter(
+        role: str,
+        path: str,
+        _: nn.Module,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> None:
         nonlocal depth
+        # A module may change its inputs in place.
         call = ModuleCall(role, path, clones(inputs))
-        if depth == 0 and inputs and not named and all(isinstance(value, Tensor) for value in inputs):
+        has_tensors_alone = not options and all(
+            isinstance(value, Tensor) for value in inputs
+        )
+        if depth == 0 and inputs and has_tensors_alone:
             calls.setdefault(call.name, call)
         depth += 1
 
@@ -184,8 +229,11 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
     handles = []
     for role, root in learner.modules().items():
         for path, module in root.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(enter, role, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
+            hook = partial(enter, role, path)
+            handles += [
+                module.register_forward_pre_hook(hook, with_kwargs=True),
+                module.register_forward_hook(leave, always_call=True),
+            ]
     try:
         predict(learner, inputs)
     finally:
@@ -195,17 +243,22 @@ def record_calls(learner: Learner, inputs: Any) -> list[ModuleCall]:
 
 
 def run_programs(learner: Learner, exports: Exports) -> dict[str, Any]:
-    """Returns the results of exported modules, by the modules' names and the numbers of the inputs.
+    """Returns the results of exported modules, by the modules' names and the numbers of
+    the inputs.
 
-    A result is None if a module cannot be exported, or the program refuses the sizes of the inputs.
+    A result is None if a module cannot be exported, or the program refuses the sizes of
+    the inputs.
     """
     results: dict[str, Any] = {}
     with learner.evaluating(), torch.no_grad():
         for call in exports.calls:
             module = learner.modules()[call.role].get_submodule(call.path)
             program = export_module(module, call.inputs)
+            if program is None:
+                results[call.name] = None
+                continue
             inputs = (call.inputs, *exports.inputs[call.name])
-            results[call.name] = None if program is None else [_run(program, arguments) for arguments in inputs]
+            results[call.name] = [_run(program, arguments) for arguments in inputs]
     return results
 
 
@@ -214,23 +267,28 @@ def _run(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
     try:
         return program(*clones(inputs))
     except Exception:
-        # Whatever a program does that was made for fixed sizes.
+        # A program for fixed sizes may raise anything.
         return None
 
 
-def export_module(module: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Any] | None:
-    """Returns a module as a program of ``torch.export``, for inputs of as many sizes as it allows.
+def export_module(
+    module: nn.Module, inputs: tuple[Tensor, ...]
+) -> Callable[..., Any] | None:
+    """Returns a module as a program of ``torch.export``, for inputs of as many sizes as
+    it allows.
 
     Returns:
         The program; None if the module cannot be exported.
     """
-    dynamic = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO) for tensor in inputs)
+    automatic = torch.export.Dim.AUTO
+    shapes = tuple(dict.fromkeys(range(tensor.dim()), automatic) for tensor in inputs)
     try:
         with _without_advice():
-            program = torch.export.export(module, clones(inputs), dynamic_shapes=dynamic)
+            program = torch.export.export(module, clones(inputs), dynamic_shapes=shapes)
     except Exception:
-        # Whatever a module does that cannot be traced.
+        # A module that cannot be traced may raise anything.
         return None
+    # The comparison shows whether results for other sizes are right.
     exported: Callable[..., Any] = program.module(check_guards=False)
     return exported
 
@@ -238,6 +296,7 @@ def export_module(module: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[...
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """Silences warnings of exporters inside of the ``with``."""
+    # Advice for the authors of modules does not help users.
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

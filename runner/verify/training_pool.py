@@ -1,4 +1,4 @@
-"""Trains recipes in child processes, which report their progress and evaluations meanwhile."""
+"""Trains recipes in child processes, which report their evaluations meanwhile."""
 
 from __future__ import annotations
 
@@ -30,54 +30,92 @@ from runner.training.signals import Stop
 
 
 class TrainingOrder(NamedTuple):
-    """The input of a child process that trains."""
+    """The input of a child process that trains.
 
-    recipe: Mapping[str, Any]  # its values
-    # As selected by a stage; other settings still refer to the recipe's batch size.
+    Attributes:
+        recipe: The values of the recipe.
+        batch_size: The batch size that a stage has selected; None for the recipe's, to
+            which other settings refer in any case.
+    """
+
+    recipe: Mapping[str, Any]
     batch_size: int | None = None
 
 
-def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int) -> TrainingOrder:
-    """Returns a training of this length with these stages, its batch size chosen already."""
+def training_order(
+    recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int
+) -> TrainingOrder:
+    """Returns a training of this length with these stages, whose batch size is already
+    selected.
+    """
     values = recipe.values(masked=False)
-    values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
-    choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
-    for kind in choosing:
-        del values["optimization"][kind]  # next to other trainings, the choice might be different
-    return TrainingOrder(values, assemble(recipe, registry.files).batch_size if choosing else None)
+    values["train"] |= {
+        recipe.length[0]: length,
+        "log_every": length,
+        "checkpoint_every": None,
+    }
+    selecting = [kind for kind in kinds if recipe.stages[kind].prepares]
+    if not selecting:
+        return TrainingOrder(values)
+    # Next to other trainings, a stage might select a different size.
+    for kind in selecting:
+        del values["optimization"][kind]
+    return TrainingOrder(values, assemble(recipe, registry.files).batch_size)
 
 
 class Milestone(NamedTuple):
-    """The evaluation of a training at a step, which may be its end, and the time until then."""
+    """The evaluation of a training at a step, which may be its end.
 
-    done: int  # in the recipe's unit
-    before: Mapping[str, float]  # the evaluation before the training, by name
-    after: Mapping[str, float]
-    seconds: float  # since its process was started
-    growing_seconds: float  # of these, what grows with the length: neither the start nor what the first update compiles
+    Attributes:
+        done: The step, in the recipe's unit.
+        initial: Metrics of the evaluation before the training, by name.
+        metrics: Metrics of this evaluation.
+        seconds: Time since the process of the training was started.
+        growing_seconds: The part of this time that grows with the length: neither the
+            start nor what the first update compiles.
+    """
+
+    done: int
+    initial: Mapping[str, float]
+    metrics: Mapping[str, float]
+    seconds: float
+    growing_seconds: float
 
 
 @dataclass
 class Trainings(AbstractContextManager["Trainings"]):
-    """Trains recipes, each of them once, in child processes with one thread each: as many at a time as it may.
+    """Trains recipes, each of them once, in child processes with one thread each.
 
-    The processes are copies of one that has imported everything, which saves its time, where that may be copied.
+    Args:
+        plugin_files: Plugin files that the processes load.
+        budget: Seconds from now on after which no training starts.
+        length: Length of trainings: the recipe's, or another one with an evaluation.
+        every: Distance of intermediate evaluations, which cost time and change nothing.
+        say: Receives lines about the progress.
+        compiles: Whether a stage of the recipes compiles for a CPU.
+        forked: Whether processes may be copies of one that has imported everything,
+            which saves time.
     """
 
     plugin_files: Sequence[Path]
-    budget: float  # seconds from here, after which no training starts
-    length: int  # the length of trainings: the recipe's, or another one with an evaluation
-    every: int  # distance of intermediate evaluations, which cost time and change nothing
+    budget: float
+    length: int
+    every: int
     say: Callable[[str], None]
-    compiles: bool = False  # a stage of the recipes compiles for a CPU
-    forked: bool = True  # whether their processes may be copies of another one
+    compiles: bool = False
+    forked: bool = True
     _started: float = field(default_factory=time.monotonic)
-    _futures: dict[str, Future[None]] = field(default_factory=dict)  # by the order as JSON
-    _milestones: dict[str, list[Milestone]] = field(default_factory=dict)  # by the order as JSON
+    # The keys of both are orders as JSON.
+    _futures: dict[str, Future[None]] = field(default_factory=dict)
+    _milestones: dict[str, list[Milestone]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._given_up, self._turn = Event(), Condition()
-        self._cores = self._at_a_time = max(1, usable_cores())
+        self._given_up = Event()
+        self._changed = Condition()
+        """Notified when a training starts, is evaluated, ends or is given up."""
+        self._cores = max(1, usable_cores())
+        self._limit = self._cores
+        """Number of trainings that may run simultaneously."""
         self._running = 0
 
     def __exit__(self, *_: object) -> None:
@@ -90,131 +128,172 @@ class Trainings(AbstractContextManager["Trainings"]):
         return self._started + self.budget - time.monotonic()
 
     @contextmanager
-    def beside(self, cores: int) -> Iterator[None]:
+    def reserve_cores(self, cores: int) -> Iterator[None]:
         """Leaves the given number of cores to other computations inside the ``with``."""
-        before = self._at_a_time
-        self._train_at_a_time(max(1, self._cores - cores))
+        previous = self._limit
+        self._set_limit(max(1, self._cores - cores))
         try:
             yield
         finally:
-            self._train_at_a_time(before)
+            self._set_limit(previous)
 
     @contextmanager
-    def ahead(self, device: torch.device, begin: Callable[[], bool]) -> Iterator[None]:
-        """Trains on half of the cores of a CPU inside the ``with`` what ``begin`` has started;
-        afterwards nothing is trained.
+    def ahead(self, device: torch.device, start: Callable[[], bool]) -> Iterator[None]:
+        """Trains on half of the cores of a CPU inside the ``with`` what ``start`` has
+        started; afterwards nothing is trained.
 
-        Trainings that turn out to be unnecessary are abandoned. With an
-        accelerator, this has no advantage.
+        Trainings that turn out to be unnecessary are abandoned. With an accelerator,
+        this has no advantage.
         """
-        threads, half = torch.get_num_threads(), self._cores // 2
-        with self, self.beside(self._cores - half):
-            begun = half > 0 and device.type == "cpu" and begin()
-            torch.set_num_threads(half if begun else threads)
+        threads = torch.get_num_threads()
+        half = self._cores // 2
+        with self, self.reserve_cores(self._cores - half):
+            has_started = half > 0 and device.type == "cpu" and start()
+            torch.set_num_threads(half if has_started else threads)
             try:
                 yield
             finally:
                 torch.set_num_threads(threads)
 
     def end_at(self, length: int) -> None:
-        """Limits the length of all trainings; those that start later are
-        evaluated only at that length.
+        """Limits the length of all trainings; those that start later are evaluated only
+        at that length.
         """
         self.length = self.every = length
 
     def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
-        """Trains with every seed, the first seed first, and does not wait for it; the last of them may diverge."""
+        """Starts trainings with every seed, the first seed first, and returns.
+
+        The last of the trainings may diverge.
+        """
         changed = set(_as_json(trainings[-1:], seeds))
         for seed in seeds:
-            for text in _as_json(trainings, [seed]):
-                if text not in self._futures:
-                    self._milestones[text] = []
-                    self._futures[text] = self._pool.submit(self._trained, text, text in changed, self._given_up)
-                    self._futures[text].add_done_callback(self._notify)
+            for order in _as_json(trainings, [seed]):
+                # Every training is run once.
+                if order in self._futures:
+                    continue
+                self._milestones[order] = []
+                future = self._pool.submit(
+                    self._run, order, order in changed, self._given_up
+                )
+                self._futures[order] = future
+                future.add_done_callback(self._notify)
 
     def give_up(self) -> None:
         """Ends all trainings that are not over."""
         self._given_up.set()
         self._notify()
         self._futures = {
-            text: each
-            for text, each in self._futures.items()
-            if not each.cancel() and self._milestone(text, self.length) is not None
+            order: future
+            for order, future in self._futures.items()
+            if not future.cancel() and self._milestone(order, self.length) is not None
         }
         self._given_up = Event()
 
-    def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> list[Milestone]:
-        """Evaluations at this length of every training with every seed, trainings outermost.
+    def run(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> list[Milestone]:
+        """Returns evaluations at this length of every training with every seed,
+        trainings outermost.
 
-        A training that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no
-        other.
+        Raises:
+            DivergedError: Only the last of the trainings diverged.
+            RunnerError: A training failed.
         """
-        wanted = _as_json(trainings, seeds)
-        new = [text for text in dict.fromkeys(wanted) if self._milestone(text, length) is None]
+        orders = _as_json(trainings, seeds)
+        new = [
+            order
+            for order in dict.fromkeys(orders)
+            if self._milestone(order, length) is None
+        ]
         self.begin(trainings, seeds)
         try:
-            for number, text in enumerate(new, start=1):
-                self._wait_for(text, length)
+            for number, order in enumerate(new, start=1):
+                self._wait_for(order, length)
                 self.say(f"trained {number} of {len(new)}")
-            return [self._wait_for(text, length) for text in wanted]
-        except BaseException:  # an error or Ctrl-C: the other results are not needed
+            return [self._wait_for(order, length) for order in orders]
+        except BaseException:
+            # After an error or Ctrl-C, the other results are not needed.
             self.give_up()
             raise
 
-    def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> bool:
+    def are_over(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> bool:
         """Returns whether all trainings have reached a length."""
-        return all(self._milestone(text, length) is not None for text in _as_json(trainings, seeds))
+        return all(
+            self._milestone(text, length) is not None
+            for text in _as_json(trainings, seeds)
+        )
 
     def newest(self, training: TrainingOrder, seeds: Sequence[int]) -> list[Milestone]:
-        """The last evaluation with every seed with which there was one, in the order of the seeds."""
-        told = (self._milestones.get(text) for text in _as_json([training], seeds))
-        return [each[-1] for each in told if each]
+        """Returns the last evaluation with every seed that has one, in the order of the
+        seeds.
+        """
+        lists = (self._milestones.get(order) for order in _as_json([training], seeds))
+        return [milestones[-1] for milestones in lists if milestones]
 
-    def _milestone(self, text: str, length: int) -> Milestone | None:
-        """The first one at this length or after it."""
-        return next((each for each in self._milestones.get(text, ()) if each.done >= length), None)
+    def _milestone(self, order: str, length: int) -> Milestone | None:
+        """Returns the first evaluation at this length or after it."""
+        for milestone in self._milestones.get(order, ()):
+            if milestone.done >= length:
+                return milestone
+        return None
 
-    def _wait_for(self, text: str, length: int) -> Milestone:
-        future = self._futures[text]
-        with self._turn:
-            self._turn.wait_for(lambda: future.done() or self._milestone(text, length) is not None)
-        found = self._milestone(text, length)
-        if found is None:
-            future.result()  # raises what went wrong
-            raise RunnerError(f"a training for the comparison ended before it was evaluated at {length:,}")
-        return found
+    def _wait_for(self, order: str, length: int) -> Milestone:
+        future = self._futures[order]
+
+        def is_over() -> bool:
+            return future.done() or self._milestone(order, length) is not None
+
+        with self._changed:
+            self._changed.wait_for(is_over)
+        milestone = self._milestone(order, length)
+        if milestone is None:
+            # Raises the error of the training.
+            future.result()
+            raise RunnerError(
+                f"a training for the comparison ended before it was evaluated at "
+                f"{length:,}"
+            )
+        return milestone
 
     def _notify(self, *_: object) -> None:
-        with self._turn:
-            self._turn.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
-    def _train_at_a_time(self, trainings: int) -> None:
-        self._at_a_time = trainings
+    def _set_limit(self, trainings: int) -> None:
+        self._limit = trainings
         self._notify()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._cores)
 
-    def _trained(self, text: str, may_diverge: bool, given_up: Event) -> None:
+    def _run(self, order: str, may_diverge: bool, given_up: Event) -> None:
         """Calls ``_train`` when fewer trainings are running than allowed."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._running < self._at_a_time or given_up.is_set())
+
+        def may_start() -> bool:
+            return self._running < self._limit or given_up.is_set()
+
+        with self._changed:
+            self._changed.wait_for(may_start)
             if given_up.is_set():
                 raise CancelledError
             self._running += 1
         try:
-            self._train(text, may_diverge, given_up)
+            self._train(order, may_diverge, given_up)
         finally:
-            with self._turn:
+            with self._changed:
                 self._running -= 1
-                self._turn.notify_all()
+                self._changed.notify_all()
 
-    def _train(self, text: str, may_diverge: bool, given_up: Event) -> None:
-        recipe, batch_size = json.loads(text)
+    def _train(self, order: str, may_diverge: bool, given_up: Event) -> None:
+        recipe, batch_size = json.loads(order)
         recipe["train"] |= {"evaluate_every": self.every}
-        options, started = {"batch_size": batch_size}, time.monotonic()
-        try:  # several compute side by side, with one thread each
+        options = {"batch_size": batch_size}
+        started = time.monotonic()
+        try:
             with Child(
                 __name__,
                 recipe,
@@ -223,45 +302,69 @@ class Trainings(AbstractContextManager["Trainings"]):
                 forked=self.forked,
                 compiles=self.compiles and self.forked,
             ) as child:
-                while (told := child.receive(given_up.is_set)) is not None:
-                    self._milestones[text].append(Milestone(**told, seconds=time.monotonic() - started))
+                while (message := child.receive(given_up.is_set)) is not None:
+                    seconds = time.monotonic() - started
+                    self._milestones[order].append(
+                        Milestone(**message, seconds=seconds)
+                    )
                     self._notify()
-                    if told["done"] >= self.length:
+                    # The limit may be less than the length in the order.
+                    if message["done"] >= self.length:
                         return
         except ChildError as error:
             if error.cause == Cause.DIVERGED and may_diverge:
                 raise DivergedError(str(error)) from error
             if error.cause == Cause.INVALID:
                 raise UsageError(str(error)) from error
-            raise RunnerError(f"a training for the comparison failed:\n{error}") from error
+            summary = f"a training for the comparison failed:\n{error}"
+            raise RunnerError(summary) from error
 
 
 def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[str]:
-    """Every training with every seed, trainings outermost."""
-    orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
+    """Returns the orders of every training with every seed, trainings outermost."""
+    orders = [
+        [{**recipe, "seed": seed}, batch_size]
+        for recipe, batch_size in trainings
+        for seed in seeds
+    ]
     return [json.dumps(order, sort_keys=True) for order in orders]
 
 
-class _Told(NoOutput):
+class _EvaluationSender(NoOutput):
     """Sends every evaluation of a training to the process that waits for it."""
 
-    def __init__(self, parent: Parent, before: Mapping[str, float]) -> None:
-        self.parent, self.before = parent, before
-        self.started, self.first_update = time.monotonic(), 0.0
+    def __init__(self, parent: Parent, initial: Mapping[str, float]) -> None:
+        self.parent = parent
+        self.initial = initial
+        self.started = time.monotonic()
+        self.first_update = 0.0
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Records the duration of the first update, which compiles, and sends evaluations."""
+        """Records the duration of the first update, which compiles, and sends
+        evaluations.
+        """
         self.first_update = metrics.get("perf/first_update_seconds", self.first_update)
-        after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
-        if after:
-            seconds = time.monotonic() - self.started - self.first_update
-            self.parent.tell(done=step, before=self.before, after=after, growing_seconds=max(seconds, 1e-3))
+        evaluation = {
+            name.removeprefix("eval/"): value
+            for name, value in metrics.items()
+            if name.startswith("eval/")
+        }
+        if not evaluation:
+            return
+        seconds = time.monotonic() - self.started - self.first_update
+        # The cost of an update is derived from it, and must not be zero or negative.
+        seconds = max(seconds, 1e-3)
+        self.parent.tell(
+            done=step, initial=self.initial, metrics=evaluation, growing_seconds=seconds
+        )
 
 
 def main(parent: Parent) -> None:
     """Trains the recipe without a record; sends its evaluations."""
+    # Several trainings run simultaneously.
     torch.set_num_threads(1)
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
-    Loop(pipeline, parent.folder, _Told(parent, evaluated(pipeline)), NoOutput(), Stop()).run()
+    sender = _EvaluationSender(parent, evaluated(pipeline))
+    Loop(pipeline, parent.folder, sender, NoOutput(), Stop()).run()

@@ -24,8 +24,10 @@ class Unexercised:
         evaluations: Number of evaluations that were compared; 0 if none was.
         input_sizes: Batch sizes of the predictions that were compared; other sizes were not.
         checks: Names of checks that were not run.
-        events: Rare events of a source that did not occur, and sizes in which it was not compared.
-        lines: Statements of the stage and of modules in its folder that never ran, as ``FILE:LINE``.
+        events: Rare events of a source that did not occur, and sizes in which it was
+            not compared.
+        lines: Statements of the stage and of modules in its folder that never ran, as
+            ``FILE:LINE``.
     """
 
     updates: int
@@ -39,14 +41,26 @@ class Unexercised:
     def __str__(self) -> str:
         parts = []
         if self.lines:
-            more = f" and {len(self.lines) - SHOWN_LINES} more" if len(self.lines) > SHOWN_LINES else ""
+            more = (
+                f" and {len(self.lines) - SHOWN_LINES} more"
+                if len(self.lines) > SHOWN_LINES
+                else ""
+            )
             parts.append(f"{', '.join(self.lines[:SHOWN_LINES])}{more}")
         if self.updates < self.training_updates:
-            parts.append(f"updates after {self.updates:,} of about {self.training_updates:,}")
-        evaluations = f"more than {self.evaluations} evaluations" if self.evaluations else "evaluations"
+            parts.append(
+                f"updates after {self.updates:,} of about {self.training_updates:,}"
+            )
+        evaluations = (
+            f"more than {self.evaluations} evaluations"
+            if self.evaluations
+            else "evaluations"
+        )
         parts.append(evaluations)
         if self.input_sizes:
-            parts.append(f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}")
+            parts.append(
+                f"inputs of other sizes than {', '.join(map(str, self.input_sizes))}"
+            )
         parts += self.events
         return "; ".join(parts)
 
@@ -55,7 +69,9 @@ class Unexercised:
         return asdict(self)
 
 
-def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> Unexercised:
+def list_unexercised(
+    pair: StagePair, updates: int, checks: tuple[str, ...]
+) -> Unexercised:
     """Returns what the checks that were run on a pair have not exercised.
 
     Args:
@@ -65,14 +81,18 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
     """
     completed = {check.name for check, _ in pair.results}
     baseline = pair.baseline
-    events = [event for _, verdict in pair.results for event in verdict.evidence.get(NOT_EXERCISED, ())]
+    events = [
+        event
+        for _, verdict in pair.results
+        for event in verdict.evidence.get(NOT_EXERCISED, ())
+    ]
     return Unexercised(
         updates=updates,
         training_updates=_count_training_updates(pair),
         evaluations=baseline.count_evaluations() if "evaluations" in completed else 0,
         input_sizes=baseline.input_sizes if "predictions" in completed else (),
         checks=tuple(name for name in checks if name not in completed),
-        lines=tuple(pair.reach.missed()),
+        lines=tuple(pair.code_coverage.missed()),
         events=tuple(events),
     )
 
@@ -80,5 +100,5 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
 def _count_training_updates(pair: StagePair) -> int:
     """Returns about how many updates a complete training makes."""
     progress = pair.baseline.progress
-    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress["updates"]
+    updates: int = pair.baseline.batches[pair.options.updates - 1].progress["updates"]
     return round(updates * progress.whole / max(1, progress.position))

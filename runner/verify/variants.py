@@ -15,21 +15,31 @@ if TYPE_CHECKING:
     import torch
 
 BASELINE = "baseline"
-AGAIN = "baseline again"  # the second child that measures the baseline, for A/A
-BASELINES = (BASELINE, AGAIN)  # the references of variants
+AGAIN = "baseline again"
+"""A second measurement of the baseline, for comparisons of A with A."""
+BASELINES = (BASELINE, AGAIN)
+"""The references of variants."""
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-_FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
+_FETCHING = frozenset({"draw", "next_batch", "transfer"})
+"""Slots that act before an update has its batch."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A set of stages."""
+    """A set of stages.
+
+    Attributes:
+        name: The name of the set.
+        stages: Kinds of its stages, in the order in which they attach; none for the
+            baseline.
+        also: Alternative names of the same set, which is measured once.
+    """
 
     name: str
-    stages: tuple[str, ...]  # kinds that are on, in the order in which they attach; none is the baseline
-    also: tuple[str, ...] = ()  # other names of the same set, which is measured once
+    stages: tuple[str, ...]
+    also: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,58 +49,86 @@ class Variant:
 
 @dataclass(frozen=True)
 class VariantSet:
-    """The variants of one recipe, and what cannot be one."""
+    """The variants of one recipe, and those that are impossible.
 
-    variants: tuple[Variant, ...]  # the baseline first, then those that matter most
-    inactive: Mapping[str, str]  # stages that have nothing to do on this machine, with the reason
-    refused: Mapping[str, str]  # variants that cannot exist, with the reason
+    Attributes:
+        variants: The baseline, and then the variants in the order of their importance.
+        inactive: Stages that have nothing to do on this machine, with the reason.
+        refused: Variants that cannot exist, with the reason.
+    """
+
+    variants: tuple[Variant, ...]
+    inactive: Mapping[str, str]
+    refused: Mapping[str, str]
 
     def find(self, stages: Collection[str]) -> Variant | None:
-        """The variant with exactly these stages."""
-        return next((variant for variant in self.variants if set(variant.stages) == set(stages)), None)
+        """Returns the variant with exactly these stages."""
+        for variant in self.variants:
+            if set(variant.stages) == set(stages):
+                return variant
+        return None
 
     def named(self, name: str) -> Variant | None:
-        """The variant of that name."""
-        return next((variant for variant in self.variants if name in variant.names), None)
+        """Returns the variant of that name."""
+        for variant in self.variants:
+            if name in variant.names:
+                return variant
+        return None
 
 
-def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> VariantSet:
-    """The baseline, and sets of the stages that are on, of these kinds; ``UsageError`` if none may run here."""
+def variants_of(
+    recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS
+) -> VariantSet:
+    """Returns the baseline, and sets of the active stages, of these groups.
+
+    Raises:
+        UsageError: None of them may run on this machine.
+    """
     inactive = _inactive(recipe, recipe.stages, device)
     active = [kind for kind in recipe.stages if kind not in inactive]
-    found: dict[tuple[str, ...], list[str]] = {}
+    # A set with several names is measured once.
+    names_of_sets: dict[tuple[str, ...], list[str]] = {}
     refused: dict[str, str] = {}
-    for name, stages in _wanted(recipe.stages, active, groups):
+    for name, stages in _named_sets(recipe.stages, active, groups):
         try:
             idle = _inactive(recipe, stages, device)
         except UsageError as error:
             refused[name] = str(error)
             continue
         if idle:
-            refused[name] = "; ".join(f"{kind} would be inactive: {reason}" for kind, reason in idle.items())
+            reasons = (
+                f"{kind} would be inactive: {reason}" for kind, reason in idle.items()
+            )
+            refused[name] = "; ".join(reasons)
         else:
-            found.setdefault(stages, []).append(name)
-    if ALL not in (whole := found.get(tuple(active), [])):
-        whole.append(ALL)  # whatever name it was requested with
-    variants = tuple(Variant(name, stages, tuple(also)) for stages, (name, *also) in found.items())
+            names_of_sets.setdefault(stages, []).append(name)
+    # The complete recipe has this name, too, if it was requested with another one.
+    names_of_all = names_of_sets.get(tuple(active), [])
+    if ALL not in names_of_all:
+        names_of_all.append(ALL)
+    variants = tuple(
+        Variant(name, stages, tuple(also))
+        for stages, (name, *also) in names_of_sets.items()
+    )
     return VariantSet(variants, inactive, refused)
 
 
 def names(recipe: Recipe) -> set[str]:
     """Returns the names of the variants of a recipe if all of its stages are active."""
-    return {name for name, _ in _wanted(recipe.stages, list(recipe.stages), GROUPS)}
+    sets = _named_sets(recipe.stages, list(recipe.stages), GROUPS)
+    return {name for name, _ in sets}
 
 
 def required(stages: Mapping[str, StageConfig], kind: str) -> set[str]:
     """Returns all stages that a stage requires, directly or indirectly."""
     direct = set(stages[kind].requires)
-    return direct.union(*(required(stages, other) for other in direct))
+    return direct.union(*(required(stages, needed) for needed in direct))
 
 
-def _wanted(
+def _named_sets(
     stages: Mapping[str, StageConfig], active: list[str], groups: Collection[Group]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names and sets, the most important ones first."""
+    """Yields names and sets, the most important ones first."""
 
     def ordered(kinds: Collection[str]) -> tuple[str, ...]:
         return tuple(kind for kind in active if kind in kinds)
@@ -101,23 +139,33 @@ def _wanted(
     if "phases" in groups:
         phases = sorted({stages[kind].phase for kind in active})
         for last in phases:
-            name = f"phase {last}" if last == phases[0] else f"phases {phases[0]}-{last}"
+            name = f"phases {phases[0]}-{last}"
+            if last == phases[0]:
+                name = f"phase {last}"
             yield name, tuple(kind for kind in active if stages[kind].phase <= last)
     if "alone" in groups:
         for kind in active:
-            below = required(stages, kind)
-            if below:  # the reference for the gain of the stage
-                yield " + ".join(ordered(below)), ordered(below)
-            yield kind, ordered({kind} | below)
+            needed = required(stages, kind)
+            # The gain of the stage is relative to the stages that it requires.
+            if needed:
+                yield " + ".join(ordered(needed)), ordered(needed)
+            yield kind, ordered({kind} | needed)
     if "all_but" in groups:
         for kind in active:
-            without = {kind} | {other for other in active if kind in required(stages, other)}
-            yield f"all but {kind}", ordered(set(active) - without)
+            dependent = {
+                candidate for candidate in active if kind in required(stages, candidate)
+            }
+            yield f"all but {kind}", ordered(set(active) - dependent - {kind})
 
 
-def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
-    """The stages among these that have nothing to do when exactly these are on, with the reason."""
-    from runner.training.pipeline import setting_of  # torch comes with it, and a file of an ablation is read without
+def _inactive(
+    recipe: Recipe, kinds: Collection[str], device: torch.device
+) -> dict[str, str]:
+    """Returns the stages among these that have nothing to do when exactly these are
+    active, with the reason.
+    """
+    # Files of ablations are read without torch, which comes with this import.
+    from runner.training.pipeline import setting_of
 
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
@@ -126,9 +174,11 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
             reason = stage.inactive(setting)
         except UsageError as error:
             raise UsageError(f"{kind}: {error}") from None
-        lacking = next((other for other in stage.requires if other in reasons or other not in setting.stages), None)
-        if reason is None and lacking is not None:
-            reason = f"it requires '{lacking}', which is inactive: {reasons.get(lacking, 'it is off')}"
+        for needed in stage.requires:
+            is_missing = needed in reasons or needed not in setting.stages
+            if reason is None and is_missing:
+                cause = reasons.get(needed, "it is off")
+                reason = f"it requires '{needed}', which is inactive: {cause}"
         if reason is not None:
             reasons[kind] = reason
     return reasons
@@ -137,18 +187,25 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
     """Returns the contract of several stages together, which is the weakest of theirs."""
     contracts = [contract_of(recipe, kind) for kind in stages]
-    return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
+
+    def weakness(contract: Contract) -> int:
+        return (Exact, Close, Statistical).index(type(contract))
+
+    return max(contracts, key=weakness, default=Exact())
 
 
 def contract_of(recipe: Recipe, kind: str) -> Contract:
     """Returns the contract of a recipe's stage on this machine."""
     from runner.training.pipeline import resolve_device, setting_of
 
-    return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
+    setting = setting_of(recipe, resolve_device(recipe.device))
+    return recipe.stages[kind].contract(setting)
 
 
 def beyond_updates(recipe: Recipe, stages: Sequence[str]) -> str | None:
-    """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
+    """Returns a stage that is not Exact and acts where batches come from, which recorded
+    batches cannot show; None without one.
+    """
     for kind in stages:
         stage = recipe.stages[kind]
         fetches = stage.prepares or (stage.claims | stage.wraps) & _FETCHING

@@ -23,46 +23,41 @@ class SkipsEverySecondConfig(FakeConfig):
     """Skips every second update, and returns what the one before has returned."""
 
     kind: ClassVar[str] = "skips_every_second"
-
-    def implementation(self) -> type[Stage]:
-        """What skips."""
-        return SkipsEverySecond
+    implementation = "SkipsEverySecond"
 
 
 class ReplaysConfig(FakeConfig):
     """Returns what an earlier update has returned, and trains nothing."""
 
     kind: ClassVar[str] = "replays"
-
-    def implementation(self) -> type[Stage]:
-        """What replays."""
-        return Replays
+    implementation = "Replays"
 
 
 class OldGradientsConfig(FakeConfig):
     """Takes the gradients of every second batch from the batch before."""
 
     kind: ClassVar[str] = "old_gradients"
+    implementation = "OldGradients"
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     def contract(self, setting: Setting) -> Close:
         """What it falsely promises."""
         return Close()
 
-    def implementation(self) -> type[Stage]:
-        """What takes an old batch."""
-        return OldGradients
-
 
 class RemembersEightConfig(FakeConfig):
     """Remembers for the last eight batches that it has seen them: harmless, and worth nothing."""
 
     kind: ClassVar[str] = "remembers_eight"
+    implementation = "RemembersEight"
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
 
-    def implementation(self) -> type[Stage]:
-        """What remembers."""
-        return RemembersEight
+
+class PostponesConfig(FakeConfig):
+    """Makes updates only when somebody reads the parameters."""
+
+    kind: ClassVar[str] = "postpones"
+    implementation = "Postpones"
 
 
 class Fake(Stage):
@@ -140,3 +135,38 @@ class RemembersEight(Stage):
             return loss
 
         pipeline.slots.wrap("loss", remembering)
+
+
+class Postpones(Stage):
+    """Updates wait in a list until the state is read."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the update, and the reading of the state."""
+        self.waiting = []
+        self.is_open = False
+        read_state = pipeline.learner.state_dict
+
+        def state_dict():
+            self.catch_up()
+            return read_state()
+
+        pipeline.learner.state_dict = state_dict
+        pipeline.slots.wrap("update", self.postponed)
+
+    def catch_up(self) -> None:
+        """Makes the updates that wait."""
+        waiting, self.waiting = self.waiting, []
+        for step, arguments in waiting:
+            self.last = step(*arguments)
+
+    def postponed(self, step):
+        """The update, later."""
+
+        def update(*arguments):
+            if not self.is_open:
+                self.last = step(*arguments)
+            else:
+                self.waiting.append((step, arguments))
+            return self.last
+
+        return update

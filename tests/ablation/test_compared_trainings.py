@@ -1,6 +1,7 @@
 """What updates of a measured variant did is compared with the baseline's from the same states."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +66,24 @@ def test_what_the_baseline_cannot_do_is_a_reason_and_no_fault(baseline):
     told = found.judge(b"no windows")
     assert (told["updates"], told["caught"]) == (0, "")
     assert told["reason"].startswith("the baseline cannot make the same updates: ")
+
+
+def test_work_that_waits_for_a_reader_is_timed():
+    found = measured("optimization.postpones=on")
+    found.count = 8
+    stage = found.pipeline.stages["postpones"]
+    stage.is_open = True
+    waiting = []
+    readings = iter([0.001, 0.5, 0.1])  # of a block, and of two readings of the results
+
+    def seconds(work):
+        work()
+        waiting.append(len(stage.waiting))
+        return next(readings)
+
+    found.stopwatch = SimpleNamespace(seconds=seconds)
+    assert found.update()["seconds"] == pytest.approx((0.001 + 0.5 - 0.1) / 8)
+    assert waiting == [8, 0, 0]
 
 
 def test_every_timed_update_has_a_batch_of_its_own():

@@ -171,7 +171,7 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
         "class BreaksConfig(StageConfig):\n    kind = 'breaks'\n    phase = 3\n"
         "    wraps = frozenset({'update'})\n"
         "    def contract(self, setting):\n        return Exact()\n"
-        "    def implementation(self):\n        return Breaks\n"
+        "    implementation = 'Breaks'\n"
         "class Breaks(Stage):\n"
         "    def attach(self, pipeline):\n        pipeline.slots.wrap('update', self.broken)\n"
         "    def broken(self, step):\n"
@@ -245,7 +245,7 @@ class Actor:
             "judge": {"updates": 13, "caught": "", "reason": ""},
             "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
             "memory": {"free_bytes": 2**40, "own_bytes": 1, "host_bytes": 1, "device_bytes": None},
-            "update": {"seconds": self.seconds},
+            "update": {"seconds": self.seconds, "contention": {"waited": 0.0, "other_cores": 0.0}},
             "train": {"seconds": 1.0, "done": 1, "share": 0.1, "updates": 1, "spent": {}},
         }[command]
 

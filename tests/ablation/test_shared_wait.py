@@ -8,8 +8,8 @@ from runner.recipe.recipe import SystemConfig
 from runner.system.contention import Contention
 from runner.system.processor import QUIET_SECONDS, SAMPLE_SECONDS, THREAD_VARIABLES
 
-QUIET = {"seconds": 1.0, "waited": 0.0, "others": 0.0}
-LOADED = {"seconds": 1.0, "waited": 0.8, "others": 1.9}
+QUIET = Contention(waited=0.0, other_cores=0.0)
+LOADED = Contention(waited=0.8, other_cores=1.9)
 
 
 @pytest.fixture
@@ -20,8 +20,7 @@ def waits(monkeypatch):
     monkeypatch.setattr(shared_wait, "usable_cores", lambda: 2)
 
     def build(wait="auto", at_start=QUIET):
-        known = Contention(at_start["waited"], at_start["others"])
-        monkeypatch.setattr(shared_wait.SINCE_START, "read", lambda: known)
+        monkeypatch.setattr(shared_wait.SINCE_START, "read", lambda: at_start)
         commands = []
         return SharedWait(SystemConfig(threads=2, wait=wait), commands.append), commands
 

@@ -167,9 +167,9 @@ def test_a_local_plugin_is_listed_and_a_broken_one_is_an_error(tmp_path):
         "    'Mine.'\n"
         "    kind = 'mine'\n"
         "    phase = 1\n"
+        "    implementation = 'Missing'\n"
         "    def contract(self, setting) -> Exact | Close:\n"
         "        'The same bits, or nearly.'\n"
-        "    def implementation(self): raise AssertionError('nobody trains')\n"
     )
     assert "mine" in runner("plugins", "--plugin", "mine.py", cwd=tmp_path).stdout
     card = runner("plugins", "mine", "--plugin", "mine.py", cwd=tmp_path).stdout

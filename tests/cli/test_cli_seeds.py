@@ -11,7 +11,7 @@ from runner.system.console import Console
 from runner.system.errors import ExitCode
 from runner.system.interval import student
 from runner.training.outputs import NoOutput
-from runner.training.seeds import SeedsResult, _Together
+from runner.training.seeds import SeedsResult, _JointDisplay
 
 VALUES = {
     "formation_strict": {42: 0.0006556, 43: 0.1792, 44: 0.005835},
@@ -45,18 +45,18 @@ def test_the_bar_names_every_seed_that_is_training(seed):
     recipe = SimpleNamespace(name="demo", length=("epochs", 12), headline=("return",), objective=None)
     console = Console(file=io.StringIO(), width=draw.choice((80, 160)))
     display = SeedsProgressDisplay(console, recipe, 4)
-    together = _Together(display, {})
+    joint = _JointDisplay(display, {})
     training: dict[int, object] = {}
     steps: dict[int, int | None] = {}
     for _ in range(20):
         number = draw.randrange(4)
         if number not in training:
-            training[number] = together.training(number)
+            training[number] = joint.training(number)
             training[number].__enter__()
             steps[number] = None
         elif draw.random() < 0.6:
             steps[number] = draw.randint(1, 12)
-            together.advance(number, steps[number], {})
+            joint.advance(number, steps[number], {})
         else:
             training.pop(number).__exit__(None, None, None)
             del steps[number]
@@ -75,10 +75,10 @@ def test_a_training_that_fails_is_no_longer_shown():
             self.steps = steps
 
     display = Seeds()
-    together = _Together(display, {})
+    joint = _JointDisplay(display, {})
 
     def fail():
-        with together.training(3):
+        with joint.training(3):
             assert display.steps == {3: None}
             raise ZeroDivisionError
 

@@ -40,12 +40,10 @@ NAME = {name!r}
 class HostileConfig(GradientLearnerConfig):
     __doc__ = NAME
     kind: ClassVar[str] = "hostile"
+    implementation = "Hostile"
     learns_from: ClassVar[str] = "points"
     raises: bool = False
     label: str = NAME
-
-    def implementation(self):
-        return Hostile
 
 
 class Hostile(GradientLearner):

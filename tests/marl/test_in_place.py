@@ -61,10 +61,8 @@ class CounterConfig(SimulatorConfig):
     """Counts."""
 
     kind: ClassVar[str] = "counter"
+    implementation = "CounterSource"
     objective: ClassVar[Objective | None] = Objective("return", "maximize")
-
-    def implementation(self):
-        return CounterSource
 
 
 class CounterSource(SimulatorSource):

@@ -97,11 +97,9 @@ class Config(GradientLearnerConfig):
     """Settings."""
 
     kind = "net"
+    implementation = "Net"
     learns_from = "rows"
     module: str
-
-    def implementation(self):
-        return Net
 
 
 class Net(GradientLearner):

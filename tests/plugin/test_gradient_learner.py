@@ -17,11 +17,9 @@ class Config(GradientLearnerConfig):
     """Settings."""
 
     kind = "net"
+    implementation = "Net"
     learns_from = "rows"
     dropout: float = 0.0
-
-    def implementation(self):
-        return Net
 
 
 class Net(GradientLearner):

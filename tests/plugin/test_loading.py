@@ -396,13 +396,12 @@ from runner.api import Exact, Stage, StageConfig
 class SlowerConfig(StageConfig):
     "Does nothing."
     kind = "slower"
+    implementation = "Stage"
     phase = 1
 
     def contract(self, setting):
         return Exact()
 
-    def implementation(self):
-        return Stage
 """
 
 

@@ -11,6 +11,7 @@ from toy_runs import toy
 
 import runner
 from runner.api import Learner, RunnerError
+from runner.plugin.implementation import implementation_of
 from runner.plugin.plugin_errors import told
 from runner.plugin.registry import Registry
 from runner.system.errors import PluginError, UsageError
@@ -53,7 +54,7 @@ def _making(name, built=True):
 
 
 MISTAKES = {
-    r"Toy\.build in .*test_mistakes\.py:\d+ should return a module with parameters to train, got NoneType": (
+    r"Toy\.build in .*test_plugin_errors\.py:\d+ should return a module with parameters to train, got NoneType": (
         "toy", "works", "build", lambda *_: None,
     ),
     r"Pair makes a role 'generatr', which PairConfig\.roles does not have - did you mean 'generator'": (
@@ -62,14 +63,14 @@ MISTAKES = {
     r"PairConfig\.roles names 'discriminator', which Pair never makes: make it with self\.role": (
         "toy_pair", "works", "__init__", _making("generator"),
     ),
-    r"Pair\.__init__ in .*test_mistakes\.py:\d+ should call super\(\)\.__init__\(config, shapes, context\)": (
+    r"Pair\.__init__ in .*test_plugin_errors\.py:\d+ should call super\(\)\.__init__\(config, shapes, context\)": (
         "toy_pair", "works", "__init__", _making("generator", built=False),
     ),
     r"PairConfig\.slots names 'juge', and Pair has no such method - did you mean 'judge'": (
         "toy_pair", "face", "slots", frozenset({"juge"}),
     ),
-    r"PairConfig\.implementation in .* should return a Learner, a Source or a Stage, got 'int'": (
-        "toy_pair", "face", "implementation", lambda self: int,
+    r"PairConfig\.implementation should be a Learner, a Source or a Stage, got 'int'": (
+        "toy_pair", "face", "implementation", int,
     ),
 }  # fmt: skip
 
@@ -78,7 +79,7 @@ MISTAKES = {
 def test_a_mistake_is_one_message(said, tmp_path, monkeypatch):
     kind, owner, name, wrong = MISTAKES[said]
     recipe = toy(tmp_path, f"model.kind={kind}", "train.updates=4")
-    monkeypatch.setattr(type(recipe.model) if owner == "face" else recipe.model.implementation(), name, wrong)
+    monkeypatch.setattr(type(recipe.model) if owner == "face" else implementation_of(type(recipe.model)), name, wrong)
     with pytest.raises(RunnerError, match=said):
         assemble(recipe)
 

@@ -15,6 +15,7 @@ from children import start
 from running import forked, result_of, runner
 
 from runner.child.spawn import Cause, ChildError
+from runner.plugin.implementation import implementation_of
 from runner.plugin.plugin_errors import told
 from runner.plugin.registry import Registry
 from runner.recipe.provenance import code_digests
@@ -22,20 +23,22 @@ from runner.system.errors import PluginError, UsageError
 
 UNIQUE = itertools.count()
 FACE = """
-from runner.api import Exact, StageConfig
+from runner.api import Exact, Stage, StageConfig
 {imports}
 
 class Slower(StageConfig):
     '''Slower.'''
     kind = "slower"
     phase = 1
+    implementation = "{implementation}"
 
     def contract(self, setting):
         return Exact()
 
-    def implementation(self):
+
+class Late(Stage):
+    def attach(self, pipeline):
         {later}
-        raise AssertionError("never assembled")
 """
 GAN = Path(__file__).parents[2] / "docs" / "example_gan.py"
 SHORT = [
@@ -50,26 +53,38 @@ def own_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def plugin(folder, imports="", later="pass"):
+def plugin(folder, imports="", later="pass", implementation="Late"):
     """A plugin file in that folder."""
     folder.mkdir(exist_ok=True)
     path = folder / f"plugin_{next(UNIQUE)}.py"
-    path.write_text(FACE.format(imports=imports, later=later))
+    path.write_text(FACE.format(imports=imports, later=later, implementation=implementation))
     return path
+
+
+STAGE = "from runner.api import Stage\nclass Late(Stage):\n    def attach(self, pipeline): pass\n"
+
+
+def statement(when, module):
+    """Returns the part of a plugin file that imports a module."""
+    return {when: f"{module}:Late" if when == "implementation" else f"import {module}"}
 
 
 def face_of(path):
     return Registry([path], installed=()).get("optimization", "slower")
 
 
-@pytest.mark.parametrize("when", ["imports", "later"])
+def attach(face):
+    """Imports the stage of a plugin file and runs its method."""
+    implementation_of(face)(None).attach(None)
+
+
+@pytest.mark.parametrize("when", ["imports", "later", "implementation"])
 def test_a_plugin_file_may_import_what_stands_beside_it(tmp_path, when):
     name = f"sibling_{next(UNIQUE)}"
-    (tmp_path / f"{name}.py").write_text("answer = 42\n")
-    face = face_of(plugin(tmp_path, **{when: f"import {name}"}))
-    if when == "later":
-        with pytest.raises(AssertionError, match="never assembled"):
-            face().implementation()
+    (tmp_path / f"{name}.py").write_text(f"{STAGE}answer = 42\n")
+    face = face_of(plugin(tmp_path, **statement(when, name)))
+    if when != "imports":
+        attach(face)
     assert sys.modules.pop(name).answer == 42
 
 
@@ -82,7 +97,7 @@ def test_what_stands_beside_it_shadows_nothing(tmp_path):
     assert module.colorsys.rgb_to_hsv
 
 
-@pytest.mark.parametrize("when", ["imports", "later"])
+@pytest.mark.parametrize("when", ["imports", "later", "implementation"])
 def test_the_code_of_a_run_has_what_a_plugin_file_imports_and_what_that_imports(tmp_path, when):
     near, far, package = (f"{name}_{next(UNIQUE)}" for name in ("near", "far", "package"))
     (tmp_path / package / "inner").mkdir(parents=True)
@@ -91,7 +106,7 @@ def test_the_code_of_a_run_has_what_a_plugin_file_imports_and_what_that_imports(
     (tmp_path / f"{near}.py").write_text(f"import {far}, json, numpy\nfrom {package}.inner import deep\n")
     (tmp_path / f"{far}.py").write_text("x = 1\n")
     (tmp_path / "unrelated.py").write_text("x = 1\n")
-    path = plugin(tmp_path, **{when: f"import {near}"})
+    path = plugin(tmp_path, **statement(when, near))
     face = face_of(path)
     before = code_digests([face])
     assert before.keys() == {"runner", path.name, f"{near}.py", f"{far}.py", package}
@@ -191,8 +206,7 @@ def test_every_plugin_file_imports_what_is_beside_it_also_where_names_are_equal(
     for number, face in faces.items():
         module = sys.modules[face.__module__]
         assert (module.NUMBER, module.package_number, module.random) == (number, number, random)
-        with pytest.raises(AssertionError, match="never assembled"):
-            face().implementation()
+        attach(face)
     digests = {number: code_digests([face]) for number, face in faces.items()}
     assert all("helper.py" in found for found in digests.values())
     assert len({found["helper.py"] for found in digests.values()}) == 3
@@ -205,7 +219,7 @@ def test_equal_plugin_files_in_two_folders_have_modules_of_their_own(tmp_path):
     numbers = []
     for number in (4, 5):
         folder = folder_with_helpers(tmp_path / f"twin_{number}", number)
-        (folder / "twin.py").write_text(FACE.format(imports=HELPED, later="pass"))
+        (folder / "twin.py").write_text(FACE.format(imports=HELPED, later="pass", implementation="Late"))
         numbers.append(sys.modules[face_of(folder / "twin.py").__module__].NUMBER)
     assert numbers == [4, 5]
     for name in ("helper", "parts", "parts.deep", "lonely_helper"):
@@ -218,8 +232,8 @@ def test_a_plugin_file_that_exits_is_no_verdict(tmp_path, code):
     with pytest.raises(UsageError, match=rf"cannot be imported: it calls sys.exit\({code}\)"):
         Registry([path])
     face = face_of(plugin(tmp_path, later=f"import sys; sys.exit({code})"))
-    with pytest.raises(PluginError, match=rf"Slower\.implementation in .*: sys.exit\({code}\) was called"), told():
-        face().implementation()
+    with pytest.raises(PluginError, match=rf"Late\.attach in .*: sys.exit\({code}\) was called"), told():
+        attach(face)
 
 
 LOUD = """

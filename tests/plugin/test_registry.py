@@ -11,27 +11,27 @@ from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import UsageError
 
 FACES = '''
-from typing import Any, ClassVar
+from typing import ClassVar
 from runner.api import Exact, LearnerConfig, Setting, SourceConfig, StageConfig
 
 class Net(LearnerConfig):
     """A net."""
     kind: ClassVar[str] = "{prefix}net"
     learns_from: ClassVar[str] = "rows"
-    def implementation(self) -> Any: ...
+    implementation = "Missing"
 
 class Rows(SourceConfig):
     """Rows."""
     kind: ClassVar[str] = "{prefix}rows"
     provides: ClassVar[str] = "rows"
-    def implementation(self) -> Any: ...
+    implementation = "Missing"
 
 class Fast(StageConfig):
     """Fast."""
     kind: ClassVar[str] = "{prefix}fast"
     phase: ClassVar[int] = 1
     def contract(self, setting: Setting) -> Exact: return Exact()
-    def implementation(self) -> Any: ...
+    implementation = "Missing"
 
 class Abstract(StageConfig):
     phase: ClassVar[int] = 1
@@ -157,72 +157,34 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
         Registry([path])
 
 
-OLD = """
-from typing import ClassVar
-from runner.api import Exact, LearnerConfig, SourceConfig, Stage
-
-class Fast(Stage):
-    kind = "fast"
-    phase = 1
-    contract = Exact()
-    def attach(self, pipeline): ...
+WITHOUT = """
+from runner.api import LearnerConfig
 
 class Net(LearnerConfig):
     kind = "net"
     learns_from = "rows"
-    def implementation(self): ...
-    def slots(self): return frozenset()
-
-class Sim(SourceConfig):
-    kind = "sim"
-    provides = "rows"
-    simulates: ClassVar[bool] = True
-    def implementation(self): ...
-
-class Table(SourceConfig):
-    kind = "table"
-    provides = "rows"
-    objective: ClassVar[tuple[str, str]] = ("accuracy", "maximize")
-    def implementation(self): ...
+    {implementation}
 """
 
 
-@pytest.mark.parametrize(
-    ("section", "kind", "remedy"),
-    [
-        ("optimization", "fast", "a stage's settings are a StageConfig, whose implementation() names the Stage"),
-        ("model", "net", "slots is a set of names on the class, no method"),
-        ("data", "sim", "simulates is gone: units contains the counts of a source"),
-        ("data", "table", "objective is an Objective(name, direction), no tuple"),
-    ],
-)
-def test_a_plugin_of_the_first_api_gets_one_message_that_says_what_to_change(
-    tmp_path, monkeypatch, site, section, kind, remedy
+@pytest.mark.parametrize("implementation", ["", "implementation = 3", "def implementation(self): return Net"])
+def test_settings_that_do_not_name_their_implementation_are_an_error_at_their_line(
+    tmp_path, monkeypatch, implementation
 ):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OLD)
-    expected = (
-        f"{section}.{kind} of {{}} is written for version 1 of the plugin API, and this is 2: {remedy}; "
-        "docs/plugins.md has a section on moving"
-    )
+    Path("mine.py").write_text(WITHOUT.format(implementation=implementation))
     registry = Registry([Path("mine.py")], installed=[])
+    expected = (
+        f"model.net of {registry.provider('model', 'net')}: Net.implementation should be the name of a class, for "
+        'instance implementation = "Net" or ".net:Net"'
+    )
     with pytest.raises(UsageError) as caught:
-        registry.get(section, kind)
-    assert str(caught.value) == expected.format(registry.provider(section, kind))
-    install(site, "acme", {f"{section}.{kind}": f"acme_old:{kind.title()}"}, {"acme_old": OLD})
-    with pytest.raises(UsageError) as caught:
-        registry_of(site).get(section, kind)
-    assert str(caught.value) == expected.format("acme 1.5")
-
-
-def test_a_recipe_that_names_a_plugin_of_the_first_api_says_so_at_its_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OLD)
-    Path("recipe.yaml").write_text("name: x\nmodel: {kind: net}\ndata: {kind: table}\ntrain: {updates: 1}\n")
+        registry.get("model", "net")
+    assert str(caught.value) == expected
+    Path("recipe.yaml").write_text("name: x\nmodel: {kind: net}\ndata: {kind: digits}\ntrain: {updates: 1}\n")
     with pytest.raises(RecipeError) as caught:
-        load(Path("recipe.yaml"), (), Registry([Path("mine.py")], installed=[]))
-    assert [problem.place.line for problem in caught.value.problems] == [2, 3]
-    assert all("version 1 of the plugin API" in problem.message for problem in caught.value.problems)
+        load(Path("recipe.yaml"), (), Registry([Path("mine.py")]))
+    assert [(problem.place.line, problem.message) for problem in caught.value.problems] == [(2, expected)]
 
 
 @pytest.mark.parametrize(

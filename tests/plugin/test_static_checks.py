@@ -6,8 +6,9 @@ import sys
 import pytest
 from running import runner
 
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
-from runner.plugin.static_checks import imported, lacking, works_of
+from runner.plugin.static_checks import lacking, works_of
 from runner.system.errors import UsageError
 
 FACES = '''
@@ -17,35 +18,27 @@ from runner.api import DatasetConfig, GradientLearnerConfig, LearnerConfig, Stag
 class NetConfig(GradientLearnerConfig):
     """A net."""
     kind, learns_from = "my_net", "pictures"
-    def implementation(self):
-        from heavy_works import Net
-        return Net
+    implementation = "heavy_works:Net"
 
 
 class PlainConfig(LearnerConfig):
     """A learner with an update of its own."""
     kind, learns_from = "my_plain", "pictures"
-    def implementation(self):
-        import heavy_works as works
-        return works.Plain
+    implementation = "heavy_works:Plain"
 
 
 class PicturesConfig(DatasetConfig):
     """Pictures."""
     kind, provides = "my_pictures", "pictures"
-    def implementation(self):
-        from heavy_works import Pictures
-        return Pictures
+    implementation = "heavy_works:Pictures"
 
 
 class SwitchConfig(StageConfig):
     """A stage."""
     kind, phase = "my_switch", 1
+    implementation = "heavy_works:Switch"
     def contract(self, setting):
         return Exact()
-    def implementation(self):
-        from heavy_works import Switch
-        return Switch
 '''
 HEAD = """
 import sys
@@ -169,7 +162,7 @@ def test_works_that_are_imported_are_asked_themselves(tmp_path):
     path.write_text(
         "from torch import nn\nfrom runner.api import GradientLearner, GradientLearnerConfig\n"
         "class BothConfig(GradientLearnerConfig):\n    kind, learns_from = 'both', 'pictures'\n"
-        "    def implementation(self):\n        return Both\n"
+        "    implementation = 'Both'\n"
         "class Both(nn.Module, GradientLearner):\n    def build(self, config, shapes, context): ...\n"
     )
     face = Registry([path], installed=()).get("model", "both")

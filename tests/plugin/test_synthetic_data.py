@@ -10,6 +10,7 @@ from running import TINY_GPT, TRAINED, train_here
 
 from runner.cli.progress import show as show_result
 from runner.plugin.context import Context, Slots
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.console import Console
@@ -37,7 +38,7 @@ def test_a_missing_published_file_is_an_error_that_names_every_way_out(published
     assert not config.is_synthetic()
     context = Context(torch.device("cpu"), Slots(), seed=0)
     with pytest.raises(UsageError) as caught:
-        config.implementation()(config, context)
+        implementation_of(type(config))(config, context)
     message = str(caught.value)
     for way_out in (f"runner data get {name}", "--download", "data.synthetic=true"):
         assert way_out in message

@@ -265,7 +265,9 @@ def test_a_baseline_that_rounds_in_float64_is_no_measure_of_rounding_but_still_o
     assert judge(baseline, baseline)
     verdict = judge(Loop(forward=in_thirds, named=True), baseline)
     assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
-    assert re.search(r"itself rounds to torch.float32 \(test_close.py:\d+, in rounded\); cast to the w", str(verdict))
+    assert re.search(
+        r"itself rounds to torch.float32 \(test_close_check.py:\d+, in rounded\); cast to the w", str(verdict)
+    )
     assert judge(Loop(forward=wrong, named=True), baseline).outcome is Outcome.FAIL
     assert judge(baseline, Loop(named=True)).outcome is Outcome.FAIL, "this baseline does not round"
 

@@ -254,7 +254,7 @@ def test_a_changed_step_that_raises_fails_and_a_baseline_that_raises_is_the_user
 
     verdict = judge(Loop(forward=broken))
     assert verdict.outcome is Outcome.FAIL
-    assert "update 1: the changed step raises ZeroDivisionError: no way (test_exact.py:" in str(verdict)
+    assert "update 1: the changed step raises ZeroDivisionError: no way (test_exact_check.py:" in str(verdict)
     with pytest.raises(StepError, match="ZeroDivisionError: no way"):
         judge(Loop(), Loop(forward=broken))
 

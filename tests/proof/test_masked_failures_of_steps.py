@@ -181,7 +181,7 @@ class Decides(Training):
 def test_a_narrow_type_that_no_result_shows_is_inconclusive(contract):
     verdict = same_digits(*builds(Decides, 0), [Update(batch_of(0, 4, 3))], contract)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "rounded to torch.bfloat16 (test_masked.py:" in verdict.summary
+    assert "rounded to torch.bfloat16 (test_masked_failures_of_steps.py:" in verdict.summary
 
 
 def test_numbers_that_keep_their_digits_in_a_narrow_type_are_not_rounded():

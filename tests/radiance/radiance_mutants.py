@@ -16,9 +16,7 @@ class MixingGanConfig(RadianceGanConfig):
     """The radiance-field GAN whose discriminator has batch norm instead of instance norm."""
 
     kind: ClassVar[str] = "mixing_gan"
-
-    def implementation(self):
-        return MixingGan
+    implementation = "MixingGan"
 
 
 class MixingGan(RadianceGan):

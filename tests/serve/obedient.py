@@ -45,12 +45,10 @@ class ObedientConfig(ToyConfig):
     """The toy, served."""
 
     kind = "toy_obedient"
+    implementation = "Obedient"
     request = WordsRequest
     response = NextResponse
     page = "page"
-
-    def implementation(self):
-        return Obedient
 
 
 class Obedient(Toy):

@@ -137,7 +137,7 @@ def test_every_other_update_is_waited_for_before_a_slot_counts_as_never_called(t
     """The generator of a GAN steps in every second update."""
     pipeline = assemble(recipe_of("gan", tmp_path), REGISTRY.files)
     watch = Watch(pipeline.slots, frozenset())
-    watch.held = {"late": frozenset({"generator_loss"})}
+    watch.slots_by_stage = {"late": frozenset({"generator_loss"})}
     pipeline.watch, pipeline.reports["late"] = watch, StageReport("late", active=True)
     step = Step(pipeline)
     before = dict(vars(pipeline.slots))

@@ -24,13 +24,11 @@ class Data(SourceConfig):
     """What stages ask a source."""
 
     kind = "data"
+    implementation = "Missing"
     provides = "numbers"
     on_host: bool = False
     prioritized: bool = False
     ragged: bool = False
-
-    def implementation(self):
-        raise AssertionError("never assembled")
 
     @property
     def depends_on_feedback(self):

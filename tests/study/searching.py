@@ -26,6 +26,7 @@ class PlantConfig(StageConfig):
     When it hurts: always.
     """
     kind: ClassVar[str] = "plant"
+    implementation = "Plant"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -36,9 +37,6 @@ class PlantConfig(StageConfig):
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Plant
 
 class Plant(Stage):
     def attach(self, pipeline):

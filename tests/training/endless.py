@@ -12,13 +12,11 @@ class EndlessConfig(ToyConfig):
     """The toy, that stays somewhere for ever."""
 
     kind = "toy_endless"
+    implementation = "Endless"
     where: str = "loss"
     how: str = "loop"
     begun: str = ""
     """A file that is written when it does not return any more."""
-
-    def implementation(self):
-        return Endless
 
 
 class Endless(Toy):

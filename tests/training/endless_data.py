@@ -18,12 +18,10 @@ class EndlessWordsConfig(WordsConfig):
     """The words of the toys; something in them does not return."""
 
     kind = "endless_words"
+    implementation = "EndlessWords"
     where: str = "draw"
     begun: str = ""
     """A file that is written when something does not return any more."""
-
-    def implementation(self):
-        return EndlessWords
 
 
 class EndlessWords(Words):
@@ -64,11 +62,9 @@ class EndlessEpisodesConfig(SimulatorConfig):
     """Agents that walk on and on."""
 
     kind = "endless_episodes"
+    implementation = "EndlessEpisodes"
     objective = Objective("return", "maximize")
     begun: str = ""
-
-    def implementation(self):
-        return EndlessEpisodes
 
 
 class EndlessEpisodes(SimulatorSource):

@@ -54,6 +54,7 @@ class LateConfig(StageConfig):
     """Is wrong from an update on."""
 
     kind = "late"
+    implementation = "Late"
     phase = 1
     wraps = frozenset({"backward", "update"})
 
@@ -68,6 +69,3 @@ class LateConfig(StageConfig):
 
     def contract(self, setting):
         return {"exact": Exact, "close": Close, "statistical": Statistical}[self.promise]()
-
-    def implementation(self):
-        return Late

@@ -88,7 +88,12 @@ def test_a_tensor_comes_back_where_torch_would_have_put_it(tmp_path, tensor):
     assert loaded.data_ptr() % 64 == 0, "matrix products depend on it to the last bit"
 
 
-FILES = ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", checkpoint.REST, checkpoint.MANIFEST]
+FILES = [
+    "tensors-0.safetensors",
+    "rows-0-000000000000-000000000003.safetensors",
+    checkpoint.STATE_FILE,
+    checkpoint.MANIFEST,
+]
 
 
 def with_ring(number=1):
@@ -130,7 +135,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(tmp_path, name, damag
 @DAMAGES
 def test_when_all_are_damaged_there_is_none_to_use(tmp_path, damage):
     for step in (1, 2):
-        damage(save(tmp_path, step, with_ring()) / checkpoint.REST)
+        damage(save(tmp_path, step, with_ring()) / checkpoint.STATE_FILE)
     with pytest.raises(CheckpointError, match="all 2 checkpoints are damaged"):
         checkpoint.load_newest(tmp_path)
 

@@ -117,7 +117,7 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path):
 
 def test_a_large_checkpoint_is_spread_over_files_and_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
-    monkeypatch.setattr(checkpoint, "BESIDE_BYTES", 100)
+    monkeypatch.setattr(checkpoint, "BACKGROUND_BYTES", 100)
     state = {f"{i}": torch.full((10,), float(i)) for i in range(5)} | {"empty": torch.zeros(0)}
     each = Writer(tmp_path)
     each.save(1, state)

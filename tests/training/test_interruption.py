@@ -20,8 +20,8 @@ from runner.training.signals import StopNow
 def test_the_warning_says_whether_a_checkpoint_is_there(tmp_path, caplog, names, state):
     for name in names:
         (tmp_path / name).mkdir()
-    loop = SimpleNamespace(writer=SimpleNamespace(folder=tmp_path), again="runner resume this")
-    with interruptible(loop, SimpleNamespace(asked=signal.SIGINT)):
+    loop = SimpleNamespace(writer=SimpleNamespace(folder=tmp_path), resume_command="runner resume this")
+    with interruptible(loop, SimpleNamespace(received=signal.SIGINT)):
         raise StopNow
     assert "SIGINT interrupted" in caplog.text
     assert state in caplog.text

@@ -164,7 +164,7 @@ def test_metrics_that_another_thread_logs_meanwhile_change_nothing(tmp_path):
 
 def test_the_state_of_a_source_on_a_gpu_is_not_expected_there_in_its_file(tmp_path, monkeypatch):
     """A state that was read is in host memory, and of it only the learner is loaded after the first update."""
-    places_of = rehearsal._places
+    places_of = rehearsal._tensor_forms
     compared = []
 
     def places(state):
@@ -172,7 +172,7 @@ def test_the_state_of_a_source_on_a_gpu_is_not_expected_there_in_its_file(tmp_pa
         compared.append(set(found))
         return found
 
-    monkeypatch.setattr(rehearsal, "_places", places)
+    monkeypatch.setattr(rehearsal, "_tensor_forms", places)
     trained(tmp_path, odd_pipeline(tmp_path))
     assert any(not entry.startswith("pipeline/learner") for entry in compared[0])
     assert compared[-1]

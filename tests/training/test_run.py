@@ -117,14 +117,12 @@ from runner.api import Exact, Stage, StageConfig
 class PoisonConfig(StageConfig):
     "Makes one reward a NaN."
     kind = "poison"
+    implementation = "Poison"
     phase = 1
     wraps = frozenset({"transfer"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Poison
 
 class Poison(Stage):
     def attach(self, pipeline):
@@ -156,14 +154,12 @@ from runner.api import Exact, Stage, StageConfig
 class IgnoresConfig(StageConfig):
     "Has a setting that it never reads."
     kind = "ignores"
+    implementation = "Ignores"
     phase = 1
     depth: int = 1
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Ignores
 
 class Ignores(Stage):
     def attach(self, pipeline):

@@ -70,7 +70,7 @@ def stopped_after(evaluate):
 
     def evaluate_and_stop(loop):
         evaluate(loop)
-        loop.stop.asked = signal.SIGTERM
+        loop.stop.received = signal.SIGTERM
 
     return evaluate_and_stop
 

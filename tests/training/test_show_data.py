@@ -8,9 +8,9 @@ from PIL import Image
 from running import RECIPES, settings_of, tiny
 
 from runner.cli import main
+from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
 from runner.plugin.source import Source
-from runner.plugin.static_checks import imported
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
 from runner.training.show_data import show_data

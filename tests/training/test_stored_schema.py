@@ -23,7 +23,7 @@ from runner.system.errors import CheckpointError, DamagedError
 from runner.system.files import sha256
 from runner.training import checkpoint
 from runner.training.checkpoint import Writer
-from runner.training.checkpoint_files import MANIFEST, REST, write_manifest
+from runner.training.checkpoint_files import MANIFEST, STATE_FILE, write_manifest
 from runner.training.state_schema import check_state
 
 LONGEST_SECONDS = 5.0
@@ -106,9 +106,9 @@ HOSTILE = st.sampled_from(
 def test_any_value_of_a_state_may_be_another_one(original, tmp_path, data):
     shutil.rmtree(tmp_path)
     path = shutil.copytree(original, tmp_path / original.name)
-    state = json.loads((path / REST).read_text())
+    state = json.loads((path / STATE_FILE).read_text())
     place = data.draw(st.sampled_from(list(places(state))))
-    (path / REST).write_text(json.dumps(replaced(state, place, data.draw(HOSTILE))))
+    (path / STATE_FILE).write_text(json.dumps(replaced(state, place, data.draw(HOSTILE))))
     reseal(path)
     started = time.process_time()
     fault = fault_of(lambda: checkpoint.load(path))
@@ -145,7 +145,7 @@ def tensors(named):
     return save(named)
 
 
-@pytest.mark.parametrize("file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", REST])
+@pytest.mark.parametrize("file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", STATE_FILE])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_none_is_refused_quickly(name, file, stored):
     (stored / file).write_bytes(FILES[name]())
@@ -158,7 +158,7 @@ def test_a_file_that_is_none_is_refused_quickly(name, file, stored):
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder", "missing", "socket to nowhere"])
 @pytest.mark.parametrize(
-    "file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", REST, MANIFEST]
+    "file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", STATE_FILE, MANIFEST]
 )
 def test_what_is_no_regular_file_is_refused_at_once(kind, file, stored):
     path = stored / file
@@ -266,7 +266,7 @@ def test_the_state_of_a_pipeline_has_its_form(key, value, pipeline, tmp_path):
     state = {"pipeline": {**pipeline.state_dict(), key: value}}
     fault = fault_of(lambda: check_state(state, tmp_path))
     assert key in fault if fault else isinstance(value, str | dict | list)
-    assert not fault or str(tmp_path / REST) in fault
+    assert not fault or str(tmp_path / STATE_FILE) in fault
 
 
 class Command:
@@ -291,7 +291,7 @@ sys.addaudithook(lambda event, arguments: UNPICKLED.append(arguments) if event =
 
 
 @pytest.mark.parametrize(
-    "file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", REST, MANIFEST]
+    "file", ["tensors-0.safetensors", "rows-0-000000000000-000000000003.safetensors", STATE_FILE, MANIFEST]
 )
 @pytest.mark.parametrize("name", pickles())
 def test_no_pickle_is_ever_read(name, file, stored, monkeypatch):

@@ -59,11 +59,9 @@ class StreamConfig(DatasetConfig):
     """Sentences that come as a stream."""
 
     kind = "toy_stream"
+    implementation = "StreamSource"
     provides = "toy_words"
     stream: str = "plain"
-
-    def implementation(self):
-        return StreamSource
 
 
 class StreamSource(DatasetSource):

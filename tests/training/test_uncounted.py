@@ -23,13 +23,11 @@ class RowsConfig(DatasetConfig):
     """Labelled rows with tables that are as long as a batch."""
 
     kind = "uncounted_rows"
+    implementation = "RowsSource"
     provides = "uncounted_rows"
     table: str = "none"
     blank: int = 0
     """Rows without a label, from the first one on."""
-
-    def implementation(self):
-        return RowsSource
 
 
 class RowsSource(DatasetSource):
@@ -63,11 +61,9 @@ class NetConfig(GradientLearnerConfig):
     """Classifies rows; the loss counts those that have a label."""
 
     kind = "uncounted_net"
+    implementation = "Net"
     learns_from = "uncounted_rows"
     counts: str = "tensor"
-
-    def implementation(self):
-        return Net
 
 
 class Net(GradientLearner):

@@ -49,7 +49,9 @@ def test_a_group_of_a_machine_that_vanished_is_resumed(tmp_path):
 
     def train(**options):
         registry = Registry([TOYS])
-        return train_seeds(recipes, registry, Workspace(), SilentSeeds(), 2, tags={}, note="", again="", **options)
+        return train_seeds(
+            recipes, registry, Workspace(), SilentSeeds(), 2, tags={}, note="", resume_command="", **options
+        )
 
     first = train(go_on=False)
     group = RunFolder(Workspace().seeds / first.name)

@@ -13,6 +13,7 @@ class AroundConfig(StageConfig):
     """Takes hold of the forward, the transfer and the drawing."""
 
     kind: ClassVar[str] = "around"
+    implementation = "Around"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"forward", "next_batch", "transfer"})
 
@@ -23,9 +24,6 @@ class AroundConfig(StageConfig):
 
     def contract(self, setting):
         return Exact() if self.promise == "exact" else Close()
-
-    def implementation(self):
-        return Around
 
 
 class Around(Stage):

@@ -12,12 +12,10 @@ class RotatedConfig(GradientLearnerConfig):
     """An embedding that a complex or real matrix multiplies."""
 
     kind: ClassVar[str] = "rotated"
+    implementation = "Rotated"
     learns_from: ClassVar[str] = "words_and_numbers"
     complex: bool = False
     logs: Literal["nothing", "a constant", "a number", "samples", "right answers", "the largest"] = "nothing"
-
-    def implementation(self):
-        return Rotated
 
 
 class Module(nn.Module):

@@ -11,6 +11,7 @@ class DecodingConfig(StageConfig):
     """Changes what a language model writes."""
 
     kind: ClassVar[str] = "decoding"
+    implementation = "Decoding"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
@@ -19,9 +20,6 @@ class DecodingConfig(StageConfig):
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Decoding
 
 
 class Decoding(Stage):

@@ -11,6 +11,7 @@ class RemaindersConfig(StageConfig):
     """Computes complete blocks."""
 
     kind: ClassVar[str] = "remainders"
+    implementation = "Remainders"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
@@ -23,9 +24,6 @@ class RemaindersConfig(StageConfig):
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Remainders
 
 
 class Remainders(Stage):

@@ -7,14 +7,12 @@ class RoundingConfig(StageConfig):
     """Computes forwards in bf16, slow as it may be."""
 
     kind = "rounding"
+    implementation = "Rounding"
     phase = 2
     claims = frozenset({"precision"})
 
     def contract(self, setting):
         return Statistical()
-
-    def implementation(self):
-        return Rounding
 
 
 class Rounding(Stage):

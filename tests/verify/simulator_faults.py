@@ -58,11 +58,9 @@ class RunnersConfig(SimulatorConfig):
     """Races of three runners."""
 
     kind: ClassVar[str] = "runners"
+    implementation = "RunnersSource"
     objective: ClassVar[Objective | None] = Objective("return", "maximize")
     limit: int = 6
-
-    def implementation(self):
-        return RunnersSource
 
 
 class RunnersSource(PettingZooSource):
@@ -75,15 +73,13 @@ class FaultyConfig(StageConfig):
     """Changes the source."""
 
     kind: ClassVar[str] = "faulty"
+    implementation = "Faulty"
     phase: ClassVar[int] = 1
     fault: str = "none"
     promise: str = "exact"
 
     def contract(self, setting):
         return Exact() if self.promise == "exact" else Close()
-
-    def implementation(self):
-        return Faulty
 
 
 class Faulty(Stage):

@@ -9,6 +9,7 @@ class StaleConfig(StageConfig):
     """Remembers what was measured."""
 
     kind: ClassVar[str] = "stale"
+    implementation = "Stale"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
@@ -19,9 +20,6 @@ class StaleConfig(StageConfig):
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Stale
 
 
 class Stale(Stage):

@@ -21,15 +21,13 @@ class WordNetConfig(GradientLearnerConfig):
     """An embedding and two layers."""
 
     kind: ClassVar[str] = "word_net"
+    implementation = "WordNet"
     learns_from: ClassVar[str] = "words_and_numbers"
     dropout: float = 0.0
     sparse: bool = False
     """Gradients of the embedding are sparse, and it is all that there is."""
     narrow: bool = False
     """The loss is taken in float32, whatever comes."""
-
-    def implementation(self):
-        return WordNet
 
     def draws(self):
         return self.dropout > 0
@@ -54,10 +52,8 @@ class WordsAndNumbersConfig(DatasetConfig):
     """Words at random, whose label is their remainder by three."""
 
     kind: ClassVar[str] = "words_and_numbers"
+    implementation = "WordsAndNumbers"
     provides: ClassVar[str] = "words_and_numbers"
-
-    def implementation(self):
-        return WordsAndNumbers
 
 
 class WordsAndNumbers(DatasetSource):
@@ -78,10 +74,8 @@ class _Config(StageConfig):
 
 class SameLossConfig(_Config):
     kind: ClassVar[str] = "same_loss"
+    implementation = "SameLoss"
     wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
-
-    def implementation(self):
-        return SameLoss
 
 
 class SameLoss(Stage):
@@ -98,9 +92,7 @@ class SameLoss(Stage):
 
 class WrongLossConfig(SameLossConfig):
     kind: ClassVar[str] = "wrong_loss"
-
-    def implementation(self):
-        return WrongLoss
+    implementation = "WrongLoss"
 
 
 class WrongLoss(SameLoss):
@@ -109,9 +101,7 @@ class WrongLoss(SameLoss):
 
 class RoundAboutConfig(SameLossConfig):
     kind: ClassVar[str] = "round_about"
-
-    def implementation(self):
-        return RoundAbout
+    implementation = "RoundAbout"
 
 
 class RoundAbout(SameLoss):
@@ -123,10 +113,8 @@ class RoundAbout(SameLoss):
 
 class WrongWithoutGradientConfig(_Config):
     kind: ClassVar[str] = "wrong_without_gradient"
+    implementation = "WrongWithoutGradient"
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
-
-    def implementation(self):
-        return WrongWithoutGradient
 
 
 class WrongWithoutGradient(Stage):

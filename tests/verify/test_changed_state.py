@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.plugin.contract import Exact
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.proof import Outcome
 from runner.recipe.loader import load
@@ -39,7 +40,7 @@ def gate():
 @pytest.fixture
 def coarse(gate, monkeypatch):
     """A metric of few digits, as an accuracy has."""
-    source = REGISTRY.get("data", "words_and_numbers").implementation(None)
+    source = implementation_of(REGISTRY.get("data", "words_and_numbers"))
     evaluate = source.evaluate
 
     def rounded(self, learner):

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from running import tiny
 
 from runner.plugin.contract import Close
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.plugins.marl.uav.rewards import PRESETS, Coefficients
 from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 from runner.training.step import Step
-from runner.verify.evaluation_checks import Asked, answers, prediction_sizes, questions, same_evaluations
+from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
-from runner.verify.global_patches import belongings, patches
+from runner.verify.global_patches import global_values, patches
 from runner.verify.options import Options
 
 HERE = Path(__file__).parent
@@ -81,9 +82,7 @@ def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
 
 @pytest.mark.parametrize("promise", ["close", "exact"])
 def test_what_cannot_be_evaluated_without_the_stage_either_is_not_held_against_it(promise, monkeypatch):
-    monkeypatch.setattr(
-        REGISTRY.get("data", "words_and_numbers").implementation(None), "evaluate", lambda *_: {}["none"]
-    )
+    monkeypatch.setattr(implementation_of(REGISTRY.get("data", "words_and_numbers")), "evaluate", lambda *_: {}["none"])
     assert judged(f"optimization.around.promise={promise}")
 
 
@@ -123,7 +122,7 @@ def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
 
 
 def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeypatch):
-    stage = REGISTRY.get("optimization", "around").implementation(None)
+    stage = implementation_of(REGISTRY.get("optimization", "around"))
     monkeypatch.setattr(stage, "attach", lambda self, pipeline: None)
     verdict = judged()
     assert verdict.outcome is Outcome.INCONCLUSIVE
@@ -131,7 +130,7 @@ def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeyp
 
 
 def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkeypatch):
-    stage = REGISTRY.get("optimization", "around").implementation(None)
+    stage = implementation_of(REGISTRY.get("optimization", "around"))
     attach = stage.attach
 
     def loud(self, pipeline):
@@ -181,16 +180,16 @@ def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch, tmp_pat
 
 
 def test_what_was_a_number_and_is_an_object_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setattr("runner.training.step._MIX", object())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.training.step._MIX"]
 
 
 def test_a_table_in_which_something_was_changed_is_another_one(monkeypatch):
-    before = belongings()
+    before = global_values()
     monkeypatch.setitem(PRESETS, "seed", Coefficients())
-    now = belongings()
+    now = global_values()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.plugins.marl.uav.rewards.PRESETS"]
 
 
@@ -252,5 +251,5 @@ def test_slow_predictions_limit_what_is_asked_and_evaluated(monkeypatch):
 
 def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
-    timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
+    timing = clock(baseline, changed, [Query(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0

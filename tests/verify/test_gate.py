@@ -29,14 +29,12 @@ from runner.api import Exact, Stage, StageConfig
 class LouderConfig(StageConfig):
     "Scales the critics' loss by 1.001, and says that it is the same."
     kind = "louder"
+    implementation = "Louder"
     phase = 1
     wraps = frozenset({"backward"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Louder
 
 class Louder(Stage):
     def attach(self, pipeline):
@@ -134,16 +132,12 @@ class Settings(StageConfig):
 class FirstConfig(Settings):
     "Says that it is there."
     kind = "first"
-
-    def implementation(self):
-        return First
+    implementation = "First"
 
 class SecondConfig(Settings):
     "Doubles the loss where the other is."
     kind = "second"
-
-    def implementation(self):
-        return Second
+    implementation = "Second"
 
 class First(Stage):
     def attach(self, pipeline):
@@ -228,14 +222,12 @@ from runner.plugins.marl.roles import AgentsRole
 class SpreadingConfig(StageConfig):
     "Steps optimizers twice, whoever asks, and says that it is the same."
     kind = "spreading"
+    implementation = "Spreading"
     phase = 1
     wraps = frozenset({{"backward"}})
 
     def contract(self, setting):
         return {contract}()
-
-    def implementation(self):
-        return Spreading
 
 class Spreading(Stage):
     def attach(self, pipeline):

@@ -9,7 +9,7 @@ from runner.api import Close, Exact
 from runner.proof import Outcome, Subject
 from runner.proof.isolation import STEP, Location
 from runner.verify.generator_states import MOST_IN_ADVANCE, GeneratorStates
-from runner.verify.sampling_checks import REHEARSAL, Drawing, same_draws
+from runner.verify.sampling_checks import REHEARSAL, ComparisonLength, same_draws
 
 PLACE = Location(STEP, "output", "generators.replay")
 
@@ -83,19 +83,19 @@ def sampling(in_advance=0, extra_numbers=0, further=()):
 @pytest.mark.parametrize("updates", [1, 3, 20])
 @pytest.mark.parametrize("in_advance", range(6))
 def test_sampling_in_advance_is_the_same(contract, updates, in_advance):
-    verdict = same_draws(sampling(), sampling(in_advance), contract, Drawing(updates))
+    verdict = same_draws(sampling(), sampling(in_advance), contract, ComparisonLength(updates))
     assert verdict.outcome is Outcome.PASS, verdict.summary
 
 
 @pytest.mark.parametrize("updates", [1, 3, 20])
 def test_a_generator_that_is_used_for_more_is_not(updates):
-    verdict = same_draws(sampling(), sampling(extra_numbers=1), Exact(), Drawing(updates))
+    verdict = same_draws(sampling(), sampling(extra_numbers=1), Exact(), ComparisonLength(updates))
     assert verdict.outcome is Outcome.FAIL
     assert "generators.replay" in verdict.summary or "'batch'" in verdict.summary
 
 
 @pytest.mark.parametrize("updates", [1, 3, 20])
 def test_a_generator_that_the_baseline_does_not_have_is_found_at_the_end(updates):
-    verdict = same_draws(sampling(), sampling(further=("own",)), Exact(), Drawing(updates))
+    verdict = same_draws(sampling(), sampling(further=("own",)), Exact(), ComparisonLength(updates))
     assert verdict.outcome is Outcome.FAIL
     assert "generators.own" in verdict.summary

@@ -23,8 +23,7 @@ class _Wrapped(StageConfig):
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
 
-    def implementation(self):
-        return Wrapping
+    implementation = "Wrapping"
 
 
 def stage(name, promise, change):

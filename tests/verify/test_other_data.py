@@ -16,7 +16,7 @@ from runner.verify.checks.evaluations import EvaluationsCheck
 from runner.verify.checks.held_out_data import HeldOutDataCheck
 from runner.verify.checks.other_data import OtherDataCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
-from runner.verify.evaluation_checks import Asked, answers
+from runner.verify.evaluation_checks import Query, answers
 from runner.verify.other_data import HeldOutPart, UnchangeableDataError, differing_metrics, held_out_worlds, renumber
 
 REGISTRY = Registry([HERE / "wrong_data.py"])
@@ -91,7 +91,7 @@ def test_an_evaluation_of_a_text_is_compared():
 @pytest.mark.parametrize("name", ["digits_classifier", "marl_baseline"])
 def test_an_interrupted_evaluation_measures_a_part_and_the_next_one_all(name):
     isolation = Isolation(answers(tiny(name), Registry(), ()), 0)
-    first, interrupted, last = isolation.advance([Asked(), Asked(stops=1), Asked()], lambda returned: returned)
+    first, interrupted, last = isolation.advance([Query(), Query(stop_after=1), Query()], lambda returned: returned)
     assert interrupted["evaluate"] == {}
     assert first == last
     assert first["evaluate"]
@@ -100,7 +100,7 @@ def test_an_interrupted_evaluation_measures_a_part_and_the_next_one_all(name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_part_of_the_held_out_data_of_every_recipe_can_be_evaluated(name):
     isolation = Isolation(answers(tiny(name), Registry(), ()), 0)
-    (result,) = isolation.advance([Asked(most=3)], lambda returned: returned)
+    (result,) = isolation.advance([Query(sample_limit=3)], lambda returned: returned)
     assert result["evaluate"]
 
 
@@ -108,13 +108,11 @@ class NumbersConfig(DatasetConfig):
     """Samples that are their own numbers."""
 
     kind = "numbers"
+    implementation = "Numbers"
     provides = "numbers"
     train: int = 4
     held_out: int = 4
     is_mapped: bool = False
-
-    def implementation(self):
-        return Numbers
 
 
 class Mapped:

@@ -5,7 +5,7 @@ import torch
 
 from runner.api import Close, Exact
 from runner.proof import Outcome, Subject
-from runner.verify.sampling_checks import REHEARSAL, Drawing, same_draws
+from runner.verify.sampling_checks import REHEARSAL, ComparisonLength, same_draws
 
 FEW, MANY = 1, 10  # of forty elements
 
@@ -46,14 +46,14 @@ def drawing(other=lambda update: 0, *, counts=lambda update: update, knows=True,
 
 @pytest.mark.parametrize("knows", [False, True])
 def test_the_same_is_drawn(knows):
-    verdict = same_draws(drawing(knows=knows), drawing(knows=knows), Close(), Drawing(5, 20, 60.0))
+    verdict = same_draws(drawing(knows=knows), drawing(knows=knows), Close(), ComparisonLength(5, 20, 60.0))
     assert verdict.outcome is Outcome.PASS
     assert verdict.evidence == {"drawn": 20}
 
 
-def test_a_source_that_knows_its_learner_may_be_led_elsewhere_once_and_less_is_excluded_then():
+def test_a_source_that_depends_on_learner_may_be_led_elsewhere_once_and_less_is_excluded_then():
     source, changed = Own(), (lambda update: FEW if update == 5 else MANY if update == 15 else 0)
-    verdict = same_draws(drawing(), drawing(changed, source=source), Close(), Drawing(4, 20, 60.0))
+    verdict = same_draws(drawing(), drawing(changed, source=source), Close(), ComparisonLength(4, 20, 60.0))
     assert verdict.outcome is Outcome.PASS
     assert verdict.evidence == {"drawn": 9}  # 20 * 3.00 / 6.30: the upper ends of no event and of two (Poisson, 95 %)
     assert source.loaded == 2
@@ -68,14 +68,14 @@ def test_a_source_that_knows_its_learner_may_be_led_elsewhere_once_and_less_is_e
     ],
 )
 def test_it_may_not_be_led_elsewhere_often_nor_at_once(changed, update):
-    verdict = same_draws(drawing(), drawing(changed), Close(), Drawing(4, 40, 60.0))
+    verdict = same_draws(drawing(), drawing(changed), Close(), ComparisonLength(4, 40, 60.0))
     assert verdict.outcome is Outcome.FAIL
     assert f"the sample is not the same: update {update}, slot 'next_batch': 'batch'" in verdict.summary
 
 
 def test_how_far_the_training_is_may_not_be_led_elsewhere():
     changed = drawing(counts=lambda update: update + (update == 15))
-    verdict = same_draws(drawing(), changed, Close(), Drawing(4, 20, 60.0))
+    verdict = same_draws(drawing(), changed, Close(), ComparisonLength(4, 20, 60.0))
     assert verdict.outcome is Outcome.FAIL
     assert "update 15, slot 'next_batch': 'progress.steps' differs" in verdict.summary
 
@@ -83,7 +83,7 @@ def test_how_far_the_training_is_may_not_be_led_elsewhere():
 @pytest.mark.parametrize(("contract", "knows"), [(Close(), False), (Exact(), True)])
 def test_others_may_not_at_all(contract, knows):
     changed = drawing(lambda update: FEW * (update == 3), knows=knows)
-    verdict = same_draws(drawing(knows=knows), changed, contract, Drawing(4))
+    verdict = same_draws(drawing(knows=knows), changed, contract, ComparisonLength(4))
     assert verdict.outcome is Outcome.FAIL
     assert "update 3, slot 'next_batch': 'batch' differs by 20" in verdict.summary
 
@@ -93,4 +93,4 @@ def test_what_an_update_returns_may_have_a_gradient():
         kept = torch.ones((), requires_grad=True)
         return Subject(lambda _: {"output": {"loss": 2 * kept}}, {"learner": Own()})
 
-    assert same_draws(build, build, Close(), Drawing(2, 2, 60.0))
+    assert same_draws(build, build, Close(), ComparisonLength(2, 2, 60.0))

@@ -11,7 +11,7 @@ import torch
 
 from runner.plugin.stage import Stage
 from runner.proof import Subject
-from runner.verify.stage_coverage import Reach
+from runner.verify.stage_coverage import CodeCoverage
 
 
 def helper(value):
@@ -79,7 +79,9 @@ LINES = {text: number for number, text in enumerate(Path(__file__).read_text().s
 
 def lines(*parts):
     """Where these texts stand."""
-    return [f"test_reach.py:{next(number for line, number in LINES.items() if part in line)}" for part in parts]
+    return [
+        f"test_stage_coverage.py:{next(number for line, number in LINES.items() if part in line)}" for part in parts
+    ]
 
 
 @pytest.fixture
@@ -88,22 +90,22 @@ def stage():
 
 
 def watched(*actions):
-    reach = Reach([Derived])
-    with reach.watching():
+    coverage = CodeCoverage([Derived])
+    with coverage.watching():
         for action in actions:
             action()
-    return reach
+    return coverage
 
 
 def test_statements_and_lambdas_that_never_ran_are_named(stage):
-    reach = watched(lambda: stage.attach(None), lambda: stage.changed(1), lambda: stage.held(1))
-    assert reach.missed() == lines("# too large", "3 * value", "# nothing", "# no number")
-    assert not reach.is_idle
+    coverage = watched(lambda: stage.attach(None), lambda: stage.changed(1), lambda: stage.held(1))
+    assert coverage.missed() == lines("# too large", "3 * value", "# nothing", "# no number")
+    assert not coverage.is_idle
 
 
 def test_a_branch_that_is_taken_another_time_counts(stage):
-    reach = watched(lambda: stage.attach(None), *(lambda n=n: stage.changed(n) for n in (-1, 0, 1, 12)))
-    assert reach.missed() == lines("2 * value", "3 * value", "# no number")
+    coverage = watched(lambda: stage.attach(None), *(lambda n=n: stage.changed(n) for n in (-1, 0, 1, 12)))
+    assert coverage.missed() == lines("2 * value", "3 * value", "# no number")
 
 
 def test_who_is_not_called_once_the_pipeline_stands_is_idle(stage):
@@ -112,17 +114,17 @@ def test_who_is_not_called_once_the_pipeline_stands_is_idle(stage):
 
 
 def test_who_does_all_while_it_is_built_is_not_idle():
-    reach = Reach([Once])
-    with reach.watching():
+    coverage = CodeCoverage([Once])
+    with coverage.watching():
         Once(None).attach(None)
-    assert reach.missed() == lines("# told")
-    assert not reach.is_idle
+    assert coverage.missed() == lines("# told")
+    assert not coverage.is_idle
 
 
 def test_who_was_never_built_or_is_the_runners_own_says_nothing():
     assert watched().missed() == []
     assert not watched().is_idle
-    assert Reach([Stage]).missed() == []
+    assert CodeCoverage([Stage]).missed() == []
 
 
 def test_a_debugger_is_left_alone(stage):
@@ -132,11 +134,11 @@ def test_a_debugger_is_left_alone(stage):
     before = sys.gettrace()
     sys.settrace(debugger)
     try:
-        reach = watched(lambda: stage.attach(None))
+        coverage = watched(lambda: stage.attach(None))
         assert sys.gettrace() is debugger
     finally:
         sys.settrace(before)
-    assert reach.missed() == []
+    assert coverage.missed() == []
 
 
 def test_what_a_subject_runs_is_watched_and_nothing_else(stage):
@@ -149,14 +151,14 @@ def test_what_a_subject_runs_is_watched_and_nothing_else(stage):
         stage.attach(None)
         return Subject(lambda batch: stage.held(batch), {"state": State()})
 
-    reach = Reach([Derived])
-    subject = reach.watched(build)()
-    assert reach.is_idle
+    coverage = CodeCoverage([Derived])
+    subject = coverage.watched(build)()
+    assert coverage.is_idle
     assert subject.step(3) == 6
     subject.state["state"].state_dict()
-    assert lines("2 * value")[0] not in reach.missed()
-    assert lines("3 * value")[0] in reach.missed()
-    assert not reach.is_idle
+    assert lines("2 * value")[0] not in coverage.missed()
+    assert lines("3 * value")[0] in coverage.missed()
+    assert not coverage.is_idle
     assert sys.gettrace() is None
 
 
@@ -175,11 +177,11 @@ class Terse(Stage):
 
 
 def test_branches_of_expressions_that_never_ran_are_named():
-    reach = Reach([Terse])
-    with reach.watching():
+    coverage = CodeCoverage([Terse])
+    with coverage.watching():
         Terse(None).attach(None)
         Terse(None).changed(7)
-    assert reach.missed() == lines("# one of two", "# the last of three")
+    assert coverage.missed() == lines("# one of two", "# the last of three")
 
 
 class Set(Stage):
@@ -196,19 +198,19 @@ class Set(Stage):
 
 
 def test_settings_that_are_changed_while_others_are_called_are_named():
-    reach = Reach([Set])
-    with reach.watching():
+    coverage = CodeCoverage([Set])
+    with coverage.watching():
         Set(None).attach(None)
-    assert reach.settings["torch.get_float32_matmul_precision"] == ("highest", "medium")
-    assert not any("grad" in name for name in reach.settings)
+    assert coverage.settings["torch.get_float32_matmul_precision"] == ("highest", "medium")
+    assert not any("grad" in name for name in coverage.settings)
 
 
 def test_of_two_nameless_functions_in_a_line_the_one_that_never_ran_is_named():
-    ways, reach = Ways(None), Reach([Ways])
-    with reach.watching():
+    ways, coverage = Ways(None), CodeCoverage([Ways])
+    with coverage.watching():
         ways.attach(None)
         ways.ways[0](1)
-    assert reach.missed() == [f"test_reach.py:{inspect.getsourcelines(Ways.attach)[1] + 1}"]
+    assert coverage.missed() == [f"test_stage_coverage.py:{inspect.getsourcelines(Ways.attach)[1] + 1}"]
 
 
 def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):
@@ -226,7 +228,7 @@ def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):
     (tmp_path / "compiled.so").write_bytes(b"\x7fELF\0")
     monkeypatch.setitem(sys.modules, "compiled", compiled)
     owning = importlib.import_module("owning")
-    reach = Reach([owning.Own])
-    with reach.watching():
+    coverage = CodeCoverage([owning.Own])
+    with coverage.watching():
         owning.Own(None).attach(None)
-    assert reach.missed() == ["beside.py:2"]
+    assert coverage.missed() == ["beside.py:2"]

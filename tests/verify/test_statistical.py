@@ -23,7 +23,7 @@ from runner.verify.statistical import affordable, statistical
 from runner.verify.time_limit import NOT_BEGUN
 from runner.verify.training_pool import Milestone, TrainingOrder, Trainings
 
-MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "trainings"))
+MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "training_pool"))
 REFERENCE, CHANGED = (TrainingOrder({"seed": 42, "name": name, "train": {}}) for name in ("reference", "changed"))
 
 RECORDER = """
@@ -33,14 +33,12 @@ from runner.api import Exact, Stage, StageConfig
 class RecorderConfig(StageConfig):
     "Writes down what every update is given."
     kind = "recorder"
+    implementation = "Recorder"
     phase = 1
     wraps = frozenset({"update"})
 
     def contract(self, setting):
         return Exact()
-
-    def implementation(self):
-        return Recorder
 
 class Recorder(Stage):
     def attach(self, pipeline):
@@ -282,11 +280,11 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
     monkeypatch.setattr(TRAININGS, "Child", child)
     monkeypatch.setattr(TRAININGS, "usable_cores", lambda: 3)
     with Trainings([], math.inf, 100, 20, lambda _: None) as trainings:
-        with trainings.beside(2):
+        with trainings.reserve_cores(2):
             trainings.begin([REFERENCE, CHANGED], [43, 44])
             free.wait(0.1)
             assert begun == [("reference", 43)]
-            with trainings.beside(0):  # the others do not wait for the first
+            with trainings.reserve_cores(0):  # the others do not wait for the first
                 until = time.monotonic() + 10
                 while len(begun) < 3 and time.monotonic() < until:
                     free.wait(0.01)
@@ -304,7 +302,7 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
 
 def told(done):
     """What a training tells that learns 1,000 until its end, which is at 100."""
-    return {"done": done, "before": {"return": 0.0}, "after": {"return": 10.0 * done}, "growing_seconds": 1.0 * done}
+    return {"done": done, "initial": {"return": 0.0}, "metrics": {"return": 10.0 * done}, "growing_seconds": 1.0 * done}
 
 
 class Telling(contextlib.nullcontext):
@@ -362,12 +360,12 @@ def test_evaluations_on_the_way_say_how_far_it_is_and_change_nothing(name):
     half = math.ceil(length / 2)
     alone, often = (Trainings([], math.inf, length, every, lambda _: None) for every in (length, half))
     (end,), (other_end,) = (each.run([order], [1], length) for each in (alone, often))
-    assert (end.done, end.before, end.after) == (other_end.done, other_end.before, other_end.after)
+    assert (end.done, end.initial, end.metrics) == (other_end.done, other_end.initial, other_end.metrics)
     assert 0 < end.growing_seconds < end.seconds
     assert often.are_over([order], [1], half)
     (middle,) = often.run([order], [1], half)
     assert half <= middle.done < length
-    assert middle.before == end.before
+    assert middle.initial == end.initial
     often.end_at(half)
     (ended,) = often.run([order], [2], half)
     assert ended.done < length

@@ -18,7 +18,7 @@ from runner.child.spawn import Cause, ChildError, may_fork
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.verify import training_plan as plan_module
-from runner.verify import trainings as trainings_module
+from runner.verify import training_pool as trainings_module
 from runner.verify.checks.evaluations import EvaluationsCheck
 from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.checks.updates import UpdatesCheck

@@ -28,10 +28,9 @@ from runner.api import Exact, Stage, StageConfig
 
 class DiesConfig(StageConfig):
     kind, phase, wraps = "dies", 1, frozenset({"update"})
+    implementation = "Dies"
     def contract(self, setting):
         return Exact()
-    def implementation(self):
-        return Dies
 
 class Dies(Stage):
     def attach(self, pipeline):

@@ -72,7 +72,7 @@ def test_what_does_not_exist_or_cannot_be_together_is_refused(recipe, tmp_path):
         "class Rival(StageConfig):\n    kind = 'rival'\n    phase = 1\n"
         "    claims = frozenset({'critic_step'})\n"
         "    def contract(self, setting): return Exact()\n"
-        "    def implementation(self): raise AssertionError('never assembled')\n"
+        "    implementation = 'Missing'\n"
     )
     with pytest.raises(RecipeError, match="critic_step"):
         subject(recipe, Registry([plugin]), ["merged_critic_loss", "rival"])

@@ -26,6 +26,7 @@ class WalkersConfig(SourceConfig):
     """Walkers on a line rest once they have reached one; an episode fails when one of them reaches minus one."""
 
     kind: ClassVar[str] = "walkers"
+    implementation = "Walkers"
     provides: ClassVar[str] = "walks"
     objective: ClassVar[Objective | None] = Objective("reached", "maximize")
 
@@ -37,9 +38,6 @@ class WalkersConfig(SourceConfig):
     def other_sizes(self, batch_size):
         yield {"envs": 3, "walkers": self.walkers + 1, "capacity": batch_size + 1, "limit": 7}
         yield {"envs": 1, "walkers": 1, "capacity": batch_size}
-
-    def implementation(self):
-        return Walkers
 
 
 class Walkers(Source):
@@ -152,10 +150,8 @@ class WalkerConfig(GradientLearnerConfig):
     """Repeats actions that were followed by a reward."""
 
     kind: ClassVar[str] = "walker"
+    implementation = "Walker"
     learns_from: ClassVar[str] = "walks"
-
-    def implementation(self):
-        return Walker
 
 
 class Walker(GradientLearner):
@@ -174,6 +170,7 @@ class MeddlingConfig(StageConfig):
     """Wraps the steps of the walkers."""
 
     kind: ClassVar[str] = "meddling"
+    implementation = "Meddling"
     phase: ClassVar[int] = 1
     fault: str = "none"
     promise: str = "exact"
@@ -182,9 +179,6 @@ class MeddlingConfig(StageConfig):
         if self.promise == "statistical":
             return Statistical()
         return Exact() if self.promise == "exact" else Close()
-
-    def implementation(self):
-        return Meddling
 
 
 class Meddling(Stage):

@@ -234,7 +234,7 @@ def stage(
             "promise": said,
             "wraps": _held(works),
             "contract": lambda self, setting: _CONTRACTS[self.promise](),
-            "implementation": lambda self: works,
+            "implementation": works,
             **face,
         }
         # There are no docstrings of attributes, and to look for them takes long.

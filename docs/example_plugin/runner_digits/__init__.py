@@ -7,30 +7,22 @@ class MlpConfig(GradientLearnerConfig):
     """Classifies images with one hidden layer."""
 
     kind = "example_mlp"
+    implementation = ".works:Mlp"
     learns_from = "example_images"
     hidden: int = 64
     """Width of the hidden layer."""
-
-    def implementation(self) -> type:
-        from .works import Mlp
-
-        return Mlp
 
 
 class DigitsConfig(DatasetConfig):
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
 
     kind = "example_digits"
+    implementation = ".works:Digits"
     provides = "example_images"
     headline = ("accuracy",)
     in_memory = True
     held_out: int = 360
     """How many images only evaluation sees."""
-
-    def implementation(self) -> type:
-        from .works import Digits
-
-        return Digits
 
 
 class RecomputeActivations(StageConfig):
@@ -41,13 +33,9 @@ class RecomputeActivations(StageConfig):
     """
 
     kind = "recompute_activations"
+    implementation = ".works:Recompute"
     phase = 2
     wraps = frozenset({"forward"})
 
     def contract(self, setting: Setting) -> Exact:
         return Exact()
-
-    def implementation(self) -> type:
-        from .works import Recompute
-
-        return Recompute

@@ -37,16 +37,13 @@ class PropagationCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "propagation_cache"
+    implementation = "PropagationCache"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"features", "aggregate"})
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """The averaged features."""
-        return PropagationCache
 
 
 class PropagationCache(Stage):

@@ -24,16 +24,13 @@ class ConditionCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "condition_cache"
+    implementation = "ConditionCache"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"condition"})
 
     def contract(self, setting: Setting) -> Exact:
         """Returns ``Exact``: the same numbers."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return ConditionCache
 
 
 class ConditionCache(Stage):

@@ -30,6 +30,7 @@ class DdimConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "ddim"
+    implementation = "Ddim"
     phase: ClassVar[int] = 1
 
     steps: Annotated[int, Field(ge=1)] = 20
@@ -65,10 +66,6 @@ class DdimConfig(StageConfig):
         if sampler != "ddim" or (steps, eta) != (self.steps, self.eta):
             return None
         return f"model.sampler is ddim, with {self.steps} steps"
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return Ddim
 
 
 class Ddim(Stage):

@@ -33,6 +33,7 @@ class GroupingCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "grouping_cache"
+    implementation = "GroupingCache"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"group"})
 
@@ -58,10 +59,6 @@ class GroupingCacheConfig(StageConfig):
                 f"drawn: set it to 0"
             )
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return GroupingCache
 
 
 class GroupingCache(Stage):

@@ -20,6 +20,7 @@ class MergedGuidanceConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "merged_guidance"
+    implementation = "MergedGuidance"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"both"})
 
@@ -34,10 +35,6 @@ class MergedGuidanceConfig(StageConfig):
             if getattr(setting.model, "guidance", 0)
             else "model.guidance is 0: one evaluation is sufficient"
         )
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return MergedGuidance
 
 
 class MergedGuidance(Stage):

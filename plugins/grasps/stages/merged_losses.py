@@ -24,16 +24,13 @@ class MergedLossesConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "merged_losses"
+    implementation = "MergedLosses"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"restoration"})
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """The error."""
-        return MergedLosses
 
 
 class MergedLosses(Stage):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from runner.api import Objective, Source, SourceOutline
+from runner.api import Objective, SourceOutline
 
 from ..simulator_config import EvaluationConfig, SimulatorConfig
 
@@ -36,6 +36,7 @@ class PettingZooConfig(SimulatorConfig):
     """
 
     kind: ClassVar[str] = "pettingzoo"
+    implementation = ".source:PettingZooSource"
     headline: ClassVar[tuple[str, ...]] = ("return",)
     objective = Objective("return", "maximize")
 
@@ -66,9 +67,3 @@ class PettingZooConfig(SimulatorConfig):
             layout.observation_size,
             layout.action_size,
         )
-
-    def implementation(self) -> type[Source]:
-        """Imports and returns the source's class."""
-        from .source import PettingZooSource
-
-        return PettingZooSource

@@ -28,6 +28,7 @@ class ForwardCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "forward_cache"
+    implementation = "ForwardCache"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset(
         {"update", "next_actions", "current_action"}
@@ -52,10 +53,6 @@ class ForwardCacheConfig(StageConfig):
                 "forward_cache cannot work with compile on agents that are not stacked: "
                 "switch stacked_agents on, or one of the two off"
             )
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return ForwardCache
 
 
 class ForwardCache(Stage):

@@ -21,16 +21,13 @@ class MergedCriticLossConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "merged_critic_loss"
+    implementation = "MergedCriticLoss"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"critic_step"})
 
     def contract(self, setting: Setting) -> Exact:
         """Returns ``Exact``: the same bits."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return MergedCriticLoss
 
 
 class MergedCriticLoss(Stage):

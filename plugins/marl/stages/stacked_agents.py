@@ -23,6 +23,7 @@ class StackedAgentsConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "stacked_agents"
+    implementation = "StackedAgents"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset(
         {"actor_forward", "critic_forward", "temperatures"}
@@ -36,10 +37,6 @@ class StackedAgentsConfig(StageConfig):
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return StackedAgents
 
 
 class StackedAgents(Stage):
@@ -56,7 +53,7 @@ class StackedAgents(Stage):
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
             self.roles[name] = StackedRole(
-                networks, self.agents, learner.roles[name].max_grad_norm
+                networks, self.agents, learner.roles[name].settings
             )
         learner.roles.update(self.roles)
         # One slice of all agents: the learner's loops have a single iteration.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Config, Objective, Source, SourceOutline
+from runner.api import Config, Objective, SourceOutline
 
 from ..simulator_config import SimulatorConfig
 
@@ -58,6 +58,7 @@ class UavConfig(SimulatorConfig):
     """
 
     kind: ClassVar[str] = "uav_path_planning"
+    implementation = ".source:UavSource"
     headline: ClassVar[tuple[str, ...]] = (
         "success_rate",
         "return",
@@ -117,9 +118,3 @@ class UavConfig(SimulatorConfig):
         return self.transitions(
             batch_size, 1 + self.followers, OBSERVATION_SIZE, ACTION_SIZE
         )
-
-    def implementation(self) -> type[Source]:
-        """Imports and returns the source's class."""
-        from .source import UavSource
-
-        return UavSource

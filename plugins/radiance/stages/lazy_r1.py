@@ -30,6 +30,7 @@ class LazyR1Config(StageConfig):
     """
 
     kind: ClassVar[str] = "lazy_r1"
+    implementation = "LazyR1"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"update", "gradient_penalty"})
     works_through: ClassVar[frozenset[str] | None] = frozenset({"gradient_penalty"})
@@ -48,10 +49,6 @@ class LazyR1Config(StageConfig):
         if self.every == 1:
             return "every: 1 computes the penalty in each update"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return LazyR1
 
 
 class LazyR1(Stage):

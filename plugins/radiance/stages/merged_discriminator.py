@@ -33,16 +33,13 @@ class MergedDiscriminatorConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "merged_discriminator"
+    implementation = "MergedDiscriminator"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"judge_pair"})
 
     def contract(self, setting: Setting) -> Close:
         """Returns Close: gradients of both halves are added up in another order."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return MergedDiscriminator
 
 
 class MergedDiscriminator(Stage):

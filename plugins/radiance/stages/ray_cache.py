@@ -31,16 +31,13 @@ class RayCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "ray_cache"
+    implementation = "RayCache"
     phase: ClassVar[int] = 1
     wraps: ClassVar[frozenset[str]] = frozenset({"image_rays"})
 
     def contract(self, setting: Setting) -> Exact:
         """Returns Exact: the rays of an image do not depend on the others in its batch."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the cache."""
-        return RayCache
 
 
 class RayCache(Stage):

@@ -34,6 +34,7 @@ class RayChunksConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "ray_chunks"
+    implementation = "RayChunks"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"render_rays"})
 
@@ -49,10 +50,6 @@ class RayChunksConfig(StageConfig):
         """Returns Exact if chunks are those of the model, else Close."""
         model = cast("RadianceGanConfig", setting.model)
         return Exact() if self.rays in (None, model.ray_chunk) else Close()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return RayChunks
 
 
 class RayChunks(Stage):

@@ -17,16 +17,13 @@ class AssociativeScanConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "associative_scan"
+    implementation = "AssociativeScan"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """The scan."""
-        return AssociativeScan
 
 
 class AssociativeScan(Stage):

@@ -21,6 +21,7 @@ class ChunkedScanConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "chunked_scan"
+    implementation = "ChunkedScan"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
@@ -30,10 +31,6 @@ class ChunkedScanConfig(StageConfig):
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
         return Close()
-
-    def implementation(self) -> type[Stage]:
-        """The chunks."""
-        return ChunkedScan
 
 
 class ChunkedScan(Stage):

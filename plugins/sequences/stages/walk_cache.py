@@ -28,6 +28,7 @@ class WalkCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "walk_cache"
+    implementation = "WalkCache"
     phase: ClassVar[int] = 1
 
     variants: Annotated[int, Field(ge=1)] = 1
@@ -55,10 +56,6 @@ class WalkCacheConfig(StageConfig):
         if "prefetch" in setting.stages:
             return "each worker of prefetch would cache walks separately; switch one of the two off"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Returns the implementation."""
-        return WalkCache
 
 
 class WalkCache(Stage):

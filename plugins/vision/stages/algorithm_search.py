@@ -31,6 +31,7 @@ class AlgorithmSearchConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "algorithm_search"
+    implementation = "AlgorithmSearch"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"conv"})
     unplanned: ClassVar[str] = "it selects algorithms by timing them"
@@ -51,10 +52,6 @@ class AlgorithmSearchConfig(StageConfig):
     def tunes(self, setting: Setting) -> bool:
         """Returns True: which backend is the fastest depends on the machine."""
         return True
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return AlgorithmSearch
 
 
 class AlgorithmSearch(Stage):

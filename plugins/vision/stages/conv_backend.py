@@ -40,6 +40,7 @@ class ConvBackendConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "conv_backend"
+    implementation = "ConvBackend"
     phase: ClassVar[int] = 3
     claims: ClassVar[frozenset[str]] = frozenset({"conv"})
 
@@ -58,10 +59,6 @@ class ConvBackendConfig(StageConfig):
         """Returns that nothing changes if all backends are torch's choice."""
         names = {self.forward, self.backward_data, self.backward_weight}
         return "all directions are 'native'" if names == {"native"} else None
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return ConvBackend
 
 
 class ConvBackend(Stage):

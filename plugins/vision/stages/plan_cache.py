@@ -26,6 +26,7 @@ class PlanCacheConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "plan_cache"
+    implementation = "PlanCache"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"conv_plans"})
 
@@ -44,10 +45,6 @@ class PlanCacheConfig(StageConfig):
         if getattr(search, "search_every_call", False):
             return "algorithm_search.search_every_call searches again at each call"
         return None
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return PlanCache
 
 
 class PlanCache(Stage):

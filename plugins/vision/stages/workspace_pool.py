@@ -23,16 +23,13 @@ class WorkspacePoolConfig(StageConfig):
     """
 
     kind: ClassVar[str] = "workspace_pool"
+    implementation = "WorkspacePool"
     phase: ClassVar[int] = 1
     claims: ClassVar[frozenset[str]] = frozenset({"conv_workspace"})
 
     def contract(self, setting: Setting) -> Exact:
         """Returns that the numbers are the same: only where they are in memory differs."""
         return Exact()
-
-    def implementation(self) -> type[Stage]:
-        """Imports and returns the stage."""
-        return WorkspacePool
 
 
 class WorkspacePool(Stage):

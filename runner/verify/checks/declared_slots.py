@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
-from runner.proof.verdict import Outcome, Verdict
+from runner.proof.verdict import Verdict
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -17,7 +17,10 @@ class DeclaredSlotsCheck(Check):
 
     name = "declared slots"
     question = "Does each stage attach only to the slots that its config declares?"
-    catches = "a stage that changes a step which nobody expects it to change, and conflicts that stay hidden"
+    catches = (
+        "a stage that changes a step which nobody expects it to change, and conflicts "
+        "that stay hidden"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive."""
@@ -31,6 +34,8 @@ class DeclaredSlotsCheck(Check):
         """Reports the first undeclared slot."""
         for kind in pair.stages:
             for slot in pair.undeclared.get(kind, ()):
-                summary = f"'{kind}' attaches to the slot '{slot}', which its config does not declare (wraps, claims)"
-                return Verdict(Outcome.FAIL, pair.promise_name, summary)
-        return Verdict(Outcome.PASS, pair.promise_name, "all slots are declared")
+                return pair.failed(
+                    f"'{kind}' attaches to the slot '{slot}', "
+                    "which its config does not declare (wraps, claims)"
+                )
+        return pair.passed("all slots are declared")

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 class EvaluationsCheck(Check):
-    """Compares evaluations of all held-out samples and of parts of them, with updates and a changed state between."""
+    """Compares evaluations of all held-out samples and of parts of them, with updates
+    and a changed state between.
+    """
 
     name = "evaluations"
     question = "Does an evaluation measure the same, and leave the training as it was?"
     catches = (
-        "another metric; a last batch that is padded or left out; a later evaluation, or a part of it, that is an "
-        "earlier one's; an evaluation that changes parameters, statistics, held-out samples or later updates, also "
-        "if it is interrupted"
+        "another metric; a last batch that is padded or left out; a later evaluation, or "
+        "a part of it, that is an earlier one's; an evaluation that changes parameters, "
+        "statistics, held-out samples or later updates, also if it is interrupted"
     )
 
     def applies(self, pair: StagePair) -> bool:
@@ -33,7 +35,9 @@ class EvaluationsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the number of evaluations and updates."""
         updates = UPDATES_BETWEEN_EVALUATIONS + 1
-        precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
+        precision = (
+            " in float64, one in float32" if isinstance(pair.contract, Close) else ""
+        )
         few = "one is interrupted, and up to 4 measure a few samples"
         return f"4 evaluations{precision}, {updates} updates; {few}"
 
@@ -42,11 +46,19 @@ class EvaluationsCheck(Check):
         contract = pair.contract
         assert isinstance(contract, Exact | Close)
         baseline, candidate = pair.builds(answers)
-        own = pair.baseline.evaluated
         name = type(contract).__name__
-        verdict = Verdict(Outcome.PASS, name, "nothing of it can be evaluated, in the baseline either")
-        for result in same_evaluations(own, baseline, candidate, pair.baseline.evaluations, contract):
-            if worst([verdict.outcome, result.outcome]) is not verdict.outcome or verdict:
+        summary = "nothing of it can be evaluated, in the baseline either"
+        verdict = Verdict(Outcome.PASS, name, summary)
+        for result in same_evaluations(
+            pair.baseline.evaluated,
+            baseline,
+            candidate,
+            pair.baseline.evaluations,
+            contract,
+        ):
+            # The last of several PASSes is returned, and the first that is worse.
+            outcome = worst([verdict.outcome, result.outcome])
+            if verdict or outcome is not verdict.outcome:
                 verdict = result
             if verdict.outcome is Outcome.FAIL:
                 break

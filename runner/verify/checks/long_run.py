@@ -9,7 +9,7 @@ from runner.plugin.check import Check
 from runner.plugin.contract import Exact
 from runner.proof.long_runs import APART, same_algebra, same_bits
 from runner.proof.verdict import Outcome, Verdict
-from runner.verify.subjects import course
+from runner.verify.subjects import training_updates
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -21,7 +21,9 @@ class LongRunCheck(Check):
 
     name = "a long run"
     question = "Does it stay the same for many updates?"
-    catches = "an error in one of some hundred updates; caches that are renewed too rarely"
+    catches = (
+        "an error in one of some hundred updates; caches that are renewed too rarely"
+    )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
@@ -30,21 +32,23 @@ class LongRunCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the most updates and seconds."""
-        options = pair.baseline.options
+        options = pair.options
         return f"up to {options.horizon:,} updates, or {options.horizon_seconds:g} s, of each"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits, or algebra from states on the baseline's trajectory."""
-        options = pair.baseline.options
+        options = pair.options
         seconds = budget.at_most(options.horizon_seconds)
         baseline, candidate = pair.subjects()
         if isinstance(pair.contract, Exact):
-            verdict = same_bits(pair.baseline.long_run(seconds), baseline, candidate, range(1))
+            verdict = same_bits(
+                pair.baseline.long_run(seconds), baseline, candidate, range(1)
+            )
             if verdict.outcome is not Outcome.FAIL:
                 return verdict
             # A few updates may show the place of the same error.
             sampled = pair.sampled_updates()
             return verdict if sampled else sampled
-        updates = course(pair.recipe, pair.baseline.registry, options.horizon, APART)
+        updates = training_updates(pair.recipe, pair.registry, options.horizon, APART)
         with closing(updates):
             return same_algebra(baseline, candidate, updates, seconds)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
 from runner.proof.isolation import StepError
-from runner.proof.masked_failures import same_decisions, same_digits, same_small_numbers, unmasked
+from runner.proof.masked_failures import (
+    same_decisions,
+    same_digits,
+    same_small_numbers,
+    unmasked,
+)
 from runner.proof.trajectory import Update
 from runner.proof.verdict import Outcome, Verdict
 
@@ -21,14 +26,16 @@ _RECORDED = 3
 
 
 class MaskedFailuresCheck(Check):
-    """Compares single updates with NaN or very small numbers, and the types to which numbers are rounded."""
+    """Compares single updates with NaN or very small numbers, and the types to which
+    numbers are rounded.
+    """
 
     name = "masked failures"
     question = "Does a failure of numbers show as it does in the baseline?"
     catches = (
-        "NaN that is replaced by a number in a loss, a gradient or a parameter; small numbers that are flushed to "
-        "zero; gradients with few digits next to larger ones; a decision at other numbers; 16-bit types inside of "
-        "an update"
+        "NaN that is replaced by a number in a loss, a gradient or a parameter; small "
+        "numbers that are flushed to zero; gradients with few digits next to larger "
+        "ones; a decision at other numbers; 16-bit types inside of an update"
     )
     is_optional = True
 
@@ -43,24 +50,26 @@ class MaskedFailuresCheck(Check):
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares them by what the contract promises."""
         name = type(pair.contract).__name__
-        updates = pair.baseline.options.updates
-        states = pair.baseline.questions[0].states
+        updates = pair.options.updates
         inputs = pair.batches[updates - 1]._replace(inputs=None)
-        start = Update(inputs, states)
+        start = Update(inputs, pair.baseline.questions[0].states)
         builds = pair.subjects()
-        recorded = [replace(start, batch=batch) for batch in pair.batches[updates - _RECORDED : updates]]
+        last = pair.batches[updates - _RECORDED : updates]
+        recorded = [replace(start, batch=batch) for batch in last]
+        comparisons = [
+            partial(unmasked, *builds, start, name),
+            partial(same_small_numbers, *builds, start, name),
+            partial(same_digits, *builds, recorded, name),
+        ]
         # A compiler hides what compiled code decides.
-        decisions = [] if pair.is_traced else [partial(same_decisions, *builds, start, name)]
+        if not pair.is_traced:
+            comparisons.append(partial(same_decisions, *builds, start, name))
         try:
-            for compare in (
-                partial(unmasked, *builds, start, name),
-                partial(same_small_numbers, *builds, start, name),
-                partial(same_digits, *builds, recorded, name),
-                *decisions,
-            ):
+            for compare in comparisons:
                 verdict = compare()
                 if verdict.outcome is not Outcome.PASS:
                     return verdict
         except StepError as error:
             return error.verdict(name, builds[0])
-        return Verdict(Outcome.PASS, name, "failures of numbers show as in the baseline")
+        summary = "failures of numbers show as in the baseline"
+        return Verdict(Outcome.PASS, name, summary)

@@ -13,20 +13,23 @@ if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
     from runner.verify.pair import StagePair
 
-
+# A compiler compiles again for every shape.
 _TRACED_SHAPES = 2
-"""Inputs of other shapes where a stage compiles, which it does again for every shape."""
+"""Inputs of other shapes where a compiler traces a stage."""
 
 
 class PredictionsCheck(Check):
-    """Compares predictions on inputs of several sizes and shapes, in both modes of the modules."""
+    """Compares predictions on inputs of several sizes and shapes, in both modes of the
+    modules.
+    """
 
     name = "predictions"
     question = "Does the model predict the same, for inputs of any size?"
     catches = (
-        "a prediction that depends on the batch size, on training mode, on shapes of the training, or on memory that "
-        "comes again; one of nearly the same input; generation or sampling that is wrong for other lengths, steps or "
-        "counts than the training's, or by less than what changes a symbol"
+        "a prediction that depends on the batch size, on training mode, on shapes of the "
+        "training, or on memory that comes again; one of nearly the same input; "
+        "generation or sampling that is wrong for other lengths, steps or counts than "
+        "the training's, or by less than what changes a symbol"
     )
 
     def applies(self, pair: StagePair) -> bool:
@@ -37,12 +40,14 @@ class PredictionsCheck(Check):
         """Returns the sizes of the inputs."""
         sizes = ", ".join(map(str, SIZES))
         return (
-            f"predictions of {sizes} samples, as far as the source can make them, of up to {MOST_SHAPES} other shapes, "
-            "and of requests"
+            f"predictions of {sizes} samples, as far as the source can make them, "
+            f"of up to {MOST_SHAPES} other shapes, and of requests"
         )
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
-        """Compares bits or algebra; of a ``Statistical`` candidate only the form, and that numbers are finite."""
+        """Compares bits or algebra; of a ``Statistical`` candidate only the form, and
+        that numbers are finite.
+        """
         shapes = pair.baseline.other_shapes
         if pair.is_traced:
             shapes = shapes[:_TRACED_SHAPES]

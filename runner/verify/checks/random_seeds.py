@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
 from runner.proof.isolation import StepError
-from runner.proof.verdict import Outcome, Verdict
+from runner.proof.verdict import Verdict
 from runner.verify.seeding import MOMENTS, UPDATE, find_seeds, seed_uses
 from runner.verify.subjects import built
 
@@ -16,16 +16,23 @@ if TYPE_CHECKING:
 
 
 class RandomSeedsCheck(Check):
-    """Trains the candidate with two seeds of the global generators, and compares their states."""
+    """Trains the candidate with two seeds of the global generators, and compares their
+    states.
+    """
 
     name = "random seeds"
     question = "Does the change leave the seeds of global random generators alone?"
-    catches = "a seed that is set when a pipeline is built, in an update, a prediction or an evaluation"
+    catches = (
+        "a seed that is set when a pipeline is built, in an update, a prediction or an "
+        "evaluation"
+    )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns False without a long run, and for stages that are inactive or choose the batch size."""
-        return bool(pair.baseline.options.horizon) and not pair.is_inactive and not pair.chooses_batches
+        """Returns False without a long run, and for stages that are inactive or choose
+        the batch size.
+        """
+        return pair.has_long_run and not pair.chooses_batches
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
@@ -38,10 +45,13 @@ class RandomSeedsCheck(Check):
         except StepError as error:
             return error.verdict(pair.promise_name, None)
         if not seeds:
-            return Verdict(Outcome.PASS, pair.promise_name, "no global random generator is seeded")
-        expected = find_seeds(built(seed_uses(pair.recipe, pair.baseline.registry, ())))
+            return pair.passed("no global random generator is seeded")
+        # Seeds of the baseline are not an effect of the change.
+        expected = find_seeds(built(seed_uses(pair.recipe, pair.registry, ())))
         for name, moment in seeds:
             if (name, moment) not in expected:
-                summary = f"{moment} seeds the global random generator of {name}: later draws repeat earlier ones"
-                return Verdict(Outcome.FAIL, pair.promise_name, summary)
-        return Verdict(Outcome.PASS, pair.promise_name, "the baseline seeds the same global random generators")
+                return pair.failed(
+                    f"{moment} seeds the global random generator of {name}: "
+                    "later draws repeat earlier ones"
+                )
+        return pair.passed("the baseline seeds the same global random generators")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner.plugin.check import Check
 from runner.proof.subject import Build
 from runner.proof.verdict import Verdict
-from runner.verify.sampling_checks import GOING_ON, draws, same_when_resumed
+from runner.verify.sampling_checks import RESUMED_UPDATES, draws, same_when_resumed
 from runner.verify.subjects import built
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ class ResumedTrainingCheck(Check):
 
     name = "a resumed training"
     question = "Is a training that was interrupted and resumed the one that was not?"
-    catches = "state that no checkpoint contains or can hold; a stage that starts from the beginning"
+    catches = (
+        "state that no checkpoint contains or can hold; a stage that starts from the "
+        "beginning"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive or choose the batch size."""
@@ -30,16 +33,18 @@ class ResumedTrainingCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""
-        return f"{pair.baseline.options.updates} updates, a checkpoint, and twice {GOING_ON} updates"
+        updates = f"{pair.options.updates} updates"
+        return f"{updates}, a checkpoint, and twice {RESUMED_UPDATES} updates"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares the candidate with itself; a baseline that does not resume excuses it."""
-        recipe, registry = pair.recipe, pair.baseline.registry
+        registry = pair.registry
 
         def baseline(checkpoint: State | None) -> Build:
-            return built(draws(recipe, registry, (), resumed=checkpoint))
+            return built(draws(pair.recipe, registry, (), resumed=checkpoint))
 
         def candidate(checkpoint: State | None) -> Build:
             return pair.candidate(partial(draws, resumed=checkpoint))
 
-        return same_when_resumed(baseline, candidate, pair.contract, pair.baseline.options.updates)
+        updates = pair.options.updates
+        return same_when_resumed(baseline, candidate, pair.contract, updates)

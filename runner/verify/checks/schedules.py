@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 POINTS = 101
+"""Points at equal distances."""
 SHARE_OF_LONG_RUN = 0.4
 """Seconds of this check, as a share of a long run's."""
 _KINK = 1e-9
@@ -31,7 +32,10 @@ class SchedulesCheck(Check):
 
     name = "schedules"
     question = "Is an update the same wherever the training is?"
-    catches = "learning rates, weight decay or annealed coefficients that differ for a part of the training"
+    catches = (
+        "learning rates, weight decay or annealed coefficients that differ for a part of "
+        "the training"
+    )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
@@ -40,37 +44,43 @@ class SchedulesCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and the most seconds."""
-        seconds = SHARE_OF_LONG_RUN * pair.baseline.options.horizon_seconds
+        seconds = SHARE_OF_LONG_RUN * pair.options.horizon_seconds
         return f"up to {POINTS} updates and both sides of each kink, or {seconds:g} s"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits or algebra; where time is short, points that are spread evenly."""
         contract = pair.contract
         assert isinstance(contract, Exact | Close)
-        seconds = SHARE_OF_LONG_RUN * budget.at_most(pair.baseline.options.horizon_seconds)
+        long_run = budget.at_most(pair.options.horizon_seconds)
+        seconds = SHARE_OF_LONG_RUN * long_run
         return same_updates(*pair.subjects(), _updates(pair), contract, seconds)
 
 
 def _updates(pair: StagePair) -> Iterator[tuple[str, Update]]:
-    """Yields the last recorded batch at every point, with the state of a model that has made a few updates."""
+    """Yields the last recorded batch at every point, with the state of a model that has
+    made a few updates.
+    """
     baseline = pair.baseline
     recorded = baseline.batches[baseline.options.updates - 1]
     states = baseline.questions[0].states
     progress = baseline.progress
-    counts = recorded.progress
     kinks = find_kinks(pair.recipe.lr_scheduler)
-    for number, fraction in enumerate([*_both_sides(kinks, progress), *spread_points(POINTS)]):
-        scaled = counts_at(counts, progress, fraction)
-        words = f"at {fraction:.1%} of the training"
-        yield words, Update(recorded._replace(progress=scaled, inputs=None), states, number)
+    # Kinks come first, because the time may end before all points are compared.
+    points = [*_both_sides(kinks, progress), *spread_points(POINTS)]
+    for number, fraction in enumerate(points):
+        counts = counts_at(recorded.progress, progress, fraction)
+        batch = recorded._replace(progress=counts, inputs=None)
+        yield f"at {fraction:.1%} of the training", Update(batch, states, number)
 
 
-def counts_at(counts: Mapping[str, int], progress: Progress, fraction: float) -> dict[str, int]:
-    """Returns the counts of a training that is so far.
+def counts_at(
+    counts: Mapping[str, int], progress: Progress, fraction: float
+) -> dict[str, int]:
+    """Returns the counts of a training at a fraction of its length.
 
     Args:
-        counts: Those of ``progress``.
-        progress: Of a training that has begun.
+        counts: Counts at ``progress``.
+        progress: Progress of a training after some updates.
         fraction: 0 to 1.
     """
     ratio = fraction * progress.whole / max(1, progress.position)
@@ -78,18 +88,30 @@ def counts_at(counts: Mapping[str, int], progress: Progress, fraction: float) ->
 
 
 def spread_points(count: int) -> list[float]:
-    """Returns points from 0 to 1 at equal distances, in an order whose beginnings are spread evenly."""
-    order = sorted(range(count), key=lambda number: int(f"{number:010b}"[::-1], 2))
+    """Returns points from 0 to 1 at equal distances, in an order whose beginnings are
+    spread evenly.
+    """
+
+    def reversed_bits(number: int) -> int:
+        return int(f"{number:010b}"[::-1], 2)
+
+    order = sorted(range(count), key=reversed_bits)
     return [number / (count - 1) for number in order]
 
 
 def find_kinks(schedule: Schedule) -> list[float]:
-    """Returns the fractions of a training at which the slope of a learning rate changes suddenly."""
+    """Returns the fractions of a training at which the slope of a learning rate changes
+    suddenly.
+    """
     steps = _FINE * (POINTS - 1)
     factors = [schedule.factor(number / steps) for number in range(steps + 1)]
-    bends = [abs(factors[i - 1] - 2 * factors[i] + factors[i + 1]) for i in range(1, steps)]
-    usual = sorted(bends)[len(bends) // 2]
-    return [(i + 1) / steps for i, bend in enumerate(bends) if bend > 100 * usual + _KINK]
+    triples = zip(factors, factors[1:], factors[2:], strict=False)
+    bends = [abs(start - 2 * middle + end) for start, middle, end in triples]
+    # A smooth schedule bends everywhere, a kink bends much more.
+    threshold = 100 * sorted(bends)[len(bends) // 2] + _KINK
+    return [
+        number / steps for number, bend in enumerate(bends, start=1) if bend > threshold
+    ]
 
 
 def _both_sides(kinks: list[float], progress: Progress) -> Iterator[float]:

@@ -13,7 +13,12 @@ from runner.plugin.contract import Statistical
 from runner.proof.isolation import StepError
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
-from runner.verify.simulation import FEWEST_DRAWS, MOST_DRAWS, SimulationComparison, simulations
+from runner.verify.simulation import (
+    FEWEST_DRAWS,
+    MOST_DRAWS,
+    SimulationComparison,
+    simulations,
+)
 from runner.verify.unexercised import NOT_EXERCISED
 from runner.verify.variants import beyond_updates
 
@@ -27,48 +32,58 @@ Sizes = Mapping[str, Any]
 
 
 class SimulatorsCheck(Check):
-    """Draws from the source of the baseline and from that of the candidate, with the same actions.
+    """Draws from the source of the baseline and from that of the candidate, with the same
+    actions.
 
-    Both receive the answers of the baseline's learner, so that batches and states remain
-    comparable. The candidate's learner answers the same questions, and its answers are compared.
-    Draws are repeated with the small sizes that the settings of the source name
-    (``SourceConfig.other_sizes``), until each rare event (``Source.events``) has occurred.
+    Both receive the answers of the baseline's learner, so that batches and states
+    remain comparable. The candidate's learner answers the same questions, and its
+    answers are compared. Draws are repeated with the small sizes that the settings of
+    the source name (``SourceConfig.other_sizes``), until each rare event
+    (``Source.events``) has occurred.
     """
 
     name = "simulators"
-    question = "Does a simulator behave the same at ends, after resets and in other sizes?"
+    question = (
+        "Does a simulator behave the same at ends, after resets and in other sizes?"
+    )
     catches = (
-        "a stale observation after a reset; a timeout that counts as an end, or the reverse; "
-        "samples lost where a full buffer starts again; a mask that is ignored; a number of "
-        "copies that is assumed"
+        "a stale observation after a reset; a timeout that counts as an end, or the "
+        "reverse; samples lost where a full buffer starts again; a mask that is ignored; "
+        "a number of copies that is assumed"
     )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns False without a long run, if the source does not act with its learner, and for
-        ``Statistical`` stages that change which batches are sampled.
+        """Returns False without a long run, if the source does not act with its learner,
+        and for ``Statistical`` stages that change which batches are sampled.
         """
-        if not pair.baseline.options.horizon or pair.is_inactive or pair.chooses_batches:
+        if not pair.has_long_run or pair.chooses_batches:
             return False
-        samples_otherwise = isinstance(pair.contract, Statistical) and beyond_updates(pair.recipe, pair.stages)
-        return pair.baseline.has_simulator and not samples_otherwise
+        is_statistical = isinstance(pair.contract, Statistical)
+        if is_statistical and beyond_updates(pair.recipe, pair.stages):
+            return False
+        return pair.baseline.has_simulator
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of sizes, and the most draws and seconds."""
         count = len(_sizes_of(pair))
-        seconds = SHARE_OF_LONG_RUN * pair.baseline.options.horizon_seconds
-        return f"{FEWEST_DRAWS} to {MOST_DRAWS} draws in each of {count} sizes, or {seconds:g} s"
+        seconds = SHARE_OF_LONG_RUN * pair.options.horizon_seconds
+        draws = f"{FEWEST_DRAWS} to {MOST_DRAWS} draws"
+        return f"{draws} in each of {count} sizes, or {seconds:g} s"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
-        """Compares bits, or numbers up to rounding; of a ``Statistical`` learner's answers only the form."""
+        """Compares bits, or numbers up to rounding; of a ``Statistical`` learner's
+        answers only the form.
+        """
         sizes = _sizes_of(pair)
         name = type(pair.contract).__name__
-        long_run = budget.at_most(pair.baseline.options.horizon_seconds)
+        long_run = budget.at_most(pair.options.horizon_seconds)
         deadline = time.monotonic() + SHARE_OF_LONG_RUN * long_run
         events = Counter[str]()
         missed = []
         draws = 0
         for number, settings in enumerate(sizes):
+            # Sizes whose events occur early leave their time to later ones.
             seconds = (deadline - time.monotonic()) / (len(sizes) - number)
             try:
                 baseline, candidate = pair.builds(partial(simulations, sizes=settings))
@@ -81,7 +96,8 @@ class SimulatorsCheck(Check):
             except StepError as error:
                 return error.verdict(name, baseline)
             if difference is not None:
-                summary = f"the simulator is another one {_words(settings)}: {difference}"
+                words = _words(settings)
+                summary = f"the simulator is another one {words}: {difference}"
                 return Verdict(Outcome.FAIL, name, summary)
             draws += comparison.draws
             events.update(comparison.events)
@@ -92,7 +108,7 @@ class SimulatorsCheck(Check):
 
 
 def _sizes_of(pair: StagePair) -> list[Sizes]:
-    """Returns the settings of all sizes; without any, an empty one, which leaves the recipe's."""
+    """Returns the settings of all sizes; without any, an empty one for the recipe's."""
     recipe = pair.recipe
     return [*recipe.data.other_sizes(recipe.train.batch_size)] or [{}]
 
@@ -102,6 +118,7 @@ def _words(sizes: Sizes) -> str:
     if not sizes:
         return "with the recipe's sizes"
     settings = [
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in sizes.items()
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in sizes.items()
     ]
     return f"with {', '.join(settings)}"

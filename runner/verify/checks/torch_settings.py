@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 
 class TorchSettingsCheck(Check):
-    """Compares the settings of torch that a candidate leaves behind, or changes while it calls other code."""
+    """Compares the settings of torch that a candidate leaves behind, or changes while it
+    calls other code.
+    """
 
     name = "torch's settings"
     question = "Are torch's global settings as in the baseline?"
-    catches = "TF32 or another matmul precision that is left on; a default dtype; deterministic modes"
+    catches = (
+        "TF32 or another matmul precision that is left on; a default dtype; "
+        "deterministic modes"
+    )
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for ``Statistical``, which may change the precision."""
@@ -32,10 +37,16 @@ class TorchSettingsCheck(Check):
         """Reports the first setting that differs."""
         updates = pair.results[0][1]
         settings = updates.evidence.get("contract", {}).get("settings", {})
-        watched = {name: tuple(map(repr, values)) for name, values in pair.reach.settings.items()}
-        for name, (before, after) in (settings or watched).items():
+        # Settings that are changed only during calls have no trace in the evidence.
+        if not settings:
+            settings = {
+                name: tuple(map(repr, values))
+                for name, values in pair.code_coverage.settings.items()
+            }
+        for name, (expected, actual) in settings.items():
             summary = (
-                f"it makes torch's {name} {after} ({before} before), which can change numbers: promise Statistical"
+                f"it makes torch's {name} {actual} ({expected} before), "
+                "which can change numbers: promise Statistical"
             )
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
-        return Verdict(Outcome.PASS, pair.promise_name, "torch's settings are the baseline's")
+        return pair.passed("torch's settings are the baseline's")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.proof.difference import MISSING, described
 from runner.proof.isolation import Frame, Isolation, Location, StepError
 from runner.proof.single_updates import same_updates
 from runner.proof.subject import Build
-from runner.proof.verdict import Outcome, Verdict
+from runner.proof.verdict import Verdict
 from runner.system.errors import RunnerError
 from runner.verify.evaluation_checks import alike
-from runner.verify.likeness import unlike
+from runner.verify.likeness import describe, unlike
 from runner.verify.options import TRAINED_UPDATES
 from runner.verify.subjects import built
-from runner.verify.trained_model import MOST_MODULES, Restoration, run_exports, trained_models
+from runner.verify.trained_model import (
+    MOST_MODULES,
+    Restoration,
+    run_exports,
+    trained_models,
+)
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -24,23 +29,31 @@ if TYPE_CHECKING:
 
 
 class TrainedModelCheck(Check):
-    """Restores the trained model without the stages, as for serving, and exports its modules."""
+    """Restores the trained model without the stages, as for serving, and exports its
+    modules.
+    """
 
     name = "the trained model"
-    question = "Is the model that is left after a training the baseline's, also without the stages and exported?"
+    question = (
+        "Is the model that is left after a training the baseline's, "
+        "also without the stages and exported?"
+    )
     catches = (
-        "weights that are not in the model but in a stage; a model that cannot be restored without it; an exported "
-        "program that computes something else"
+        "weights that are not in the model but in a stage; a model that cannot be "
+        "restored without it; an exported program that computes something else"
     )
     is_optional = True
 
     def applies(self, pair: StagePair) -> bool:
-        """Returns False without a long run, and for stages that are inactive or choose the batch size."""
-        return bool(pair.baseline.options.horizon) and not pair.is_inactive and not pair.chooses_batches
+        """Returns False without a long run, and for stages that are inactive or choose
+        the batch size.
+        """
+        return pair.has_long_run and not pair.chooses_batches
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and exports."""
-        return f"{TRAINED_UPDATES} updates, 2 predictions, and the export of up to {MOST_MODULES} modules"
+        export = f"the export of up to {MOST_MODULES} modules"
+        return f"{TRAINED_UPDATES} updates, 2 predictions, and {export}"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares predictions by bits or algebra, and those of programs up to rounding."""
@@ -49,21 +62,26 @@ class TrainedModelCheck(Check):
             verdict = _compare_restored(pair, *builds)
         except RunnerError as error:
             if not _is_restored(pair, builds[0]):
-                return Verdict(Outcome.PASS, pair.promise_name, "the baseline's model cannot be restored either")
-            summary = f"the trained model cannot be restored without the stages: {error}"
-            return Verdict(Outcome.FAIL, pair.promise_name, summary)
+                return pair.passed("the baseline's model cannot be restored either")
+            return pair.failed(
+                f"the trained model cannot be restored without the stages: {error}"
+            )
         if not verdict:
             return verdict
-        # Code is not watched here: the watcher reads settings by operators, which an export records.
-        candidate = built(trained_models(pair.recipe, pair.baseline.registry, pair.stages))
-        return _compare_exported(pair, candidate)
+        # Code is not watched here: the watcher reads settings by operators, which an
+        # export records.
+        build = trained_models(pair.recipe, pair.registry, pair.stages)
+        return _compare_exported(pair, built(build))
 
 
 def _compare_restored(pair: StagePair, baseline: Build, candidate: Build) -> Verdict:
-    updates = pair.baseline.updates_before(Restoration(pair.baseline.questions[0].batch.inputs))
+    # The first question is a batch of the training.
+    restoration = Restoration(pair.baseline.questions[0].batch.inputs)
+    updates = pair.baseline.updates_before(restoration)
     if isinstance(pair.contract, Exact | Close):
         words = "of the trained model and what is restored of it"
-        return same_updates(baseline, candidate, ((words, update) for update in updates), pair.contract)
+        named = ((words, update) for update in updates)
+        return same_updates(baseline, candidate, named, pair.contract)
     return alike(baseline, candidate, updates)
 
 
@@ -78,33 +96,52 @@ def _is_restored(pair: StagePair, baseline: Build) -> bool:
 
 
 def _compare_exported(pair: StagePair, candidate: Build) -> Verdict:
-    """Compares programs in the precision of the training, as far as modules can be exported."""
-    name = pair.promise_name
+    """Compares programs in the precision of the training, as far as modules can be
+    exported.
+    """
+    exports = pair.baseline.exports
     expected = pair.baseline.programs
     if not expected:
-        return Verdict(Outcome.PASS, name, "the trained model is the same; the baseline cannot be exported")
+        return pair.passed(
+            "the trained model is the same; the baseline cannot be exported"
+        )
     try:
-        frame = run_exports(candidate, pair.baseline.updates_before(pair.baseline.exports))
+        actual = run_exports(candidate, pair.baseline.updates_before(exports))
     except StepError as error:
-        return error.verdict(name, None)
-    if not frame:
-        return Verdict(Outcome.PASS, name, "the trained model is the same; with the stages it cannot be exported")
+        return error.verdict(pair.promise_name, None)
+    if not actual:
+        return pair.passed(
+            "the trained model is the same; with the stages it cannot be exported"
+        )
     # A program may refuse other sizes than those of its export.
-    results = [result for result in pair.baseline.exports.results if _select(expected, result)]
-    results = [result for result in results if _select(frame, result)]
-    expected, frame = (
-        {location: values[location] for result in results for location in _select(values, result)}
-        for values in (expected, frame)
-    )
+    results = [
+        name
+        for name in exports.results
+        if _select(expected, name) and _select(actual, name)
+    ]
+    expected = _join(expected, results)
+    actual = _join(actual, results)
     is_form = not isinstance(pair.contract, Exact | Close)
-    location = unlike(expected, frame, form=is_form)
+    location = unlike(expected, actual, form=is_form)
     if location is None:
-        return Verdict(Outcome.PASS, name, "the trained model is the same, also without stages and exported")
-    pair_of_values = (values.get(location, MISSING) for values in (expected, frame))
-    difference = described(1, location, *pair_of_values)
-    return Verdict(Outcome.FAIL, name, f"an exported program is another one: {difference}")
+        return pair.passed(
+            "the trained model is the same, also without stages and exported"
+        )
+    difference = describe(1, location, expected, actual)
+    return pair.failed(f"an exported program is another one: {difference}")
+
+
+def _join(frame: Frame, results: Sequence[str]) -> Frame:
+    """Returns the values of some results, in their order."""
+    return {
+        location: frame[location]
+        for name in results
+        for location in _select(frame, name)
+    }
 
 
 def _select(frame: Frame, name: str) -> list[Location]:
     """Returns the locations of a result, which may be a tensor or a tree of them."""
-    return [location for location in frame if f"{location.name}.".startswith(f"{name}.")]
+    return [
+        location for location in frame if f"{location.name}.".startswith(f"{name}.")
+    ]

@@ -23,7 +23,10 @@ class TrainingsCheck(Check):
 
     name = "trainings"
     question = "Does it learn as much, within the margin of its contract?"
-    catches = "rounding, fewer updates or another order of the data from which the model learns less"
+    catches = (
+        "rounding, fewer updates or another order of the data from which the model learns "
+        "less"
+    )
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
@@ -35,8 +38,9 @@ class TrainingsCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the number of trainings and their length."""
         unit, length = pair.recipe.length
-        options = pair.baseline.options
-        return f"up to {options.seeds} pairs of trainings of {options.steps or length:,} {unit}, fewer if they decide"
+        options = pair.options
+        trainings = f"trainings of {options.steps or length:,} {unit}"
+        return f"up to {options.seeds} pairs of {trainings}, fewer if they decide"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Trains, unless the budget has no room for it."""

@@ -31,13 +31,15 @@ class UpdatesCheck(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates of both."""
-        updates = pair.baseline.options.updates + len(LATE)
+        updates = pair.options.updates + len(LATE)
         if isinstance(pair.promised, Exact):
             return f"{updates} updates, the baseline's twice"
         return f"{updates} updates in float64 and in float32"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
-        """Compares bits for ``Exact``, algebra for ``Close``, and for ``Statistical`` what needs no training."""
+        """Compares bits for ``Exact``, algebra for ``Close``, and for ``Statistical``
+        properties that need no training.
+        """
         if isinstance(pair.promised, Exact):
             return self._compare_bits(pair)
         fetching = beyond_updates(pair.recipe, pair.stages)
@@ -46,8 +48,12 @@ class UpdatesCheck(Check):
         if fetching is None:
             closeness = pair.closeness
             if closeness:
-                summary = f"nothing is lost but rounding, which needs no training to see: {closeness.summary}"
+                summary = (
+                    "nothing is lost but rounding, which needs no training to see: "
+                    f"{closeness.summary}"
+                )
                 return replace(closeness, summary=summary)
+            # Trainings with a changed baseline would be wrong.
             if WHOLE_PROCESS in closeness.evidence.get("contract", {}):
                 return closeness
         baseline, candidate = pair.subjects()
@@ -55,8 +61,8 @@ class UpdatesCheck(Check):
 
     def _compare_bits(self, pair: StagePair) -> Verdict:
         verdict = compare(*pair.subjects(), pair.batches, Exact())
-        # The long run samples batches of its own, too.
-        if not verdict or pair.baseline.options.horizon:
+        # The long run samples batches, too.
+        if not verdict or pair.options.horizon:
             return verdict
         sampled = pair.sampled_updates()
         return verdict if sampled else sampled
@@ -64,7 +70,8 @@ class UpdatesCheck(Check):
     def _compare_algebra(self, pair: StagePair, fetching: str | None) -> Verdict:
         if fetching is not None and pair.recipe.stages[fetching].prepares:
             summary = (
-                f"{fetching} changes which batches are sampled, which no recorded batch shows: promise Statistical"
+                f"{fetching} changes which batches are sampled, "
+                "which no recorded batch shows: promise Statistical"
             )
             return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
         return pair.closeness

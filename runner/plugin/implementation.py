@@ -1,0 +1,70 @@
+"""Imports the class that a plugin's settings name as their implementation."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from runner.plugin.static_checks import declaring_class, of_class, split_name
+from runner.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.plugin.configs import Face
+
+
+def imported(face: Face) -> type[Any]:
+    """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
+    from runner.plugin.learner import Learner  # with torch, which validation does without
+    from runner.plugin.source import Source
+    from runner.plugin.stage import Stage
+
+    works: Any = implementation_of(type(face))
+    if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
+        actual = getattr(works, "__name__", works)
+        raise UsageError(
+            f"{type(face).__name__}.implementation should be a Learner, a Source or a Stage, got {actual!r}"
+        )
+    if inspect.isabstract(works):
+        raise UsageError(of_class(works).lacks(sorted(works.__abstractmethods__)))
+    return works
+
+
+def implementation_of(config: type[Face]) -> type[Any]:
+    """Imports and returns the Learner, Source or Stage of a class of settings.
+
+    Raises:
+        UsageError: The named module or class does not exist.
+    """
+    implementation = config.implementation
+    if not isinstance(implementation, str):
+        return implementation
+    owner = declaring_class(config)
+    module_name, name = split_name(implementation)
+    module = sys.modules[owner.__module__]
+    if module_name:
+        module = _import(module_name, name, module)
+    if not hasattr(module, name):
+        raise UsageError(f"{_setting_of(owner)}: module '{module.__name__}' has no class '{name}'")
+    named: type[Any] = getattr(module, name)
+    return named
+
+
+def _import(module_name: str, name: str, importing: ModuleType) -> ModuleType:
+    """Imports a module as an import statement in another module does.
+
+    The statement of a plugin file finds modules in the file's folder, with an importer of the file.
+    """
+    scope = vars(importing)
+    available: Any = scope.get("__builtins__", builtins)
+    namespace = available if isinstance(available, dict) else vars(available)
+    absolute_name = module_name.lstrip(".")
+    level = len(module_name) - len(absolute_name)
+    module: ModuleType = namespace["__import__"](absolute_name, scope, None, (name,), level)
+    return module
+
+
+def _setting_of(owner: type[Any]) -> str:
+    return f"{owner.__qualname__}.implementation = {vars(owner)['implementation']!r}"
