@@ -1,4 +1,4 @@
-"""Learning rates as a function of how far the training is, so that nothing has to be kept to resume them."""
+"""Learning rates as a function of the progress, so that schedules have no state to resume."""
 
 import math
 from typing import Annotated, Literal
@@ -7,7 +7,8 @@ from pydantic import Field
 
 from runner.plugin.config import Config
 
-WARMUP_START = 0.01  # at zero, the first update would be lost
+WARMUP_START = 0.01
+"""Factor at the start of a warm-up; with zero, the first update would be lost."""
 
 
 class _Schedule(Config):
@@ -45,7 +46,9 @@ class LinearConfig(_Schedule):
 
 
 class CosineConfig(_Schedule):
-    """Falls along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5 without restarts)."""
+    """Falls along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5 without
+    restarts).
+    """
 
     kind: Literal["cosine"] = "cosine"
     """Cosine decay."""
@@ -67,11 +70,15 @@ class StepConfig(_Schedule):
     """The factor of the learning rate at each step."""
 
     def _after(self, fraction: float) -> float:
-        return float(self.gamma ** math.floor(fraction / self.every + 1e-9))  # the rounding of a sum of shares
+        # A sum of shares may be below a step by its rounding.
+        steps = math.floor(fraction / self.every + 1e-9)
+        return float(self.gamma**steps)
 
 
 class OneCycleConfig(_Schedule):
-    """Rises and falls along half cosines (Smith and Topin 2018, arXiv:1708.07120); the optimizer's is the highest."""
+    """Rises and falls along half cosines (Smith and Topin 2018, arXiv:1708.07120); the optimizer's
+    is the highest.
+    """
 
     kind: Literal["one_cycle"] = "one_cycle"
     """One cycle."""
@@ -84,10 +91,12 @@ class OneCycleConfig(_Schedule):
 
     def _after(self, fraction: float) -> float:
         if fraction < self.peak:
-            low, way = self.start, 1 - fraction / self.peak
+            low = self.start
+            distance = 1 - fraction / self.peak
         else:
-            low, way = self.floor, (fraction - self.peak) / (1 - self.peak)
-        return low + (1 - low) * (1 + math.cos(math.pi * way)) / 2
+            low = self.floor
+            distance = (fraction - self.peak) / (1 - self.peak)
+        return low + (1 - low) * (1 + math.cos(math.pi * distance)) / 2
 
 
 class PolynomialConfig(_Schedule):

@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class StopConfig(Config):
-    """Ends a training before its length, by exactly one of ``patience``, ``reach`` and ``seconds``."""
+    """Ends a training before its length, by one of ``patience``, ``reach`` and ``seconds``."""
 
     patience: Count | None = None
     """Evaluations without an improvement after which the training ends."""
@@ -30,7 +30,9 @@ class StopConfig(Config):
     min_delta: Annotated[float, Field(ge=0)] = 0.0
     """Least difference to the best value that is an improvement; a tie is none."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Weight of the earlier evaluations in the moving average that is compared; 0 compares the values themselves."""
+    """Weight of the earlier evaluations in the moving average that is compared; 0 compares the
+    values themselves.
+    """
     not_before: Annotated[int, Field(ge=0)] = 0
     """Length in the training's unit before which it does not end."""
 
@@ -39,10 +41,14 @@ class StopConfig(Config):
         conditions = [name for name in CONDITIONS if getattr(self, name) is not None]
         if len(conditions) != 1:
             actual = " and ".join(conditions) or "none of them"
-            raise ValueError(f"set exactly one of {', '.join(CONDITIONS)}; got {actual}")
+            raise ValueError(
+                f"set exactly one of {', '.join(CONDITIONS)}; got {actual}"
+            )
         return self
 
-    def watched(self, objective: Objective | None) -> tuple[str, Literal["minimize", "maximize"]] | None:
+    def watched(
+        self, objective: Objective | None
+    ) -> tuple[str, Literal["minimize", "maximize"]] | None:
         """Returns the metric that is compared, without ``eval/``, and its direction.
 
         Returns None if time alone decides, or if metric or direction are unknown.
@@ -52,7 +58,11 @@ class StopConfig(Config):
         """
         if self.seconds is not None:
             return None
-        name = objective.name if self.metric is None and objective else (self.metric or "").removeprefix("eval/")
+        name = (
+            objective.name
+            if self.metric is None and objective
+            else (self.metric or "").removeprefix("eval/")
+        )
         direction = self.direction
         if direction is None and objective is not None and objective.name == name:
             direction = objective.direction
