@@ -28,6 +28,7 @@ from runner.plugin.configs import (
 )
 from runner.plugin.context import Context, Slots
 from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
+from runner.plugin.end_training import EndTraining
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.fingerprint import fingerprint_of_files
 from runner.plugin.memory_choice import MemoryChoice
@@ -67,7 +68,7 @@ _HEAVY = {
 
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Check", "Choices", "Close", "Config", "Context", "Contract",
-    "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "Exact",
+    "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",

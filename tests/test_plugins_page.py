@@ -4,14 +4,16 @@ import ast
 import inspect
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pages import blocks_of
 from running import forked, result_of
 
 import runner
-from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig, Statistical
+from runner.api import EndTraining, LearnerConfig, SourceConfig, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
 from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
@@ -34,7 +36,7 @@ def alone(languages):
     return [block for block in blocks_of(PAGE, languages) if not any(block.strip() in text for text in ELSEWHERE)]
 
 
-MINE, STREAM, SAMPLER, TEST = alone("python")
+MINE, STREAM, SAMPLER, ENDING, TEST = alone("python")
 (RECIPE,) = alone("yaml")
 
 
@@ -158,6 +160,15 @@ def test_amp_has_a_verdict_on_the_first_model(loss_with_amp, outcome):
             ]
 
     assert statistical(without, with_amp, 12, recipe.objective, Measured(), 8).outcome is outcome
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_source_can_end_a_training(solved):
+    names = {}
+    exec(ENDING, names)
+    source = SimpleNamespace(solved=lambda: solved)
+    with pytest.raises(EndTraining, match="all tasks are solved") if solved else nullcontext():
+        assert names["draw"](source, 8, None) is None
 
 
 def test_the_test_passes():

@@ -1,4 +1,4 @@
-"""The faces of the language model and its data."""
+"""Configs of the language models and of their data."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ TINY_SHAKESPEARE = DataFile(
     url="https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt",
     sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     size=1_115_394,
-    about="40,000 lines of Shakespeare's plays, put together by Andrej Karpathy (char-rnn, MIT); public domain",
+    about="40,000 lines of Shakespeare's plays, put together by Andrej Karpathy "
+    "(char-rnn, MIT); public domain",
 )
-
-
 TINY_VOCABULARY = 65
 """Characters that tiny Shakespeare uses."""
 
@@ -43,14 +42,14 @@ class TextRequest(ServedRequest):
     prompt: Annotated[str, Field(min_length=1, max_length=2_000)]
     """The start of the text."""
     characters: Annotated[int, Field(ge=1, le=2_000)] = 200
-    """How many to write; others wait for as long."""
+    """Number of characters to write; requests that wait for the same batch take as long."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.8
-    """How boldly: below 1, likely characters become likelier."""
+    """Divisor of the logits: below 1, likely characters become likelier."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the text, which does not depend on other requests."""
 
     def group(self) -> Hashable:
-        """Prompts of one length, and as many characters."""
+        """Returns the length of the prompt and of the continuation, which a batch shares."""
         return len(self.prompt), self.characters
 
 
@@ -61,28 +60,41 @@ class TextResponse(ServedResponse):
 
 
 class LanguageModelConfig(GradientLearnerConfig, ABC):
-    """Settings of models that predict the next symbol from those before it."""
+    """Settings of models that predict the next token from those before it."""
 
     learns_from: ClassVar[str] = "tokens"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1, "max_grad_norm": 1.0}
+        "model": {
+            "kind": "adamw",
+            "lr": 1e-3,
+            "betas": [0.9, 0.95],
+            "weight_decay": 0.1,
+            "max_grad_norm": 1.0,
+        }
     }
     headline: ClassVar[tuple[str, ...]] = ("nats_per_character",)
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"nats_*": (0, math.inf), "loss": (0, math.inf)}
-    objective: ClassVar[Objective] = Objective("nats_per_character", "minimize", margin=0.02, unit="nats")
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "nats_*": (0, math.inf),
+        "loss": (0, math.inf),
+    }
+    objective: ClassVar[Objective] = Objective(
+        "nats_per_character", "minimize", margin=0.02, unit="nats"
+    )
     request: ClassVar[type[ServedRequest]] = TextRequest
     response: ClassVar[type[ServedResponse]] = TextResponse
     page: ClassVar[str | None] = "page"
 
 
 class GptConfig(LanguageModelConfig):
-    """A transformer that predicts the next symbol from those before it (Radford et al. 2019, GPT-2).
+    """A transformer that predicts the next token from those before it (Radford et al. 2019,
+    GPT-2).
 
     Normalisation precedes attention and the feed-forward layer, positions are trained, and the
     embedding is also the last layer.
 
-    When it helps: text by the character, windows of up to some hundred symbols.
-    When it hurts: long windows, because attention grows with their square; and small data, which it learns by heart.
+    When it helps: text by the character, windows of up to some hundred tokens.
+    When it hurts: long windows, because attention grows with their square; and small data, which it
+    learns by heart.
     """
 
     kind: ClassVar[str] = "gpt"
@@ -91,24 +103,27 @@ class GptConfig(LanguageModelConfig):
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
     width: Count = 128
-    """Size of the vector of a symbol between the blocks."""
+    """Size of the vector of a token between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the activations that is dropped in training."""
 
     def draws(self) -> bool:
-        """Dropout does."""
+        """Returns whether dropout is used."""
         return self.dropout > 0
 
 
 class Mamba2Config(LanguageModelConfig):
-    """A state space model that predicts the next symbol from those before it (Dao and Gu 2024, Mamba-2).
+    """A state-space model that predicts the next token from those before it (Dao and Gu 2024,
+    Mamba-2).
 
-    Every block keeps a state of fixed size; how much of it is kept, taken in and read depends on the symbol. The
-    baseline computes it one symbol after the other; ``chunked_scan`` and ``associative_scan`` compute the same faster.
+    Every block has a state of fixed size; how much of it is kept, taken in and read depends on the
+    token. The baseline computes one token after the other; ``chunked_scan`` and
+    ``associative_scan`` compute the same faster.
 
-    When it helps: long windows, and writing symbol by symbol: neither time nor memory grows with what was read.
+    When it helps: long windows, and writing token by token: neither time nor memory grows with the
+    context length.
     When it hurts: what has to be looked up word for word, far back.
     """
 
@@ -119,22 +134,26 @@ class Mamba2Config(LanguageModelConfig):
     layers: Count = 2
     """Blocks."""
     width: Count = 64
-    """Size of the vector of a symbol between the blocks."""
+    """Size of the vector of a token between the blocks."""
     expand: Count = 2
-    """How many times as many there are inside of a block."""
+    """Factor by which the width is larger inside of a block."""
     head_width: Count = 32
     """Number of channels that share one rate of decay."""
     state: Count = 16
-    """Numbers in the state for each of them."""
+    """Size of the hidden state of a channel."""
     taps: Annotated[int, Field(ge=2)] = 4
-    """Symbols that the convolution before the recurrence sees."""
+    """Tokens that the convolution before the recurrence reads."""
 
     @field_validator("head_width")
     @classmethod
-    def _divides_the_inner_width(cls, head_width: int, info: ValidationInfo) -> int:
+    def _divides_the_inner_width(
+        cls, head_width: int, info: ValidationInfo
+    ) -> int:
         inner = info.data.get("width", head_width) * info.data.get("expand", 1)
         if inner % head_width:
-            raise ValueError(f"should divide the width inside of a block, {inner}")
+            raise ValueError(
+                f"should divide the width inside of a block, {inner}"
+            )
         return head_width
 
 
@@ -150,7 +169,9 @@ class TextConfig(PublishedDatasetConfig):
     kind: ClassVar[str] = "text"
     implementation = ".text:Text"
     provides: ClassVar[str] = "tokens"
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "tokens"})
+    units: ClassVar[frozenset[Unit]] = frozenset(
+        {"updates", "samples", "tokens"}
+    )
     in_memory: ClassVar[bool] = True
     files: ClassVar[tuple[DataFile, ...]] = (TINY_SHAKESPEARE,)
     pictures: ClassVar[tuple[str, ...]] = (".txt",)
@@ -163,7 +184,7 @@ class TextConfig(PublishedDatasetConfig):
     """Share of the text, at its end, that only evaluation sees."""
 
     def wanted(self) -> tuple[DataFile, ...]:
-        """Tiny Shakespeare, unless another file is named."""
+        """Returns tiny Shakespeare, unless another file is named."""
         return tuple(file for file in self.files if file.name == self.file)
 
     def outline(self, batch_size: int) -> SourceOutline | None:
@@ -171,13 +192,15 @@ class TextConfig(PublishedDatasetConfig):
         if self.synthetic:
             return None
         path = self.locate(self.file)
-        if path is None:
-            if not self.wanted():
-                return None
-            vocabulary, length = TINY_VOCABULARY, TINY_SHAKESPEARE.size
-        else:
+        if path is not None:
             text = path.read_text(encoding="utf-8", errors="replace")
-            vocabulary, length = len(set(text)), len(text)
+            vocabulary = len(set(text))
+            length = len(text)
+        elif self.wanted():
+            vocabulary = TINY_VOCABULARY
+            length = TINY_SHAKESPEARE.size
+        else:
+            return None
         windows = int(length * (1 - self.held_out)) - self.context
         return SourceOutline(
             {"tokens": TensorOutline((batch_size, self.context + 1), "int64")},

@@ -1,4 +1,4 @@
-"""The faces of the model of walks through molecules and of its data."""
+"""Configs of the model of walks through molecules and of its data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import GradientLearnerConfig, Objective, SourceOutline, TensorOutline
+from runner.api import (
+    GradientLearnerConfig,
+    Objective,
+    SourceOutline,
+    TensorOutline,
+)
 
 from ..molecules.table import MoleculesConfig
 from ..settings import Count, Heads
+from .config import LanguageModelConfig
 
 if TYPE_CHECKING:
     from ..molecules.smiles import Molecule
@@ -22,15 +28,19 @@ PADDED = 16
 """A batch's length is a multiple of this."""
 BUCKET = 32
 """The length of a bucket is a multiple of this."""
-LONGEST, VOCABULARY = 256, 121
-"""Tokens of a walk at most, and different ones."""
+LONGEST = 256
+"""Largest number of tokens in a walk."""
+VOCABULARY = 121
+"""Number of different tokens."""
 
 
 class GraphGptConfig(GradientLearnerConfig):
-    """A transformer that reads a graph as the tokens of a walk over all its edges (Zhao et al. 2024, GraphGPT).
+    """A transformer that reads a graph as the tokens of a walk over all its edges (Zhao et al.
+    2024, GraphGPT).
 
-    One training has two tasks. First, as a language model, it predicts the next token of a walk and never looks at what
-    was measured; then the mean of its last hidden states over a walk predicts that.
+    One training has two tasks. First, as a language model, it predicts the next token of a walk
+    and does not use the targets; then it predicts a target from the mean of its last hidden states
+    over a walk.
 
     When it helps: more structures than measurements, or structures whose walks have few tokens.
     When it hurts: large graphs, because attention grows with the square of the walk.
@@ -40,11 +50,11 @@ class GraphGptConfig(GradientLearnerConfig):
     implementation = ".graph_gpt:GraphGpt"
     learns_from: ClassVar[str] = "graph_tokens"
     depends_on_progress: ClassVar[bool] = True
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1, "max_grad_norm": 1.0}
-    }
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = LanguageModelConfig.roles
     headline: ClassVar[tuple[str, ...]] = ("rmse", "nats_per_token")
-    objective: ClassVar[Objective] = Objective("rmse", "minimize", margin=0.05, unit="of the table")
+    objective: ClassVar[Objective] = Objective(
+        "rmse", "minimize", margin=0.05, unit="of the table"
+    )
 
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
@@ -55,19 +65,24 @@ class GraphGptConfig(GradientLearnerConfig):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the activations that is dropped in training."""
     pretrained: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of the training, at its beginning, that predicts the next token; the rest predicts what was measured."""
+    """Share of the training, at its start, that predicts the next token; the rest predicts the
+    target.
+    """
 
     def phases(self) -> tuple[float, ...]:
-        """Returns where walks are learned, and where targets are."""
-        return (0.0, self.pretrained) if self.pretrained else (0.0,)
+        """Returns the shares of the training at which its tasks start."""
+        if not self.pretrained:
+            return (0.0,)
+        return (0.0, self.pretrained)
 
     def draws(self) -> bool:
-        """Dropout does."""
+        """Returns whether dropout is used."""
         return self.dropout > 0
 
 
 class GraphWalksConfig(MoleculesConfig):
-    """A table of molecules, each as the tokens of a walk over all its bonds, with one measured number each.
+    """A table of molecules, each as the tokens of a walk over all its bonds, with one measured
+    number each.
 
     A walk has a random start and random turns, so one molecule has many. The walks of held-out
     molecules never change. A tenth of the molecules is for testing and a tenth for validation, and
@@ -96,17 +111,26 @@ class GraphWalksConfig(MoleculesConfig):
         def length_of_walk(molecule: Molecule) -> int:
             from .walks import encode
 
+            # All walks of a molecule have the same length.
             return len(encode(molecule, random.Random(0)))
 
-        lengths = self.largest_sizes(batch_size, lambda counts: counts.tokens, length_of_walk)
+        lengths = self.largest_sizes(
+            batch_size, lambda counts: counts.tokens, length_of_walk
+        )
         if lengths is None:
             return None
-        longest = _round_up(lengths[-1], PADDED)
-        rows = Counter(min(_round_up(length, BUCKET), longest) for length in lengths)
+        longest = round_up(lengths[-1], PADDED)
+        rows = Counter(
+            min(round_up(length, BUCKET), longest) for length in lengths
+        )
+        buckets = [
+            batch_of_walks(count, length) for length, count in rows.items()
+        ]
+        largest = f"the {batch_size} longest walks of {self.file}"
         return SourceOutline(
             batch_of_walks(batch_size, longest),
-            f"the {batch_size} longest walks of {self.file}, padded to {longest} tokens",
-            buckets=tuple(batch_of_walks(count, length) for length, count in rows.items()),
+            f"{largest}, padded to {longest} tokens",
+            buckets=tuple(buckets),
             sizes={"vocabulary": VOCABULARY, "longest": LONGEST},
         )
 
@@ -120,5 +144,6 @@ def batch_of_walks(rows: int, length: int) -> Mapping[str, TensorOutline]:
     }
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """Returns the smallest multiple that is not below a number."""
     return -(-number // multiple) * multiple

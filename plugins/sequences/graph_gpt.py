@@ -18,72 +18,118 @@ if TYPE_CHECKING:
 
 
 IGNORED = -100
-"""A target that costs nothing."""
+"""A target without a loss."""
 
 
 class WalkTransformer(nn.Module):
-    """A transformer with two last layers: one for the next token, and one for what was measured.
+    """A transformer with two heads: one for the next token, and one for the target of a walk.
 
-    Walks are padded at their end, so causal attention keeps what is real from seeing it.
+    Walks are padded at their end, so causal attention hides the padding from their tokens.
     """
 
-    def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        layers: int,
+        width: int,
+        heads: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
-        self.transformer = Transformer(vocabulary, context, layers, width, heads, dropout)
-        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
+        self.transformer = Transformer(
+            vocabulary, context, layers, width, heads, dropout
+        )
+        self.head = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)
+        )
 
-    def forward(self, inputs: Mapping[str, Tensor], following: bool = False) -> Tensor:
-        """Logits of the token that follows each, [B, L, vocabulary], or what is expected to be measured, [B]."""
+    def forward(
+        self, inputs: Mapping[str, Tensor], following: bool = False
+    ) -> Tensor:
+        """Returns predictions for walks.
+
+        Args:
+            inputs: Tokens, [B, L], and the length of every walk, [B].
+            following: Whether the next tokens are predicted, or the targets.
+
+        Returns:
+            Logits of the token that follows each, [B, L, vocabulary], or targets, [B].
+        """
         if following:
             logits: Tensor = self.transformer(inputs["tokens"])
             return logits
         hidden = self.transformer.hidden(inputs["tokens"])
-        real = _real(inputs)[..., None].to(hidden.dtype)
-        value: Tensor = self.head((hidden * real).sum(1) / real.sum(1)).squeeze(1)
-        return value
+        # The hidden states of padding must not count in the mean.
+        mask = _mask(inputs)[..., None].to(hidden.dtype)
+        mean = (hidden * mask).sum(1) / mask.sum(1)
+        target: Tensor = self.head(mean).squeeze(1)
+        return target
 
 
 class GraphGpt(GradientLearner):
-    """Learns walks as a language, and then what was measured."""
+    """Learns the walks as a language, and then the targets."""
 
     module: WalkTransformer
 
-    def build(self, config: GraphGptConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
-        """The transformer for the longest walk that the source may have."""
+    def build(
+        self,
+        config: GraphGptConfig,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> nn.Module:
+        """Returns the transformer for the longest walk that the source may have."""
         self.pretrained = config.pretrained
-        vocabulary, longest = context.sizes["vocabulary"], context.sizes["longest"]
-        return WalkTransformer(vocabulary, longest, config.layers, config.width, config.heads, config.dropout)
+        return WalkTransformer(
+            context.sizes["vocabulary"],
+            context.sizes["longest"],
+            config.layers,
+            config.width,
+            config.heads,
+            config.dropout,
+        )
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the cross-entropy in nats, over all tokens, in the first share of the training;
         then the squared error.
         """
-        return self.following(batch) if progress.fraction < self.pretrained else self.squared_error(batch)
+        if progress.fraction < self.pretrained:
+            return self.following(batch)
+        return self.squared_error(batch)
 
     def following(self, batch: Batch) -> Loss:
-        """Cross-entropy of every token of a walk but the first."""
+        """Returns the cross-entropy of every token of a walk except the first."""
         inputs = self.inputs(batch)
-        logits, target = self.slots.forward(inputs, True)[:, :-1], inputs["tokens"][:, 1:]
-        target = target.masked_fill(~_real(inputs)[:, 1:], IGNORED)
-        cost = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="sum")
-        return Loss(cost, (inputs["length"] - 1).sum())
+        logits = self.slots.forward(inputs, True)[:, :-1]
+        # The token after the last one of a walk is padding, and nothing is to be learned from it.
+        padding = ~_mask(inputs)[:, 1:]
+        target = inputs["tokens"][:, 1:].masked_fill(padding, IGNORED)
+        total = F.cross_entropy(
+            logits.flatten(0, 1),
+            target.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        return Loss(total, (inputs["length"] - 1).sum())
 
     def squared_error(self, batch: Batch) -> Loss:
-        """Returns the squared error of the standardised measurement."""
-        value = self.slots.forward(self.inputs(batch))
-        return Loss((value - batch["target"].to(value.dtype)).square().sum(), len(value))
+        """Returns the squared error of the standardised targets."""
+        predicted = self.slots.forward(self.inputs(batch))
+        target = batch["target"].to(predicted.dtype)
+        return Loss((predicted - target).square().sum(), len(predicted))
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """Returns both losses, whichever is trained at present."""
-        following, error = self.following(batch), self.squared_error(batch)
+        following = self.following(batch)
+        error = self.squared_error(batch)
         return {
             "nats_per_token": Mean(following.sum, following.count),
             "squared_error": Mean(error.sum, error.count),
         }
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Walks and how long they are."""
+        """Returns the walks and their lengths."""
         return {"tokens": batch["tokens"], "length": batch["length"]}
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -92,11 +138,18 @@ class GraphGpt(GradientLearner):
 
     def idle(self, progress: Progress) -> Collection[str]:
         """Returns the parameters of the head, until it has been trained for one update."""
-        names = (f"model.head.{name}" for name, _ in self.module.head.named_parameters())
-        return set(names) if progress.fraction <= self.pretrained else ()
+        # In the first update of the second task the fraction equals the share, and the head has
+        # not had a gradient yet.
+        if progress.fraction > self.pretrained:
+            return ()
+        return {
+            f"model.head.{name}"
+            for name, _ in self.module.head.named_parameters()
+        }
 
 
-def _real(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Returns which tokens are not padding, [B, L]."""
-    tokens, length = inputs["tokens"], inputs["length"]
-    return torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
+def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Returns True for tokens that are not padding, [B, L]."""
+    tokens = inputs["tokens"]
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return positions < inputs["length"][:, None]

@@ -14,7 +14,7 @@ from runner.api import Batch, DatasetSource, Learner, UsageError
 
 from ..molecules.smiles import Molecule, read
 from ..molecules.table import Table
-from .graph_config import BUCKET, LONGEST, PADDED, VOCABULARY
+from .graph_config import BUCKET, LONGEST, PADDED, VOCABULARY, round_up
 from .walks import PAD, check, encode
 
 if TYPE_CHECKING:
@@ -22,50 +22,89 @@ if TYPE_CHECKING:
 
 
 class Walk(NamedTuple):
-    """A sample."""
+    """A sample.
 
-    tokens: Tensor  # [T], long
-    target: float  # standardised
+    Attributes:
+        tokens: The tokens, [T], int64.
+        target: The measured number, standardised.
+    """
+
+    tokens: Tensor
+    target: float
 
 
 class Walks(Dataset[Walk]):
-    """Molecules with what was measured; each is walked through when it is drawn."""
+    """Molecules with their targets; a walk is computed at each access.
 
-    def __init__(self, molecules: Sequence[Molecule], targets: Sequence[float], seed: str, redraw: bool) -> None:
-        self.molecules, self.targets, self.seed, self.redraw = molecules, targets, seed, redraw
+    Args:
+        molecules: The molecules.
+        targets: Their targets, standardised.
+        seed: Seed of the walks that follow from the number of their molecule.
+        redraw: Whether each access has a new walk.
+    """
+
+    def __init__(
+        self,
+        molecules: Sequence[Molecule],
+        targets: Sequence[float],
+        seed: str,
+        redraw: bool,
+    ) -> None:
+        self.molecules = molecules
+        self.targets = targets
+        self.seed = seed
+        self.redraw = redraw
 
     def __len__(self) -> int:
         return len(self.molecules)
 
     def __getitem__(self, index: int) -> Walk:
-        return self._made(index, random.Random(random.getrandbits(64))) if self.redraw else self.walk(index, 0)
+        if not self.redraw:
+            return self.walk(index, 0)
+        # The global generator is seeded for every batch, so a resumed training has the same
+        # walks.
+        return self._encode(index, random.Random(random.getrandbits(64)))
 
     def walk(self, index: int, variant: int) -> Walk:
-        """The walk of a molecule that follows from both numbers and the seed."""
-        return self._made(index, random.Random(f"{self.seed}/{index}/{variant}"))
+        """Returns the walk of a molecule that follows from both numbers and the seed."""
+        return self._encode(
+            index, random.Random(f"{self.seed}/{index}/{variant}")
+        )
 
-    def _made(self, index: int, draw: random.Random) -> Walk:
-        return Walk(torch.tensor(encode(self.molecules[index], draw)), self.targets[index])
+    def _encode(self, index: int, generator: random.Random) -> Walk:
+        tokens = encode(self.molecules[index], generator)
+        return Walk(torch.tensor(tokens), self.targets[index])
 
 
-class KeptWalks(Dataset[Walk]):
-    """Walks that are made once; which of a molecule's variants comes is drawn from torch's global generator."""
+class CachedWalks(Dataset[Walk]):
+    """Walks that are computed once.
+
+    A variant of a molecule is selected with torch's global generator.
+    """
 
     def __init__(self, walks: Walks, variants: int) -> None:
-        self.walks, self.variants = walks, variants
-        self.made = self.found = 0
-        self._kept: dict[tuple[int, int], Walk] = {}
+        self.walks = walks
+        self.variants = variants
+        self.misses = 0
+        self.hits = 0
+        self._cache: dict[tuple[int, int], Walk] = {}
 
     def __len__(self) -> int:
         return len(self.walks)
 
     def __getitem__(self, index: int) -> Walk:
-        variant = int(torch.randint(self.variants, ())) if self.variants > 1 else 0
-        if (walk := self._kept.get((index, variant))) is not None:
-            self.found += 1
+        # A single variant must not advance the generator: its walks have to be the same as
+        # without the cache.
+        variant = 0
+        if self.variants > 1:
+            variant = int(torch.randint(self.variants, ()))
+        walk = self._cache.get((index, variant))
+        if walk is not None:
+            self.hits += 1
             return walk
-        self.made += 1
-        walk = self._kept[index, variant] = self.walks.walk(index, variant)
+        self.misses += 1
+        walk = self.walks.walk(index, variant)
+        self._cache[index, variant] = walk
         return walk
 
 
@@ -73,41 +112,54 @@ class GraphWalks(DatasetSource):
     """Batches of tokens [B, L], the length of every walk [B], and the standardised target [B]."""
 
     def datasets(self, config: GraphWalksConfig) -> tuple[Walks, Walks]:
-        """Walks through the molecules to train on, and one for each that is held out.
+        """Returns the walks for training, and one for each molecule that is held out.
 
         Raises:
-            UsageError: There is no such table, or a molecule has no walk that fits the tokens.
+            UsageError: The table is missing, or a molecule has no walk that fits the tokens.
         """
-        seed = self.context.seed
-        self.table = table = Table(config, seed)
+        table = Table(config, self.context.seed)
+        self.table = table
         self.sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
+        train = self._walks("train", table.train, config.redraw)
+        held_out = self._walks(config.held_out, table.held_out, redraw=False)
+        return train, held_out
 
-        def walks(part: str, rows: Sequence[int], redraw: bool) -> Walks:
-            molecules = [_checked(table, row) for row in rows]
-            targets = [(table.targets[row] - table.mean) / table.std for row in rows]
-            return Walks(molecules, targets, f"{seed}/{part}", redraw)
-
-        return walks("train", table.train, config.redraw), walks(config.held_out, table.held_out, False)
+    def _walks(self, split: str, rows: Sequence[int], redraw: bool) -> Walks:
+        table = self.table
+        molecules = [_read_molecule(table, row) for row in rows]
+        # Standardised targets suit an untrained head, whatever the unit of the table is.
+        targets = [
+            (table.targets[row] - table.mean) / table.std for row in rows
+        ]
+        return Walks(molecules, targets, f"{self.context.seed}/{split}", redraw)
 
     def collate(self, samples: Sequence[Walk]) -> Batch:
         """Pads walks at their end."""
         lengths = [len(walk.tokens) for walk in samples]
-        tokens = torch.full((len(samples), _up(max(lengths), PADDED)), PAD)
+        tokens = torch.full((len(samples), round_up(max(lengths), PADDED)), PAD)
         for row, walk in zip(tokens, samples, strict=True):
             row[: len(walk.tokens)] = walk.tokens
-        target = torch.tensor([walk.target for walk in samples])
-        return {"tokens": tokens, "length": torch.tensor(lengths), "target": target}
+        return {
+            "tokens": tokens,
+            "length": torch.tensor(lengths),
+            "target": torch.tensor([walk.target for walk in samples]),
+        }
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Walks of about equal length, with the numbers of their rows."""
-        padded = (batch["length"] + BUCKET - 1) // BUCKET * BUCKET
-        for length in padded.unique().tolist():
-            rows = (padded == length).nonzero().squeeze(1)
-            part = {name: tensor[rows] for name, tensor in batch.items()}
-            yield rows, part | {"tokens": part["tokens"][:, :length]}
+        """Yields walks of about equal length, with the numbers of their rows."""
+        padded_lengths = (batch["length"] + BUCKET - 1) // BUCKET * BUCKET
+        # Few different lengths: a compiled network is compiled for each of them.
+        for length in padded_lengths.unique().tolist():
+            rows = (padded_lengths == length).nonzero().squeeze(1)
+            bucket = {name: tensor[rows] for name, tensor in batch.items()}
+            bucket["tokens"] = bucket["tokens"][:, :length]
+            yield rows, bucket
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """The learner's metrics over all held-out molecules, and the error in the table's unit."""
+        """Returns the learner's metrics over all held-out molecules.
+
+        The error is in the unit of the table.
+        """
         return self.table.measured(super().evaluate(learner))
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
@@ -115,19 +167,22 @@ class GraphWalks(DatasetSource):
         return self.table.measured(super().rehearse(learner, batch))
 
     def fingerprint(self) -> str:
-        """The table's SHA-256."""
+        """Returns the table's SHA-256."""
         return self.table.digest
 
 
-def _up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
-
-
-def _checked(table: Table, row: int) -> Molecule:
-    molecule = read(table.smiles[row])
+def _read_molecule(table: Table, row: int) -> Molecule:
+    smiles = table.smiles[row]
+    molecule = read(smiles)
     try:
         check(molecule)
     except ValueError as error:
-        problem = f"'{table.smiles[row]}' cannot be walked through: {error}; remove that row"
-        raise UsageError(f"data.file: {table.path}, row {row + 2}: {problem}") from error
+        problem = (
+            f"'{smiles}' cannot be walked through: {error}; remove that row"
+        )
+        # The first row of the file has the names of the columns, and people count from 1.
+        line = row + 2
+        raise UsageError(
+            f"data.file: {table.path}, row {line}: {problem}"
+        ) from error
     return molecule

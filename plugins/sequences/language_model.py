@@ -18,29 +18,43 @@ if TYPE_CHECKING:
     from .config import LanguageModelConfig, TextRequest
 
 Decoder = Callable[[Tensor], Tensor]
-"""Takes the next symbols of every row, [B, T], and answers with the logits of the one after them, [B, vocabulary]."""
+"""Takes the next tokens of every row, [B, T], and returns the logits of the token after them,
+[B, vocabulary].
+"""
 PROMPTS = ("To be, or not", "The ", "the ")
 """Prompts of the example, the first that fits the vocabulary."""
 
 
 class LanguageModel(GradientLearner):
-    """Cross-entropy of every symbol of a window but the first."""
+    """Cross-entropy of every token of a window except the first."""
 
     # In updates, logits stay inside of the compiled loss: those of a large vocabulary are never
     # stored in float32, and one kernel computes their loss. Predictions call the forward alone.
     compilable: ClassVar[tuple[str, ...]] = ("forward", "loss")
 
-    def __init__(self, config: LanguageModelConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> None:
         super().__init__(config, shapes, context)
-        symbols = context.tables.get("characters")
-        self.characters = [] if symbols is None else [chr(code) for code in symbols.tolist()]
-        """The characters of the symbols, if the source provides them."""
+        codes = context.tables.get("characters")
+        self.characters = (
+            [] if codes is None else [chr(code) for code in codes.tolist()]
+        )
+        """The characters of the tokens, if the source provides them."""
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Returns the summed loss, in nats, over all symbols."""
+        """Returns the summed loss, in nats, over all tokens."""
         tokens = batch["tokens"]
-        logits, target = self.slots.forward(tokens[:, :-1]), tokens[:, 1:]
-        return Loss(F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), target.numel())
+        logits = self.slots.forward(tokens[:, :-1])
+        target = tokens[:, 1:]
+        # A sum with its count adds up to the same loss for micro-batches of any size.
+        total = F.cross_entropy(
+            logits.flatten(0, 1), target.flatten(), reduction="sum"
+        )
+        return Loss(total, target.numel())
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
@@ -48,93 +62,131 @@ class LanguageModel(GradientLearner):
         return {"nats_per_character": super().metrics(batch)["loss"]}
 
     def inputs(self, batch: Batch) -> Tensor:
-        """Returns all symbols of a window except the last."""
+        """Returns all tokens of a window except the last."""
         tokens: Tensor = batch["tokens"]
         return tokens[:, :-1]
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Starts to read symbol by symbol, in evaluation mode and without gradients."""
+        """Returns a new decoder. It is called in evaluation mode and without gradients."""
 
     @torch.no_grad()
-    def write(self, prompt: Tensor, draws: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    def write(
+        self, prompt: Tensor, draws: Tensor, temperature: float | Tensor = 1.0
+    ) -> Tensor:
         """Continues texts; the result of a row depends only on that row.
 
         Args:
-            prompt: Initial symbols, [B, T], at least one.
-            draws: Random numbers that select every further symbol, [B, count], uniform
+            prompt: Initial tokens, [B, T], at least one.
+            draws: Random numbers that select every further token, [B, count], uniform
                 between 0 and 1.
             temperature: Divisor of logits, one for all or [B, 1]; below 1, likely
-                symbols become likelier.
+                tokens become likelier.
 
         Returns:
-            The further symbols, [B, count].
+            The further tokens, [B, count].
         """
-        written = []
+        generated = []
+        tokens = prompt
         with self.evaluating():
-            decode, symbols = self.decoder(), prompt
+            decode = self.decoder()
             for draw in torch.split(draws, 1, dim=1):
-                shares = (decode(symbols).float() / temperature).softmax(-1).cumsum(-1)
-                symbols = torch.searchsorted(shares, draw * shares[:, -1:]).clamp(max=shares.shape[1] - 1)
-                written.append(symbols)
-        return torch.cat(written, 1)
+                logits = decode(tokens).float() / temperature
+                cumulative = logits.softmax(-1).cumsum(-1)
+                # Rounding may leave the last sum below 1, so the draw is scaled to it.
+                threshold = draw * cumulative[:, -1:]
+                tokens = torch.searchsorted(cumulative, threshold)
+                tokens = tokens.clamp(max=cumulative.shape[1] - 1)
+                generated.append(tokens)
+        return torch.cat(generated, 1)
 
     def predict(self, inputs: Any) -> Any:
-        """The logits of every symbol of windows; what comes after prompts, where inputs are those of ``write``."""
-        return self.write(**inputs) if isinstance(inputs, Mapping) else super().predict(inputs)
+        """Returns the logits of every token of windows, or what follows prompts.
+
+        Args:
+            inputs: Windows of tokens, [B, T], or the arguments of ``write``.
+        """
+        if isinstance(inputs, Mapping):
+            return self.write(**inputs)
+        return super().predict(inputs)
 
     @torch.no_grad()
     def scores(self, inputs: Any) -> Tensor | None:
-        """Returns the logits of the symbols after prompts, which are read again symbol by symbol.
+        """Returns the logits of the tokens after prompts, which are read again token by token.
 
-        They do not depend on symbols that were sampled, in which rounding may change the text.
+        They do not depend on tokens that were sampled, in which rounding may change the text.
 
         Args:
-            inputs: Of ``predict``.
+            inputs: As for ``predict``.
 
         Returns:
-            The logits [B, count, vocabulary]; None for inputs that are windows of symbols.
+            The logits [B, count, vocabulary]; None for inputs that are windows of tokens.
         """
         if not isinstance(inputs, Mapping):
             return None
         prompt = inputs["prompt"]
-        positions = torch.arange(inputs["draws"].shape[1] - 1) % prompt.shape[1]
+        count = inputs["draws"].shape[1]
+        positions = torch.arange(count - 1) % prompt.shape[1]
+        # Any tokens serve, if they do not depend on the model: those of the prompt again.
         pieces = [prompt, *prompt[:, positions, None].unbind(1)]
         with self.evaluating():
             decode = self.decoder()
-            return torch.stack([decode(symbols) for symbols in pieces], dim=1)
+            return torch.stack([decode(tokens) for tokens in pieces], dim=1)
 
     def refused(self, request: TextRequest) -> str | None:
-        """A prompt has only characters that the model was trained on."""
+        """Returns why a prompt is refused: the model was not trained on its characters."""
         if not self.characters:
             return "this model was not trained on characters"
-        unknown = sorted({*request.prompt} - {*self.characters})
-        return f"prompt: this model has never seen {', '.join(map(repr, unknown))}" if unknown else None
+        unknown = sorted(set(request.prompt) - set(self.characters))
+        if not unknown:
+            return None
+        return (
+            f"prompt: this model has never seen {', '.join(map(repr, unknown))}"
+        )
 
     def example_request(self) -> Mapping[str, Any] | None:
         """Returns a short prompt of characters that the model was trained on."""
-        known = {*self.characters}
-        letters = "".join(character for character in self.characters if character.isalpha())
-        prompts = (prompt for prompt in (*PROMPTS, letters[:8], self.characters[:1]) if prompt and {*prompt} <= known)
-        prompt = next(prompts, None)
-        return None if prompt is None else {"prompt": prompt, "characters": 100}
+        vocabulary = set(self.characters)
+        letters = [
+            character for character in self.characters if character.isalpha()
+        ]
+        for prompt in (
+            *PROMPTS,
+            "".join(letters[:8]),
+            "".join(self.characters[:1]),
+        ):
+            if prompt and vocabulary.issuperset(prompt):
+                return {"prompt": prompt, "characters": 100}
+        return None
 
-    def requested(self, requests: Sequence[TextRequest]) -> Mapping[str, Tensor]:
+    def requested(
+        self, requests: Sequence[TextRequest]
+    ) -> Mapping[str, Tensor]:
         """Returns the input of ``write``."""
-        numbers = {character: number for number, character in enumerate(self.characters)}
-        count = requests[0].characters
-        draws = [torch.rand(count, generator=torch.Generator().manual_seed(each.seed)) for each in requests]
-        inputs = {
-            "prompt": torch.tensor([[numbers[character] for character in each.prompt] for each in requests]),
-            "draws": torch.stack(draws),
-            "temperature": torch.tensor([[each.temperature] for each in requests]),
+        numbers = {
+            character: number
+            for number, character in enumerate(self.characters)
         }
-        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        prompts = []
+        draws = []
+        for request in requests:
+            prompts.append([numbers[character] for character in request.prompt])
+            # A generator per request makes a text independent of the others in its batch.
+            generator = torch.Generator().manual_seed(request.seed)
+            draws.append(torch.rand(request.characters, generator=generator))
+        temperatures = [[request.temperature] for request in requests]
+        return {
+            "prompt": torch.tensor(prompts).to(self.device),
+            "draws": torch.stack(draws).to(self.device),
+            "temperature": torch.tensor(temperatures).to(self.device),
+        }
 
-    def answered(self, requests: Sequence[TextRequest], outputs: Tensor) -> Sequence[TextResponse]:
+    def answered(
+        self, requests: Sequence[TextRequest], outputs: Tensor
+    ) -> Sequence[TextResponse]:
         """Returns the texts after the prompts."""
         return [TextResponse(text=self.text(row)) for row in outputs]
 
-    def text(self, symbols: Tensor) -> str:
-        """Returns the text of symbols [T]."""
-        return "".join(self.characters[symbol] for symbol in symbols.tolist())
+    def text(self, tokens: Tensor) -> str:
+        """Returns the text of tokens [T]."""
+        return "".join(self.characters[token] for token in tokens.tolist())

@@ -20,23 +20,28 @@ if TYPE_CHECKING:
 
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """x [B, L, H, P], log_decay [B, L, H], b and c [B, L, N] to y [B, L, H, P], as in ``scans``."""
-FIRST_STEPS = (1e-3, 1e-1)
-"""Between these lie the first time steps, evenly by their logarithms."""
-FIRST_RATES = (1.0, 16.0)
-"""Between these lie the first rates of decay."""
+INITIAL_STEPS = (1e-3, 1e-1)
+"""Range of the initial time steps, whose logarithms are uniform."""
+INITIAL_RATES = (1.0, 16.0)
+"""Range of the initial rates of decay."""
 STD = 0.02
-"""Of the first embedding."""
+"""Standard deviation of the initial embedding."""
 
 
-class Memory(NamedTuple):
-    """The state of a mixer after the symbols before."""
+class DecodingState(NamedTuple):
+    """The state of a mixer after the tokens before.
 
-    window: Tensor  # the last inputs of its convolution, [B, channels, taps - 1]
-    state: Tensor  # [B, H, P, N]
+    Attributes:
+        window: The last inputs of its convolution, [B, channels, taps - 1].
+        hidden: The hidden state of the recurrence, [B, H, P, N].
+    """
+
+    window: Tensor
+    hidden: Tensor
 
 
 class Mamba2Mixer(nn.Module):
-    """A selective state space model: what it keeps, takes in and reads depends on the symbol.
+    """A selective state-space model: what it keeps, takes in and reads depends on the token.
 
     Its parameters have the meaning and order of those of ``Mamba2Mixer`` in the library
     transformers, with one group.
@@ -44,128 +49,207 @@ class Mamba2Mixer(nn.Module):
 
     def __init__(self, config: Mamba2Config, scan: Scan) -> None:
         super().__init__()
-        self.inner, self.states, self.taps = config.expand * config.width, config.state, config.taps
-        self.heads, self.head_width, self.scan = self.inner // config.head_width, config.head_width, scan
-        channels = self.inner + 2 * self.states
-        self.enter = nn.Linear(config.width, self.inner + channels + self.heads, bias=False)
-        self.convolution = nn.Conv1d(channels, channels, self.taps, groups=channels)
-        low, high = map(math.log, FIRST_STEPS)
-        first = (low + (high - low) * torch.rand(self.heads)).exp()
-        self.delta_bias = nn.Parameter(first + (-torch.expm1(-first)).log())  # softplus of it is the first step
-        self.log_rate = nn.Parameter(torch.empty(self.heads).uniform_(*FIRST_RATES).log())
+        self.inner = config.expand * config.width
+        self.states = config.state
+        self.taps = config.taps
+        self.heads = self.inner // config.head_width
+        self.head_width = config.head_width
+        self.scan = scan
+        self.channels = self.inner + 2 * self.states
+
+        projected = self.inner + self.channels + self.heads
+        self.enter = nn.Linear(config.width, projected, bias=False)
+        # One group per channel: the convolution mixes tokens, and never channels.
+        self.convolution = nn.Conv1d(
+            self.channels, self.channels, self.taps, groups=self.channels
+        )
+        # One rate per head, and one step per token and head, as in Mamba-2. Both are stored such
+        # that any value of a parameter is a positive rate or step.
+        low, high = map(math.log, INITIAL_STEPS)
+        steps = (low + (high - low) * torch.rand(self.heads)).exp()
+        self.delta_bias = nn.Parameter(steps + (-torch.expm1(-steps)).log())
+        rates = torch.empty(self.heads).uniform_(*INITIAL_RATES)
+        self.log_rate = nn.Parameter(rates.log())
         self.skip = nn.Parameter(torch.ones(self.heads))
-        self.norm, self.leave = nn.RMSNorm(self.inner, eps=1e-5), nn.Linear(self.inner, config.width, bias=False)
+        self.norm = nn.RMSNorm(self.inner, eps=1e-5)
+        self.leave = nn.Linear(self.inner, config.width, bias=False)
 
     def forward(self, u: Tensor) -> Tensor:
-        """[B, L, width] to the same; each symbol sees itself and those before it."""
-        gate, mixed, delta = self._entered(u)
-        mixed = F.silu(self.convolution(F.pad(mixed.mT, (self.taps - 1, 0))).mT)
-        with torch.autocast(u.device.type, enabled=False):  # sums and exponentials of steps need their digits
-            x, b, c, delta, log_decay = self._parts(mixed, delta)
-            y = self.scan(x * delta.unsqueeze(-1), log_decay, b, c)
-            y = (y + x * self.skip.unsqueeze(-1)).flatten(-2)
-        return self._left(y, gate)
+        """Returns updates of the hidden states; both are [B, L, width].
 
-    def step(self, u: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Computes one symbol, [B, width], from the state of the symbols before."""
-        gate, mixed, delta = self._entered(u)
-        window = torch.cat([memory.window, mixed.unsqueeze(-1)], -1)
-        mixed = F.silu(self.convolution(window).squeeze(-1))
-        x, b, c, delta, log_decay = self._parts(mixed, delta)
-        new = (x * delta.unsqueeze(-1)).unsqueeze(-1) * b[:, None, None, :]
-        state = torch.addcmul(new, log_decay.exp()[..., None, None], memory.state)
-        y = (state @ c[:, None, :, None]).squeeze(-1)
-        y = (y + x * self.skip.unsqueeze(-1)).flatten(-2)
-        return self._left(y, gate), Memory(window[..., 1:], state)
-
-    def nothing(self, rows: int) -> Memory:
-        """Returns the state before the first symbol."""
-        window = self.skip.new_zeros(rows, self.convolution.in_channels, self.taps - 1)
-        return Memory(window, self.skip.new_zeros(rows, self.heads, self.head_width, self.states))
-
-    def _entered(self, u: Tensor) -> tuple[Tensor, ...]:
-        """The gate, what the convolution takes, and steps before their softplus."""
-        return torch.split(self.enter(u), [self.inner, self.inner + 2 * self.states, self.heads], -1)
-
-    def _parts(self, mixed: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
-        """Returns x by heads, b, c, the steps, and the logarithms of the decays, in the
-        type of the parameters.
+        Each token depends on itself and those before it.
         """
-        mixed, delta = mixed.to(self.skip.dtype), F.softplus(delta.to(self.skip.dtype) + self.delta_bias)
-        x, b, c = torch.split(mixed, [self.inner, self.states, self.states], -1)
-        return x.view(*x.shape[:-1], self.heads, self.head_width), b, c, delta, -self.log_rate.exp() * delta
+        gate, mixed, delta = self._project_in(u)
+        # Padding at the start alone keeps the convolution causal.
+        padded = F.pad(mixed.mT, (self.taps - 1, 0))
+        mixed = F.silu(self.convolution(padded).mT)
+        # Sums and exponentials of time steps need the digits of float32.
+        with torch.autocast(u.device.type, enabled=False):
+            x, b, c, delta, log_decay = self._ssm_inputs(mixed, delta)
+            y = self.scan(x * delta.unsqueeze(-1), log_decay, b, c)
+            y = self._add_skip(y, x)
+        return self._project_out(y, gate)
 
-    def _left(self, y: Tensor, gate: Tensor) -> Tensor:
-        gated: Tensor = self.leave(self.norm(y * F.silu(gate)))
-        return gated
+    def step(
+        self, u: Tensor, state: DecodingState
+    ) -> tuple[Tensor, DecodingState]:
+        """Computes one token, [B, width], from the state of the tokens before."""
+        gate, mixed, delta = self._project_in(u)
+        window = torch.cat([state.window, mixed.unsqueeze(-1)], -1)
+        mixed = F.silu(self.convolution(window).squeeze(-1))
+        x, b, c, delta, log_decay = self._ssm_inputs(mixed, delta)
+
+        scaled = x * delta.unsqueeze(-1)
+        update = scaled.unsqueeze(-1) * b[:, None, None, :]
+        decay = log_decay.exp()[..., None, None]
+        hidden = torch.addcmul(update, decay, state.hidden)
+        y = (hidden @ c[:, None, :, None]).squeeze(-1)
+        y = self._add_skip(y, x)
+        state = DecodingState(window[..., 1:], hidden)
+        return self._project_out(y, gate), state
+
+    def initial_state(self, rows: int) -> DecodingState:
+        """Returns the state before the first token."""
+        zeros = self.skip.new_zeros
+        return DecodingState(
+            window=zeros(rows, self.channels, self.taps - 1),
+            hidden=zeros(rows, self.heads, self.head_width, self.states),
+        )
+
+    def _project_in(self, u: Tensor) -> tuple[Tensor, ...]:
+        """Returns the gate, the input of the convolution, and the steps before their softplus."""
+        return torch.split(
+            self.enter(u), [self.inner, self.channels, self.heads], -1
+        )
+
+    def _ssm_inputs(self, mixed: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
+        """Returns the inputs of the recurrence, in the type of the parameters.
+
+        Args:
+            mixed: Outputs of the convolution, [..., channels].
+            delta: Time steps before their softplus, [..., H].
+
+        Returns:
+            Inputs x by heads, [..., H, P]; b and c, [..., N]; time steps and the logarithms of
+            the decays, [..., H].
+        """
+        dtype = self.skip.dtype
+        mixed = mixed.to(dtype)
+        delta = F.softplus(delta.to(dtype) + self.delta_bias)
+        x, b, c = torch.split(mixed, [self.inner, self.states, self.states], -1)
+        x = x.view(*x.shape[:-1], self.heads, self.head_width)
+        log_decay = -self.log_rate.exp() * delta
+        return x, b, c, delta, log_decay
+
+    def _add_skip(self, y: Tensor, x: Tensor) -> Tensor:
+        """Adds the direct path from input to output, and concatenates the heads."""
+        return (y + x * self.skip.unsqueeze(-1)).flatten(-2)
+
+    def _project_out(self, y: Tensor, gate: Tensor) -> Tensor:
+        output: Tensor = self.leave(self.norm(y * F.silu(gate)))
+        return output
 
 
 class Mamba2Block(nn.Module):
-    """A mixer, normalised before and added to what came in."""
+    """A mixer with a norm before it and a residual connection."""
 
     def __init__(self, config: Mamba2Config, scan: Scan) -> None:
         super().__init__()
-        self.norm, self.mixer = nn.RMSNorm(config.width, eps=1e-5), Mamba2Mixer(config, scan)
+        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.mixer = Mamba2Mixer(config, scan)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, width] to the same."""
-        mixed: Tensor = x + self.mixer(self.norm(x))
-        return mixed
+        """Returns the updated hidden states; both are [B, L, width]."""
+        updated: Tensor = x + self.mixer(self.norm(x))
+        return updated
 
-    def step(self, x: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Computes the same for one symbol of every row, [B, width]."""
-        mixed, after = self.mixer.step(self.norm(x), memory or self.mixer.nothing(len(x)))
-        return x + mixed, after
+    def step(
+        self, x: Tensor, state: DecodingState | None
+    ) -> tuple[Tensor, DecodingState]:
+        """Computes the same for one token of every row, [B, width]."""
+        if state is None:
+            state = self.mixer.initial_state(len(x))
+        update, state = self.mixer.step(self.norm(x), state)
+        return x + update, state
 
 
 class Mamba2Network(nn.Module):
-    """A network from symbols [B, L] to logits [B, L, vocabulary] of the symbol after each; the last
+    """A network from tokens [B, L] to logits [B, L, vocabulary] of the token after each; the last
     layer is the embedding.
     """
 
-    def __init__(self, config: Mamba2Config, vocabulary: int, scan: Scan) -> None:
+    def __init__(
+        self, config: Mamba2Config, vocabulary: int, scan: Scan
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width)
-        self.blocks = nn.Sequential(*(Mamba2Block(config, scan) for _ in range(config.layers)))
+        blocks = [Mamba2Block(config, scan) for _ in range(config.layers)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.RMSNorm(config.width, eps=1e-5)
         nn.init.normal_(self.embedding.weight, std=STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits."""
-        return F.linear(self.norm(self.blocks(self.embedding(tokens))), self.embedding.weight)
+        """Returns the logits."""
+        return self._logits(self.blocks(self.embedding(tokens)))
 
-    def step(self, symbols: Tensor, memories: Sequence[Memory]) -> tuple[Tensor, list[Memory]]:
-        """Computes the same for one symbol of every row, [B], from the states of the blocks: empty
-        before the first.
+    def step(
+        self, tokens: Tensor, states: Sequence[DecodingState]
+    ) -> tuple[Tensor, list[DecodingState]]:
+        """Computes the same for one token of every row.
+
+        Args:
+            tokens: The tokens, [B].
+            states: The states of the blocks after the tokens before; empty before the first.
+
+        Returns:
+            The logits, [B, vocabulary], and the new states.
         """
-        x, after = self.embedding(symbols), list[Memory]()
-        for place, block in enumerate(self.blocks):
-            x, memory = cast(Mamba2Block, block).step(x, memories[place] if memories else None)
-            after.append(memory)
-        return F.linear(self.norm(x), self.embedding.weight), after
+        x = self.embedding(tokens)
+        new_states: list[DecodingState] = []
+        for index, block in enumerate(self.blocks):
+            state = states[index] if states else None
+            x, state = cast(Mamba2Block, block).step(x, state)
+            new_states.append(state)
+        return self._logits(x), new_states
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embedding.weight)
 
 
 class Mamba2(LanguageModel):
-    """A language model without attention, whose state does not grow with what was read."""
+    """A language model without attention, whose state has the same size for any context length."""
 
     module: Mamba2Network
 
-    def build(self, config: Mamba2Config, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self,
+        config: Mamba2Config,
+        shapes: Mapping[str, tuple[int, ...]],
+        context: Context,
+    ) -> nn.Module:
         """Returns the network, with the recurrence as a slot for stages."""
-        return Mamba2Network(config, context.sizes["vocabulary"], lambda *inputs: self.slots.scan(*inputs))
 
-    def scan(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """The recurrence, one symbol after the other."""
+        # Stages replace the slot after the network is built, so it is looked up at each call.
+        def scan(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            y: Tensor = self.slots.scan(x, log_decay, b, c)
+            return y
+
+        return Mamba2Network(config, context.sizes["vocabulary"], scan)
+
+    def scan(
+        self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor
+    ) -> Tensor:
+        """Computes the recurrence, one token after the other."""
         return recurrence(x, log_decay, b, c)
 
     def decoder(self) -> Decoder:
-        """Reads with a state of constant size."""
-        memories: list[Memory] = []
+        """Returns a decoder with a state of constant size."""
+        states: list[DecodingState] = []
 
-        def decode(symbols: Tensor) -> Tensor:
-            nonlocal memories
-            for each in symbols.unbind(1):
-                logits, memories = self.module.step(each, memories)
+        def decode(tokens: Tensor) -> Tensor:
+            nonlocal states
+            for column in tokens.unbind(1):
+                logits, states = self.module.step(column, states)
             return logits
 
         return decode

@@ -18,18 +18,22 @@ from .windows import Windows, WindowSource, split
 if TYPE_CHECKING:
     from .config import TextConfig
 
-PROMPT, WRITTEN, TEMPERATURE = 64, 1_000, 0.8
-"""Initial characters, written characters, and temperature."""
+PROMPT = 64
+"""Characters of the held-out text with which a rendered text starts."""
+WRITTEN = 1_000
+"""Characters of its continuation."""
+TEMPERATURE = 0.8
+"""Divisor of the logits for the continuation."""
 
 
 class Text(WindowSource):
     """Windows with random starts for training, and adjacent ones for evaluation."""
 
     def datasets(self, config: TextConfig) -> tuple[Any, Any]:
-        """The text up to its held-out end, and that end with the character before it, from which the first follows.
+        """Returns the windows for training and those for evaluation.
 
         Raises:
-            UsageError: There is no such file, it is not UTF-8, or it is too short.
+            UsageError: The file is missing, it is not UTF-8, or it is too short.
         """
         path = help_texts() if config.synthetic else config.require(config.file)
         content = path.read_bytes()
@@ -37,16 +41,27 @@ class Text(WindowSource):
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
-            raise UsageError(f"data.file: {path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
-        characters, numbers = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+            problem = f"{error.reason} at byte {error.start}"
+            raise UsageError(
+                f"data.file: {path} is not text in UTF-8: {problem}"
+            ) from error
+        # One number for every character, so that numpy can sort and count them.
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        characters, numbers = np.unique(codes, return_inverse=True)
         tokens = torch.from_numpy(numbers.astype(np.int32))
         context = config.context
+        # With a stride of 1, a window may start at any character.
         windows = split(tokens, context, stride=1, held_out=config.held_out)
         if windows is None:
-            raise UsageError(f"data.file: {path} has {len(tokens):,} characters, too few for windows of {context:,}")
+            problem = f"has {len(tokens):,} characters"
+            raise UsageError(
+                f"data.file: {path} {problem}, too few for windows of {context:,}"
+            )
         self.sizes = {"vocabulary": len(characters)}
         self.classes = [chr(character) for character in characters]
-        self.tables = {"characters": torch.from_numpy(characters.astype(np.int32))}
+        self.tables = {
+            "characters": torch.from_numpy(characters.astype(np.int32))
+        }
         return windows
 
     def render(self, learner: Learner, path: Path) -> None:
@@ -56,15 +71,17 @@ class Text(WindowSource):
             UsageError: the learner cannot write.
         """
         if not isinstance(learner, LanguageModel):
-            raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is not a LanguageModel")
+            problem = "has no method 'write': it is not a LanguageModel"
+            raise UsageError(f"learner '{type(learner).__name__}' {problem}")
         assert isinstance(self.held_out, Windows)
         prompt = self.held_out.tokens[1 : PROMPT + 1].long()
         draws = torch.rand(1, WRITTEN, device=prompt.device)
-        written = torch.cat([prompt, learner.write(prompt[None], draws, TEMPERATURE)[0]])
-        path.write_text(learner.text(written) + "\n", encoding="utf-8")
+        continuation = learner.write(prompt[None], draws, TEMPERATURE)[0]
+        tokens = torch.cat([prompt, continuation])
+        path.write_text(learner.text(tokens) + "\n", encoding="utf-8")
 
     def fingerprint(self) -> str:
-        """The file's SHA-256."""
+        """Returns the file's SHA-256."""
         return self._digest
 
 
@@ -75,6 +92,10 @@ def help_texts() -> Path:
         UsageError: This Python has no help texts.
     """
     spec = find_spec("pydoc_data.topics")
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise UsageError("data.synthetic: this Python has no help texts (pydoc_data); set data.file to a text instead")
-    return Path(spec.origin)
+    path = Path(spec.origin) if spec and spec.origin else None
+    if path is None or not path.is_file():
+        problem = "this Python has no help texts (pydoc_data)"
+        raise UsageError(
+            f"data.synthetic: {problem}; set data.file to a text instead"
+        )
+    return path

@@ -19,6 +19,8 @@ from runner.api import (
     UsageError,
 )
 
+from .config import LanguageModelConfig
+
 GPT2_VOCABULARY = 50_257
 """Tokens of GPT-2, which a plan assumes while the file is missing."""
 
@@ -34,12 +36,18 @@ class TokensConfig(PublishedDatasetConfig):
     kind: ClassVar[str] = "tokens"
     implementation = ".tokens:Tokens"
     provides: ClassVar[str] = "tokens"
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "tokens"})
+    units: ClassVar[frozenset[Unit]] = frozenset(
+        {"updates", "samples", "tokens"}
+    )
     in_memory: ClassVar[bool] = True
     prepares_text: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("nats_per_token",)
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"nats_*": (0, math.inf), "loss": (0, math.inf)}
-    objective: ClassVar[Objective | None] = Objective("nats_per_token", "minimize", margin=0.02, unit="nats")
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = (
+        LanguageModelConfig.bounds
+    )
+    objective: ClassVar[Objective | None] = Objective(
+        "nats_per_token", "minimize", margin=0.02, unit="nats"
+    )
 
     file: DataName
     """A path, relative to the recipe; or the name of a file in the folders of data."""
@@ -54,7 +62,8 @@ class TokensConfig(PublishedDatasetConfig):
 
     def padded(self, vocabulary: int) -> int:
         """Returns the size of the model's vocabulary for that of the tokenizer."""
-        return math.ceil(vocabulary / self.vocabulary_multiple) * self.vocabulary_multiple
+        multiple = self.vocabulary_multiple
+        return math.ceil(vocabulary / multiple) * multiple
 
     def require(self, name: str) -> Path:
         """Returns the path of the file.
@@ -62,23 +71,29 @@ class TokensConfig(PublishedDatasetConfig):
         Raises:
             UsageError: The file is missing. The message contains the command that prepares it.
         """
+        # This module imports numpy, which commands that only read recipes do without.
         from .token_file import PREPARE
 
         path = self.locate(name)
         if path is None:
             hint = f"prepare it with: {PREPARE.format(name=Path(name).name)}"
             synthetic = "or train on generated data: data.synthetic=true"
-            raise UsageError(f"data.file: {self.nowhere(name)}; {hint}; {synthetic}")
+            raise UsageError(
+                f"data.file: {self.nowhere(name)}; {hint}; {synthetic}"
+            )
         return path
 
     @classmethod
-    def prepare_text(cls, texts: Sequence[Path], tokenizer: str, out: Path) -> str:
+    def prepare_text(
+        cls, texts: Sequence[Path], tokenizer: str, out: Path
+    ) -> str:
         """Converts texts to a file of tokens, and returns a description for a person."""
         from .token_file import write_tokens
 
         description = write_tokens(texts, tokenizer, out)
-        vocabulary = f"a vocabulary of {description.vocabulary:,} ({description.tokenizer})"
-        return f"{description.tokens:,} tokens as {description.dtype}, {vocabulary}"
+        tokens = f"{description.tokens:,} tokens as {description.dtype}"
+        vocabulary = f"a vocabulary of {description.vocabulary:,}"
+        return f"{tokens}, {vocabulary} ({description.tokenizer})"
 
     def outline(self, batch_size: int) -> SourceOutline | None:
         """Returns the shapes of windows, without the file for the vocabulary of GPT-2."""
@@ -87,14 +102,18 @@ class TokensConfig(PublishedDatasetConfig):
         from .token_file import read_description
 
         path = self.locate(self.file)
+        # A plan is made before the data is prepared, so a missing file is not an error here.
         vocabulary = GPT2_VOCABULARY
         epoch_samples = None
         tables = {}
         if path is not None:
             description = read_description(path)
             vocabulary = description.vocabulary
-            count = int(path.stat().st_size // description.item_bytes * (1 - self.held_out))
-            epoch_samples = max(1, (count - 1 - self.context) // (self.stride or self.context) + 1)
+            tokens = path.stat().st_size // description.item_bytes
+            train_tokens = int(tokens * (1 - self.held_out))
+            stride = self.stride or self.context
+            windows = (train_tokens - 1 - self.context) // stride + 1
+            epoch_samples = max(1, windows)
             if description.characters is not None:
                 tables["characters"] = TensorOutline((vocabulary,), "int32")
         return SourceOutline(

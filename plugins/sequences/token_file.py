@@ -18,8 +18,10 @@ from .tokenizers import load
 PREPARE = "runner data prepare TEXT.txt --tokenizer tiktoken:gpt2 --out {name}"
 CHECKED = 2**31
 """Tokens at each end of a file that are compared with the size of the vocabulary."""
-_PART = 2**24
+_BLOCK = 2**24
 """Tokens that are read at a time."""
+
+TokenType = Literal["uint16", "uint32"]
 
 
 class TokenFileDescription(Config):
@@ -29,7 +31,7 @@ class TokenFileDescription(Config):
     """Name of the tokenizer."""
     vocabulary: Annotated[int, Field(ge=1, le=2**32)]
     """Number of different tokens."""
-    dtype: Literal["uint16", "uint32"]
+    dtype: TokenType
     """Type of the tokens in the file, little-endian."""
     tokens: Annotated[int, Field(ge=0)] | None = None
     """Number of tokens; None is not compared with the file."""
@@ -49,7 +51,9 @@ def description_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def write_tokens(texts: Sequence[Path], tokenizer_name: str, path: Path) -> TokenFileDescription:
+def write_tokens(
+    texts: Sequence[Path], tokenizer_name: str, path: Path
+) -> TokenFileDescription:
     """Converts texts to one file of tokens with its description.
 
     Args:
@@ -61,16 +65,18 @@ def write_tokens(texts: Sequence[Path], tokenizer_name: str, path: Path) -> Toke
         UsageError: A text or the tokenizer cannot be used, or the file cannot be written.
     """
     tokenizer = load(tokenizer_name, texts)
-    dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
+    dtype: TokenType = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
+    little_endian = np.dtype(dtype).newbyteorder("<")
     count = 0
     try:
         with replacing(path) as partial, partial.open("xb") as file:
             for text in texts:
                 for tokens in tokenizer.tokens(text):
-                    file.write(tokens.astype(f"<{np.dtype(dtype).str[1:]}").tobytes())
+                    file.write(tokens.astype(little_endian).tobytes())
                     count += len(tokens)
             if not count:
-                raise UsageError(f"{', '.join(map(str, texts))}: there is no text to convert")
+                names = ", ".join(map(str, texts))
+                raise UsageError(f"{names}: there is no text to convert")
         description = TokenFileDescription(
             tokenizer=tokenizer.name,
             vocabulary=tokenizer.vocabulary,
@@ -80,9 +86,11 @@ def write_tokens(texts: Sequence[Path], tokenizer_name: str, path: Path) -> Toke
             characters=tokenizer.characters,
         )
         with replacing(description_path(path)) as partial:
-            partial.write_text(f"{json.dumps(description.model_dump(), indent=1)}\n", encoding="utf-8")
+            content = json.dumps(description.model_dump(), indent=1)
+            partial.write_text(f"{content}\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+        problem = f"cannot be written: {error.strerror or error}"
+        raise UsageError(f"--out: {path} {problem}") from error
     return description
 
 
@@ -90,22 +98,29 @@ def read_description(path: Path) -> TokenFileDescription:
     """Returns the description of a file of tokens.
 
     Raises:
-        UsageError: There is none, or it has an error. The message names the key and the fix.
+        UsageError: It is missing, or it has an error. The message names the key and the fix.
     """
-    place = description_path(path)
-    again = f"prepare the file again ({PREPARE.format(name=path.name)})"
+    json_path = description_path(path)
+    hint = f"prepare the file again ({PREPARE.format(name=path.name)})"
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
+        content = json.loads(json_path.read_text(encoding="utf-8"))
         return TokenFileDescription.model_validate(content)
     except FileNotFoundError:
-        hint = f"{again}, or write it: {{tokenizer: ..., vocabulary: 50257, dtype: uint16}}"
-        raise UsageError(f"data.file: {path} has no description {place.name} next to it: {hint}") from None
+        problem = f"has no description {json_path.name} next to it"
+        example = "{tokenizer: ..., vocabulary: 50257, dtype: uint16}"
+        raise UsageError(
+            f"data.file: {path} {problem}: {hint}, or write it: {example}"
+        ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the content"
-        raise UsageError(f"data.file: {place}: {key}: {first['msg']}; correct it, or {again}") from None
+        details = error.errors()[0]
+        key = ".".join(map(str, details["loc"])) or "the content"
+        problem = f"{key}: {details['msg']}"
+        raise UsageError(
+            f"data.file: {json_path}: {problem}; correct it, or {hint}"
+        ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"data.file: {place} cannot be read: {error}; {again}") from error
+        problem = f"cannot be read: {error}"
+        raise UsageError(f"data.file: {json_path} {problem}; {hint}") from error
 
 
 def read_tokens(path: Path, description: TokenFileDescription) -> NDArray[Any]:
@@ -114,38 +129,72 @@ def read_tokens(path: Path, description: TokenFileDescription) -> NDArray[Any]:
     Raises:
         UsageError: The file is not the one that its description describes.
     """
-    place = description_path(path).name
-    size = path.stat().st_size
-    if size % description.item_bytes:
-        raise UsageError(
-            f"data.file: {path} has {size:,} bytes, no multiple of a {description.dtype}: see dtype in {place}"
-        )
-    count = size // description.item_bytes
-    if description.tokens not in (None, count):
-        problem = f"has {count:,} tokens of {description.dtype}, and {place} describes {description.tokens:,}"
-        raise UsageError(f"data.file: {path} {problem}: correct tokens or dtype there, or prepare the file again")
+    _check_size(path, description)
+    json_name = description_path(path).name
     if description.fingerprint not in (None, fingerprint_of_files([path])):
-        problem = f"is not the file that {place} describes: its fingerprint is another one"
-        raise UsageError(f"data.file: {path} {problem}; prepare the file again")
-    if not count:
-        raise UsageError(f"data.file: {path} has no tokens; prepare the file again")
-
-    tokens: NDArray[Any] = np.memmap(path, np.dtype(description.dtype), mode="c")
-    for start in _checked_parts(count):
-        part = tokens[start : start + _PART]
-        largest = int(part.max())
-        if largest >= description.vocabulary:
-            position = start + int(part.argmax())
-            limit = f"the vocabulary of {description.vocabulary:,} in {place}"
-            raise UsageError(
-                f"data.file: {path}: token {largest:,} at position {position:,} is outside of {limit}: "
-                "correct vocabulary or dtype there, or prepare the file again"
-            )
-    signed: NDArray[Any] = tokens.view(np.dtype(description.dtype).str.replace("u", "i"))
+        problem = f"is not the file that {json_name} describes"
+        raise UsageError(
+            f"data.file: {path} {problem}: its fingerprint is another one; "
+            "prepare the file again"
+        )
+    # An empty file cannot be mapped.
+    if not path.stat().st_size:
+        raise UsageError(
+            f"data.file: {path} has no tokens; prepare the file again"
+        )
+    tokens: NDArray[Any] = np.memmap(
+        path, np.dtype(description.dtype), mode="c"
+    )
+    _check_vocabulary(path, tokens, description.vocabulary)
+    # torch has few functions for unsigned types. A signed view needs no copy.
+    signed_dtype = np.dtype(description.dtype.replace("u", ""))
+    signed: NDArray[Any] = tokens.view(signed_dtype)
     return signed
 
 
-def _checked_parts(count: int) -> list[int]:
-    """Returns the positions of the parts whose tokens are compared with the vocabulary."""
-    starts = range(0, count, _PART)
-    return [start for start in starts if start < CHECKED or start >= count - CHECKED]
+def _check_size(path: Path, description: TokenFileDescription) -> None:
+    """Raises an error if the size of a file does not fit its description."""
+    json_name = description_path(path).name
+    dtype = description.dtype
+    size = path.stat().st_size
+    if size % description.item_bytes:
+        problem = f"has {size:,} bytes, no multiple of a {dtype}"
+        raise UsageError(
+            f"data.file: {path} {problem}: see dtype in {json_name}"
+        )
+    count = size // description.item_bytes
+    if description.tokens not in (None, count):
+        expected = f"{json_name} describes {description.tokens:,}"
+        raise UsageError(
+            f"data.file: {path} has {count:,} tokens of {dtype}, and {expected}: "
+            "correct tokens or dtype there, or prepare the file again"
+        )
+
+
+def _check_vocabulary(
+    path: Path, tokens: NDArray[Any], vocabulary: int
+) -> None:
+    """Raises an error if a token is outside of the vocabulary."""
+    for start in _checked_starts(len(tokens)):
+        block = tokens[start : start + _BLOCK]
+        largest = int(block.max())
+        if largest < vocabulary:
+            continue
+        position = start + int(block.argmax())
+        token = f"token {largest:,} at position {position:,}"
+        limit = (
+            f"the vocabulary of {vocabulary:,} in {description_path(path).name}"
+        )
+        raise UsageError(
+            f"data.file: {path}: {token} is outside of {limit}: "
+            "correct vocabulary or dtype there, or prepare the file again"
+        )
+
+
+def _checked_starts(count: int) -> list[int]:
+    """Returns the starts of the blocks whose tokens are compared with the vocabulary."""
+    starts = range(0, count, _BLOCK)
+    # Only the ends of very large files are read, so that a training starts soon.
+    return [
+        start for start in starts if start < CHECKED or start >= count - CHECKED
+    ]

@@ -14,7 +14,7 @@ from runner.api import UsageError
 PIECE = 2**20
 """Characters of a text that are read at a time."""
 LONGEST = 2**24
-"""Characters after which a piece ends that has no line to end with."""
+"""Characters after which a piece ends without the end of a line."""
 EXTRA = "pip install 'proven-runner[tokens]'"
 END_OF_TEXT = "<|endoftext|>"
 """Token that tokenizers of the GPT family have between two texts."""
@@ -64,7 +64,7 @@ def load(name: str, texts: Sequence[Path]) -> Tokenizer:
         texts: Files whose characters the tokenizer ``characters`` has.
 
     Raises:
-        UsageError: There is no such tokenizer, or a library is not installed.
+        UsageError: The tokenizer is unknown, or its library is not installed.
     """
     if name == "bytes":
         return Tokenizer(name, 256, _utf8)
@@ -88,6 +88,7 @@ def pieces(path: Path) -> Iterator[str]:
     """
     remainder = ""
     try:
+        # Line ends are read as they are, because they are tokens, too.
         with path.open(encoding="utf-8", newline="") as file:
             while block := file.read(PIECE):
                 remainder += block
@@ -95,20 +96,24 @@ def pieces(path: Path) -> Iterator[str]:
                     yield remainder[:end]
                     remainder = remainder[end:]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in UTF-8: {error.reason}") from error
+        raise UsageError(
+            f"{path} is not text in UTF-8: {error.reason}"
+        ) from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}"
+        ) from error
     if remainder:
         yield remainder
 
 
 def _last_end(text: str) -> int:
-    """Returns the number of characters before the last place where a text may be cut."""
+    """Returns the number of characters before the last position where a text may be cut."""
     end = len(text) - 1
     while (position := text.rfind("\n", 1, end)) > 0:
-        before = text[position - 1]
-        after = text[position + 1]
-        if not before.isspace() and not after.isspace():
+        last_of_line = text[position - 1]
+        first_of_next = text[position + 1]
+        if not last_of_line.isspace() and not first_of_next.isspace():
             return position + 1
         end = position
     return len(text) if len(text) >= LONGEST else 0
@@ -123,8 +128,10 @@ def _code_points(text: str) -> Tokens:
 
 
 def _characters(texts: Iterable[Path]) -> Tokenizer:
-    sets = [np.unique(_code_points(piece)) for path in texts for piece in pieces(path)]
-    table = np.unique(np.concatenate(sets)) if sets else np.empty(0, np.uint32)
+    table = np.empty(0, np.uint32)
+    for path in texts:
+        for piece in pieces(path):
+            table = np.union1d(table, _code_points(piece))
 
     def encode(text: str) -> Tokens:
         return np.searchsorted(table, _code_points(text))
@@ -137,37 +144,54 @@ def _tiktoken(name: str) -> Tokenizer:
     try:
         import tiktoken
     except ImportError:
-        raise UsageError(f"--tokenizer: '{name}' needs the library tiktoken: {EXTRA}") from None
+        raise _missing_library(name, "tiktoken") from None
     encoding_name = name.removeprefix("tiktoken:")
     try:
         encoding = tiktoken.get_encoding(encoding_name)
     except ValueError:
-        known = ", ".join(tiktoken.list_encoding_names())
-        raise UsageError(f"--tokenizer: tiktoken has no encoding '{encoding_name}'; it has {known}") from None
+        problem = f"tiktoken has no encoding '{encoding_name}'"
+        available = ", ".join(tiktoken.list_encoding_names())
+        raise UsageError(
+            f"--tokenizer: {problem}; it has {available}"
+        ) from None
     except OSError as error:
         # The first use of an encoding downloads it.
+        problem = f"'{name}' could not be downloaded ({error})"
         hint = "connect to the network once, or set TIKTOKEN_CACHE_DIR to a folder that has it"
-        raise UsageError(f"--tokenizer: '{name}' could not be downloaded ({error}); {hint}") from error
-    return Tokenizer(name, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token)
+        raise UsageError(f"--tokenizer: {problem}; {hint}") from error
+    return Tokenizer(
+        name, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token
+    )
+
+
+def _missing_library(name: str, library: str) -> UsageError:
+    return UsageError(
+        f"--tokenizer: '{name}' needs the library {library}: {EXTRA}"
+    )
 
 
 def _hugging_face(name: str) -> Tokenizer:
     try:
         import tokenizers
     except ImportError:
-        raise UsageError(f"--tokenizer: '{name}' needs the library tokenizers: {EXTRA}") from None
+        raise _missing_library(name, "tokenizers") from None
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"--tokenizer: no such file: {path}")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
-        raise UsageError(f"--tokenizer: {path} is not the file of a tokenizer: {error}") from error
+        problem = f"{path} is not the file of a tokenizer: {error}"
+        raise UsageError(f"--tokenizer: {problem}") from error
 
     def encode(text: str) -> Sequence[int]:
-        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids: Sequence[int] = tokenizer.encode(
+            text, add_special_tokens=False
+        ).ids
         return ids
 
     # Numbers may have gaps, so the largest one counts.
     vocabulary = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    return Tokenizer(path.name, vocabulary, encode, tokenizer.token_to_id(END_OF_TEXT))
+    return Tokenizer(
+        path.name, vocabulary, encode, tokenizer.token_to_id(END_OF_TEXT)
+    )

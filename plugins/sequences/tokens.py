@@ -13,7 +13,12 @@ from torch import Tensor
 from runner.api import Batch, Learner, UsageError, fingerprint_of_files
 
 from .text import help_texts
-from .token_file import TokenFileDescription, description_path, read_description, read_tokens
+from .token_file import (
+    TokenFileDescription,
+    description_path,
+    read_description,
+    read_tokens,
+)
 from .windows import WindowSource, split
 
 if TYPE_CHECKING:
@@ -27,17 +32,24 @@ class Tokens(WindowSource):
         """Returns the windows for training and those for evaluation.
 
         Raises:
-            UsageError: The file or its description is missing, they do not fit, or the file is too short.
+            UsageError: The file or its description is missing, they do not fit, or the file is
+                too short.
         """
+        # Read in any case: a setting that nothing reads is refused, and this one has no default.
         name = config.file
-        tokens, description = self._synthetic() if config.synthetic else self._read(config)
+        if config.synthetic:
+            tokens, description = self._synthetic()
+        else:
+            tokens, description = self._read(config)
         context = config.context
         stride = config.stride or context
+        # All bits of a token: they were read as signed numbers of the same size.
         mask = 2 ** (8 * description.item_bytes) - 1
         windows = split(tokens, context, stride, config.held_out, mask)
         if windows is None:
             problem = f"has {len(tokens):,} tokens, too few for windows of {context:,}"
-            raise UsageError(f"data.file: {name} {problem}: reduce data.context, or prepare more text")
+            hint = "reduce data.context, or prepare more text"
+            raise UsageError(f"data.file: {name} {problem}: {hint}")
 
         self.sizes = {"vocabulary": config.padded(description.vocabulary)}
         if description.characters is not None:
@@ -46,7 +58,9 @@ class Tokens(WindowSource):
             self.tables = {"characters": torch.tensor(codes, dtype=torch.int32)}
         return windows
 
-    def _read(self, config: TokensConfig) -> tuple[Tensor, TokenFileDescription]:
+    def _read(
+        self, config: TokensConfig
+    ) -> tuple[Tensor, TokenFileDescription]:
         path = config.require(config.file)
         description = read_description(path)
         tokens = torch.from_numpy(read_tokens(path, description))
@@ -57,7 +71,9 @@ class Tokens(WindowSource):
         content = help_texts().read_bytes()
         self._fingerprint = hashlib.sha256(content).hexdigest()
         tokens = np.frombuffer(content, np.uint8).astype(np.int16)
-        description = TokenFileDescription(tokenizer="bytes", vocabulary=256, dtype="uint16")
+        description = TokenFileDescription(
+            tokenizer="bytes", vocabulary=256, dtype="uint16"
+        )
         return torch.from_numpy(tokens), description
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
@@ -74,4 +90,7 @@ class Tokens(WindowSource):
 
 
 def _by_token(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name.replace("_per_character", "_per_token"): value for name, value in metrics.items()}
+    return {
+        name.replace("_per_character", "_per_token"): value
+        for name, value in metrics.items()
+    }

@@ -1,4 +1,4 @@
-"""Windows of one long sequence of symbols."""
+"""Windows of one long sequence of tokens."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from torch import Tensor
 from runner.api import Batch, DatasetSource, Learner, Rows
 
 LARGEST_EVALUATED = 2**14
-"""Symbols of a held-out batch. A batch of an update may be larger, if its gradient is computed in parts."""
+"""Tokens of a held-out batch. A batch of an update may be larger, if its gradient is computed in
+parts.
+"""
 
 
 class Windows:
-    """Overlapping parts of one sequence, each of ``context`` symbols and the one after them.
+    """Overlapping windows of one sequence, each of ``context`` tokens and the one after them.
 
     Args:
-        tokens: The symbols, [N], of any integer type.
-        context: Symbols of a window without the last one.
-        stride: Symbols between the starts of two windows.
-        mask: Bits of a symbol. It makes unsigned numbers of signed ones, because torch has few
+        tokens: The tokens, [N], of any integer type.
+        context: Tokens of a window without the last one.
+        stride: Tokens between the starts of two windows.
+        mask: Bits of a token. It makes unsigned numbers of signed ones, because torch has few
             functions for unsigned types.
     """
 
-    def __init__(self, tokens: Tensor, context: int, stride: int, mask: int = -1) -> None:
+    def __init__(
+        self, tokens: Tensor, context: int, stride: int, mask: int = -1
+    ) -> None:
         self.tokens = tokens
         self.context = context
         self.stride = stride
@@ -35,22 +39,24 @@ class Windows:
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1 - self.context) // self.stride + 1)
 
-    def symbols(self, tokens: Tensor) -> Tensor:
-        """Returns stored symbols as int64."""
-        return tokens.long() & self.mask
-
     def take(self, index: Tensor) -> Batch:
         """Returns the windows with these numbers, [B, context + 1]."""
         positions = index[:, None] * self.stride + self.offsets
-        return {"tokens": self.symbols(self.tokens[positions])}
+        return {"tokens": self._as_int64(self.tokens[positions])}
 
     def remainder(self) -> Tensor:
-        """Returns the symbols after the last window, with the one that the first follows."""
-        return self.symbols(self.tokens[len(self) * self.stride :])
+        """Returns the tokens after the last window, with the one that the first follows."""
+        return self._as_int64(self.tokens[len(self) * self.stride :])
 
     def to(self, device: torch.device) -> Windows:
         """Returns the same windows on a device."""
-        return Windows(self.tokens.to(device), self.context, self.stride, self.mask)
+        return Windows(
+            self.tokens.to(device), self.context, self.stride, self.mask
+        )
+
+    def _as_int64(self, tokens: Tensor) -> Tensor:
+        """Returns stored tokens as int64."""
+        return tokens.long() & self.mask
 
 
 class WindowSource(DatasetSource):
@@ -59,22 +65,23 @@ class WindowSource(DatasetSource):
     held_out: Rows
 
     def tokens(self, batch: Batch) -> int:
-        """Returns the number of symbols that are predicted."""
+        """Returns the number of tokens that are predicted."""
         rows, columns = batch["tokens"].shape
         return int(rows * (columns - 1))
 
     def held_out_batch_size(self) -> int:
         """Returns the windows of a held-out batch, whose logits have to fit into memory."""
-        length = self.shapes["tokens"][0]
-        return min(self.context.batch_size, max(1, LARGEST_EVALUATED // (length - 1)))
+        context_length = self.shapes["tokens"][0] - 1
+        largest = max(1, LARGEST_EVALUATED // context_length)
+        return min(self.context.batch_size, largest)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch, and predicts for as many windows of a batch."""
-        part = next(self.split(batch, self.held_out_batch_size()))
-        return super().rehearse(learner, part)
+        windows = next(self.split(batch, self.held_out_batch_size()))
+        return super().rehearse(learner, windows)
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """Yields every held-out symbol once; the last window may be shorter.
+        """Yields every held-out token once; the last window may be shorter.
 
         Selected windows have no remainder.
         """
@@ -86,23 +93,27 @@ class WindowSource(DatasetSource):
             yield {"tokens": remainder[None]}
 
 
-def split(tokens: Tensor, context: int, stride: int, held_out: float, mask: int = -1) -> tuple[Windows, Windows] | None:
+def split(
+    tokens: Tensor, context: int, stride: int, held_out: float, mask: int = -1
+) -> tuple[Windows, Windows] | None:
     """Splits a sequence into windows for training and adjacent windows for evaluation.
 
     Args:
         tokens: The sequence, [N].
         context: As for ``Windows``.
-        stride: Of the windows for training.
+        stride: Stride of the windows for training.
         held_out: Share of the sequence, at its end, for evaluation.
         mask: As for ``Windows``.
 
     Returns:
-        Both parts; None if the sequence is too short for one window in each. The held-out part
-        begins with the symbol before it, which its first symbol follows.
+        The windows for training and those for evaluation; None if the sequence is too short for
+        one window of each. The held-out sequence starts with the token before it, from which its
+        first token is predicted.
     """
     cut = int(len(tokens) * (1 - held_out))
     if cut <= context or cut == len(tokens):
         return None
+    # The first held-out token is predicted as well, from the last one of the training part.
     train = Windows(tokens[:cut], context, stride, mask)
     evaluated = Windows(tokens[cut - 1 :], context, context, mask)
     return train, evaluated

@@ -12,17 +12,28 @@ import typer
 
 from runner import __version__
 from runner.cli import (
+    ablate,
+    compare,
     data,
+    doctor,
     evaluate,
+    ls,
     models,
     plan,
     plugins,
-    proof,
+    profile,
     recipes,
-    runs,
+    resume,
+    rm,
+    run,
+    schema,
     serve,
+    show,
     study,
-    workspace,
+    sync,
+    ui,
+    validate,
+    verify,
 )
 from runner.cli.common import emit, say
 from runner.cli.exit import QuickExit
@@ -39,11 +50,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Train": (runs.run, runs.resume, evaluate.evaluate, serve.serve),
-    "Prove": (proof.verify, proof.ablate, proof.profile, plan.plan),
-    "Recipes": (recipes.recipes, recipes.validate, recipes.show, plugins.plugins, recipes.schema),
-    "Runs": (workspace.ls, workspace.compare, workspace.ui, workspace.rm, workspace.sync),
-    "This machine": (workspace.doctor,),
+    "Train": (run.run, resume.resume, evaluate.evaluate, serve.serve),
+    "Prove": (verify.verify, ablate.ablate, profile.profile, plan.plan),
+    "Recipes": (recipes.recipes, validate.validate, show.show, plugins.plugins, schema.schema),
+    "Runs": (ls.ls, compare.compare, ui.ui, rm.rm, sync.sync),
+    "This machine": (doctor.doctor,),
 }
 """Commands by the heading under which the help lists them."""
 for heading, verbs in _GROUPS.items():

@@ -38,6 +38,22 @@ RecipeName = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
+Run = Annotated[
+    str,
+    Argument(
+        metavar="[RUN]",
+        help="Name, digits or MLflow id of a run, a unique beginning of one, or 'latest'.",
+        autocompletion=completion.runs,
+    ),
+]
+OfRun = Annotated[
+    str | None,
+    Option(
+        "--of",
+        metavar="RUN",
+        help="Use the recipe's inference section, with the model of this run.",
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     Option(

@@ -12,6 +12,7 @@ from runner.cli.common import (
     Bare,
     Plugins,
     Quiet,
+    Run,
     Sets,
     load_lock,
     output,
@@ -22,7 +23,6 @@ from runner.cli.common import (
     sharing_processor,
     working,
 )
-from runner.cli.runs import Run
 from runner.system.errors import UsageError
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.system.text_lines import figure, print_wrapped

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
-from runner.cli.common import AsJson, Quiet, output, say, working
+from runner.cli.common import AsJson, Quiet, Run, output, say, working
 from runner.cli.help import Verb
-from runner.cli.runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

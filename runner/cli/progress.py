@@ -127,6 +127,8 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
         "time": _time(result),
         "stages": _stages(result) or ["none (baseline)"],
     }
+    if result.ended_early:
+        sections["ended"] = [f"early: {result.ended_early}"]
     if result.sentinel:
         sections["sentinel"] = [result.sentinel]
     sections["run"] = [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]

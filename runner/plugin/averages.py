@@ -1,4 +1,4 @@
-"""Exponential moving averages of parameters, which evaluation uses instead of them (``train.ema``)."""
+"""Exponential moving averages of parameters, which evaluation uses instead (``train.ema``)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ SMALLEST_FLOAT32_STEP = 2e-5
 class WeightAverages:
     """Averages of every parameter that can be averaged, in float32 or wider.
 
-    Everything else (buffers, integer parameters) stays in the modules, so evaluation uses its current value. Modules
-    are never copied: they may hold locks, generators or tensors that are recomputed in every forward pass.
+    Everything else (buffers, integer parameters) stays in the modules, so evaluation uses its
+    current value. Modules are never copied: they may hold locks, generators or tensors that are
+    recomputed in every forward pass.
 
     Args:
         modules: Modules by name; a parameter that is in several is averaged once.
@@ -38,12 +39,12 @@ class WeightAverages:
             self.values[name] = self._widen(parameter)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that can be averaged, by ``<module>.<parameter>``."""
-        seen: set[int] = set()
+        """Yields the parameters that can be averaged, by ``<module>.<parameter>``."""
+        yielded: set[int] = set()
         for module_name, module in self.modules.items():
             for name, parameter in module.named_parameters():
-                if id(parameter) not in seen and _can_be_averaged(parameter):
-                    seen.add(id(parameter))
+                if id(parameter) not in yielded and _can_be_averaged(parameter):
+                    yielded.add(id(parameter))
                     yield f"{module_name}.{name}", parameter
 
     @torch.no_grad()
@@ -62,12 +63,15 @@ class WeightAverages:
                 continue
             averages.append(average)
             current.append(parameter.to(average.dtype))
+        # One call for all parameters, because many small ones take longer.
         if averages:
             torch._foreach_lerp_(averages, current, 1 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Puts the averages into the parameters inside the ``with``, in place, so that captured addresses stay."""
+        """Puts the averages into the parameters inside the ``with``, in place, so that captured
+        addresses stay.
+        """
         trained: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for name, parameter in self.parameters():
@@ -83,7 +87,7 @@ class WeightAverages:
                     parameter.copy_(value)
 
     def state_dict(self) -> State:
-        """The averages by the names of ``parameters``."""
+        """Returns the averages by the names of ``parameters``."""
         return dict(self.values)
 
     @torch.no_grad()
@@ -110,14 +114,17 @@ class WeightAverages:
 
 
 def saved_averages(learner_state: State) -> Mapping[str, Tensor] | None:
-    """The averages in a learner's saved state; None if it has none."""
+    """Returns the averages in a learner's saved state; None if it has none."""
+    # Earlier versions stored the averages as a second module.
     older: Mapping[str, Tensor] | None = learner_state.get("modules", {}).get("average")
-    if older is not None:  # a second module, as earlier versions kept it
+    if older is not None:
         return {f"model.{name}": value for name, value in older.items()}
     averages: Mapping[str, Tensor] | None = learner_state.get(AVERAGES)
     return averages
 
 
 def _can_be_averaged(parameter: Tensor) -> bool:
-    continuous = parameter.is_floating_point() or parameter.is_complex()
-    return continuous and not is_lazy(parameter) and parameter.layout == torch.strided
+    is_continuous = parameter.is_floating_point() or parameter.is_complex()
+    return (
+        is_continuous and not is_lazy(parameter) and parameter.layout == torch.strided
+    )

@@ -17,7 +17,12 @@ from torch.utils.data import Dataset, IterableDataset, default_convert, get_work
 
 from runner.plugin.collating import Collate, collated, list_indices
 from runner.plugin.context import derived_seed
-from runner.plugin.failures import Failure, add_place, describe_full_shared_memory, is_shortage
+from runner.plugin.failures import (
+    Failure,
+    add_place,
+    describe_full_shared_memory,
+    is_shortage,
+)
 from runner.plugin.registry import FILES, Registry
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
@@ -33,7 +38,8 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
     Args:
         seed: For the generators of Python, NumPy and torch.
-        device: A GPU whose generator is seeded, too; without one, torch's is seeded on the host alone.
+        device: A GPU whose generator is seeded, too; without one, torch's is seeded on the host
+            alone.
     """
     torch_generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
@@ -72,7 +78,8 @@ class _GeneratorStates:
 class Plugins:
     """Imports the plugin files of the process that pickled it when it is unpickled.
 
-    A spawned worker needs their modules before it unpickles a dataset whose class is in one of them.
+    A spawned worker needs their modules before it unpickles a dataset whose class is in one of
+    them.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,8 +87,8 @@ class Plugins:
 
 
 def _import_plugins(files: list[str]) -> Plugins:
-    # One registry for each: a process may have used several, whose plugins have the same names, and
-    # files that were removed since.
+    # One registry for each file: a process may have used several registries, whose plugins have the
+    # same names, and files that were removed since.
     for file in files:
         if Path(file).is_file():
             Registry([file])
@@ -93,7 +100,10 @@ def _share(batch: Batch) -> Batch:
     that hides errors.
     """
     for _, leaf in leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
+        if not isinstance(leaf, Tensor) or leaf.device.type != "cpu":
+            continue
+        # Only dense tensors have a single storage.
+        if leaf.layout == torch.strided:
             leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return batch
 
@@ -118,7 +128,9 @@ def fail(error: Exception) -> Failure:
     """Returns an exception to the parent from a worker; raises it again where there is none."""
     if get_worker_info() is None:
         raise error
-    return Failure.of(RunnerError(describe_full_shared_memory()) if is_shortage(error) else error)
+    if is_shortage(error):
+        return Failure.of(RunnerError(describe_full_shared_memory()))
+    return Failure.of(error)
 
 
 class _Reading:
@@ -148,14 +160,22 @@ class NumberedBatches(Dataset[Any]):
     it.
     """
 
-    def __init__(self, data: Any, collate: Collate, seed: int, part: str, *, workers: int = 0) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate: Collate,
+        seed: int,
+        data_name: str,
+        *,
+        workers: int = 0,
+    ) -> None:
         """Keeps the dataset.
 
         Args:
             data: The map-style dataset.
             collate: Makes samples into a batch.
-            seed: Of all batches.
-            part: Name of the data in messages ("training data").
+            seed: Seed from which those of all batches are derived.
+            data_name: Name of the data in messages ("training data").
             workers: Number of processes that will load batches.
         """
         # The first attribute: attributes are unpickled in order.
@@ -163,16 +183,16 @@ class NumberedBatches(Dataset[Any]):
         self.data = data
         self.collate = collate
         self.seed = seed
-        self.part = part
+        self.data_name = data_name
         self.reading = _Reading(workers)
 
     def __getitem__(self, plan: Plan) -> Batch:
-        """The batch with this number, of the samples with these indices."""
+        """Returns the batch with this number, of the samples with these indices."""
         number, indices = plan
         try:
             with seeded(derived_seed(self.seed, str(number))):
                 samples = self._samples(indices)
-                return collated(self.collate, samples, indices, self.part)
+                return collated(self.collate, samples, indices, self.data_name)
         except Exception as error:
             return fail(error)
 
@@ -182,52 +202,68 @@ class NumberedBatches(Dataset[Any]):
             try:
                 return self.data.__getitems__(indices)
             except Exception as error:
-                add_place(error, f"samples {list_indices(indices)} of the {self.part}")
+                add_place(
+                    error, f"samples {list_indices(indices)} of the {self.data_name}"
+                )
                 raise
         samples = []
         for index in indices:
             self.reading.begin(index)
-            samples.append(read_sample(self.data, index, self.part))
+            samples.append(read_sample(self.data, index, self.data_name))
         return samples
 
 
-def read_sample(data: Any, index: int, part: str) -> Any:
+def read_sample(data: Any, index: int, data_name: str) -> Any:
     """Reads a sample of a map-style dataset; an error names it."""
     try:
         return data[index]
     except Exception as error:
-        add_place(error, f"sample {index} of the {part}")
+        add_place(error, f"sample {index} of the {data_name}")
         raise
 
 
 class Opening:
-    """The first samples of a stream, which its reader has read ahead to infer their shapes, and the rest of it."""
+    """The first samples of a stream, which its reader has read ahead to infer their shapes, and the
+    rest of it.
+    """
 
-    def __init__(self, data: Any, size: int, seed: int, part: str) -> None:
+    def __init__(self, data: Any, size: int, seed: int, data_name: str) -> None:
         """Reads as many samples as the first batch of ``StreamedBatches`` with this seed has."""
         _set_epoch(data, 0)
         with seeded(derived_seed(seed, "stream/0")):
             self.stream = iter(data)
         with seeded(derived_seed(seed, "batch/0")):
-            self.samples = next_samples(self.stream, size, 0, part)
+            self.samples = next_samples(self.stream, size, 0, data_name)
             self.states = _GeneratorStates()
 
 
 class StreamedBatches(IterableDataset[Any]):
-    """The batches of one pass over a stream; the number of a batch seeds everything that is random in it."""
+    """The batches of one pass over a stream; the number of a batch seeds everything that is random
+    in it.
+    """
 
     def __init__(
-        self, data: Any, collate: Collate, size: int, seed: int, part: str, *, first: int = 0,
-        epoch: int = 0, drop_last: bool = True, opening: Opening | None = None, workers: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        data: Any,
+        collate: Collate,
+        size: int,
+        seed: int,
+        data_name: str,
+        *,
+        first: int = 0,
+        epoch: int = 0,
+        drop_last: bool = True,
+        opening: Opening | None = None,
+        workers: int = 0,
+    ) -> None:
         """Keeps the stream.
 
         Args:
             data: The stream, an iterable.
             collate: Makes samples into a batch.
             size: Samples of a batch.
-            seed: Of all batches.
-            part: Name of the data in messages ("training data").
+            seed: Seed from which those of all batches are derived.
+            data_name: Name of the data in messages ("training data").
             first: Number of the first batch of this pass.
             epoch: Number of this pass, for streams with ``set_epoch``.
             drop_last: Whether a last batch of fewer samples is left out.
@@ -239,7 +275,7 @@ class StreamedBatches(IterableDataset[Any]):
         self.collate = collate
         self.size = size
         self.seed = seed
-        self.part = part
+        self.data_name = data_name
         self.first = first
         self.epoch = epoch
         self.drop_last = drop_last
@@ -253,26 +289,35 @@ class StreamedBatches(IterableDataset[Any]):
             yield fail(error)
 
     def _batches(self) -> Iterator[Batch]:
-        opening, self.opening = self.opening, None
+        opening = self.opening
+        # Its stream can be read only once.
+        self.opening = None
+        pending: list[Any] = []
         if opening is None:
             _set_epoch(self.data, self.epoch)
             with seeded(derived_seed(self.seed, f"stream/{self.first}")):
                 stream = iter(self.data)
         else:
             stream = opening.stream
-        waiting = [] if opening is None else opening.samples
+            pending = opening.samples
         for number in itertools.count(self.first):
-            begun = (number - self.first) * self.size
+            start = (number - self.first) * self.size
             with seeded(derived_seed(self.seed, f"batch/{number}")):
+                # The first samples were read under the same seed, and the generators continue
+                # after them.
                 if opening is not None and number == self.first:
                     opening.states.restore()
-                samples, waiting = waiting[: self.size], waiting[self.size :]
+                samples = pending[: self.size]
+                pending = pending[self.size :]
                 missing = self.size - len(samples)
-                samples += next_samples(stream, missing, begun + len(samples), self.part, self.reading)
+                next_index = start + len(samples)
+                samples += next_samples(
+                    stream, missing, next_index, self.data_name, self.reading
+                )
                 if not samples or (self.drop_last and len(samples) < self.size):
                     return
-                indices = range(begun, begun + len(samples))
-                batch = collated(self.collate, samples, indices, self.part)
+                indices = range(start, start + len(samples))
+                batch = collated(self.collate, samples, indices, self.data_name)
             yield batch
 
 
@@ -282,22 +327,35 @@ def _set_epoch(data: Any, epoch: int) -> None:
 
 
 def next_samples(
-    stream: Iterator[Any], count: int, begun: int, part: str, reading: _Reading | None = None
+    stream: Iterator[Any],
+    count: int,
+    start: int,
+    data_name: str,
+    reading: _Reading | None = None,
 ) -> list[Any]:
-    """Reads that many samples, or all that are left.
+    """Reads the next ``count`` samples of a stream, or all that remain.
 
-    ``islice`` would call ``iter`` again, with which some streams start over.
+    Args:
+        stream: The stream.
+        count: Number of samples.
+        start: Number of the first of them.
+        data_name: Name of the data in messages.
+        reading: Records which sample a worker reads.
     """
+    # ``islice`` would call ``iter`` again, with which some streams start over.
     samples: list[Any] = []
     try:
         while len(samples) < count:
             if reading is not None:
-                reading.begin(begun + len(samples))
+                reading.begin(start + len(samples))
             samples.append(next(stream))
     except StopIteration:
         return samples
     except Exception as error:
-        last = begun + len(samples) - 1
-        add_place(error, f"{part}, before its first sample" if last < 0 else f"after sample {last} of the {part}")
+        last = start + len(samples) - 1
+        position = f"after sample {last} of the {data_name}"
+        if last < 0:
+            position = f"{data_name}, before its first sample"
+        add_place(error, position)
         raise
     return samples

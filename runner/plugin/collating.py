@@ -18,14 +18,16 @@ Collate = Callable[[Sequence[Any]], Batch]
 _LISTED_SAMPLES = 8
 
 
-def collated(collate: Collate, samples: Sequence[Any], indices: Sequence[int], part: str) -> Batch:
+def collated(
+    collate: Collate, samples: Sequence[Any], indices: Sequence[int], data_name: str
+) -> Batch:
     """Makes samples into a batch; an error names the sample that differs from the first one.
 
     Args:
         collate: Makes samples into a batch.
-        samples: What it is called with.
+        samples: The samples.
         indices: Their numbers.
-        part: Name of the data in messages.
+        data_name: Name of the data in messages.
 
     Raises:
         RunnerError: The samples do not fit together, and ``collate`` is torch's.
@@ -33,23 +35,32 @@ def collated(collate: Collate, samples: Sequence[Any], indices: Sequence[int], p
     try:
         return collate(samples)
     except Exception as error:
-        place = f"{part}: {_odd_sample(samples, indices) or f'samples {list_indices(indices)}'}"
+        description = _odd_sample(samples, indices)
+        samples_name = description or f"samples {list_indices(indices)}"
+        location = f"{data_name}: {samples_name}"
+        # An error of the plugin's code stays as it is: it has a line that its author can correct.
         if is_shortage(error) or not _is_of_torch(error):
-            add_place(error, place)
+            add_place(error, location)
             raise
         reason = str(error).partition("\n")[0]
+        problem = f"no batch can be made of samples of the {location}"
         hint = "write collate(samples) to pad, crop or select them"
-        raise RunnerError(f"no batch can be made of samples of the {place}; {hint} ({reason})") from error
+        raise RunnerError(f"{problem}; {hint} ({reason})") from error
 
 
 def _is_of_torch(error: Exception) -> bool:
     """Returns whether an exception was raised without any code of a plugin."""
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = (
+        str(frame.f_globals.get("__name__"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
     return all(module.startswith(("runner.plugin.", "torch.")) for module in modules)
 
 
 def _odd_sample(samples: Sequence[Any], indices: Sequence[int]) -> str | None:
-    """Describes the first sample whose form differs from that of the first; None if all have the same form."""
+    """Describes the first sample whose form differs from that of the first; None if all have the
+    same form.
+    """
     if not isinstance(samples, list | tuple) or not samples:
         return None
     first = _form(samples[0])
@@ -58,13 +69,16 @@ def _odd_sample(samples: Sequence[Any], indices: Sequence[int]) -> str | None:
         for entry in dict.fromkeys((*first, *form)):
             if form.get(entry) != first.get(entry):
                 name = f"'{entry}' of " if entry else ""
-                odd, usual = (each.get(entry, "missing") for each in (form, first))
-                return f"{name}sample {index} is {odd}, that of sample {indices[0]} is {usual}"
+                actual = form.get(entry, "missing")
+                expected = (
+                    f"that of sample {indices[0]} is {first.get(entry, 'missing')}"
+                )
+                return f"{name}sample {index} is {actual}, {expected}"
     return None
 
 
 def _form(sample: Any) -> dict[str, str]:
-    """Type and shape of every leaf of a sample, by its dotted name."""
+    """Returns the shape or type of every leaf of a sample, by its dotted name."""
     forms = {}
     for name, leaf in leaves(sample):
         has_shape = isinstance(leaf, Tensor | np.ndarray)
@@ -74,5 +88,6 @@ def _form(sample: Any) -> dict[str, str]:
 
 def list_indices(indices: Sequence[int]) -> str:
     """Returns the first of some numbers as text, and how many more there are."""
-    more = len(indices) - _LISTED_SAMPLES
-    return ", ".join(map(str, indices[:_LISTED_SAMPLES])) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(map(str, indices[:_LISTED_SAMPLES]))
+    hidden = len(indices) - _LISTED_SAMPLES
+    return f"{listed} and {hidden} more" if hidden > 0 else listed

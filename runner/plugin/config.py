@@ -3,22 +3,33 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 
 class Config(BaseModel):
-    """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is not a number).
+    """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is
+    not a number).
 
     A ``recorded`` copy records which of its fields were read; a dump or a copy of it
     reads them all.
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     moved: ClassVar[Mapping[str, str]] = {}
-    """Of a plugin's face: settings of a recipe that have moved, as dotted paths, the old to the new."""
+    """Settings of a plugin that have moved in the recipe: dotted paths, from the old to the new."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Hints for keys that belong elsewhere."""
 
@@ -26,32 +37,48 @@ class Config(BaseModel):
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name[0] != "_" and name in type(self).__pydantic_fields__ and self._read is not None:
+        # The cheapest test is first: most attributes that are read are private ones of pydantic.
+        if (
+            name[0] != "_"
+            and name in type(self).__pydantic_fields__
+            and self._read is not None
+        ):
             self._read.add(name)
         return super().__getattribute__(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]  # pydantic's is a generator, too
         for name, field in type(self).__pydantic_fields__.items():
-            if not field.exclude:  # a plugin receives only its settings
+            # A plugin receives only its settings; the runner reads the excluded fields.
+            if not field.exclude:
                 yield name, getattr(self, name)
 
     @model_serializer(mode="wrap")
     def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        tuple(self)  # which reads all
+        # A dump reads every field.
+        tuple(self)
         # A computed field is not a setting: a recipe that contained it could not be read again.
         computed = type(self).model_computed_fields
-        return {name: value for name, value in dump(self).items() if name not in computed}
+        return {
+            name: value for name, value in dump(self).items() if name not in computed
+        }
 
     def model_copy(self, **settings: Any) -> Self:
         """Returns a copy like pydantic's method."""
-        self.model_dump()  # which reads all, also inside
+        # A dump reads every field, those of nested sections, too.
+        self.model_dump()
         return super().model_copy(**settings)
 
     def recorded(self) -> Self:
-        """A copy that remembers which of its fields were read; what is given to a plugin's works."""
-        inside = {name: value.recorded() for name, value in self.__dict__.items() if isinstance(value, Config)}
-        copy = self.model_copy(update=inside)
-        copy.__pydantic_private__ = {**(copy.__pydantic_private__ or {}), "_read": set()}
+        """Returns a copy that records which of its fields are read, for an implementation."""
+        sections = {}
+        for name, value in self.__dict__.items():
+            if isinstance(value, Config):
+                sections[name] = value.recorded()
+        copy = self.model_copy(update=sections)
+        copy.__pydantic_private__ = {
+            **(copy.__pydantic_private__ or {}),
+            "_read": set(),
+        }
         return copy
 
     def unread(self, prefix: str = "") -> list[str]:
@@ -62,7 +89,7 @@ class Config(BaseModel):
             return []
         paths = []
         for name, value in self.__dict__.items():
-            if type(self).__pydantic_fields__[name].exclude:  # which the runner reads
+            if type(self).__pydantic_fields__[name].exclude:
                 continue
             if isinstance(value, Config):
                 paths += value.unread(f"{prefix}{name}.")
@@ -72,17 +99,22 @@ class Config(BaseModel):
 
     def is_default(self, path: str) -> bool:
         """Returns whether the value at a dotted path equals that of a recipe without it."""
-        config, keys = self, path.split(".")
+        config = self
+        keys = path.split(".")
         baseline: Any = None
         for depth, key in enumerate(keys, start=1):
-            # A section has the defaults that its owner chose for it, as long as both are of one class.
+            # A section has the defaults that its owner chose for it, as long as both are of one
+            # class.
             if type(baseline) is not type(config):
                 baseline = None
             field = type(config).__pydantic_fields__[key]
-            default = field.get_default(call_default_factory=True, validated_data=config.__dict__)
+            default = field.get_default(
+                call_default_factory=True, validated_data=config.__dict__
+            )
             if baseline is not None:
                 default = baseline.__dict__[key]
             value = config.__dict__[key]
             if depth < len(keys):
-                config, baseline = value, default
+                config = value
+                baseline = default
         return bool(value == default)

@@ -1,4 +1,4 @@
-"""The faces of plugins: their settings, what they fit with and promise, and where their works are.
+"""Configs of plugins: their settings, what they fit and promise, and their implementation.
 
 Validation and editors read them, so nothing slower than pydantic is imported here.
 """
@@ -44,34 +44,39 @@ class ServedResponse(Config):
     """The JSON of a served learner's answer."""
 
 
-class Face(Config, ABC):
-    """The settings of a plugin, and where its works are. The docstring is its card."""
+class PluginConfig(Config, ABC):
+    """The settings of a plugin and its implementation. The docstring is its card."""
 
     kind: ClassVar[str]
-    """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under ``optimization``."""
+    """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under
+    ``optimization``.
+    """
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Settings that matter only at the start of a training: a resumed run refuses another value."""
     implementation: ClassVar[str | type[Any]]
     """The ``Learner``, ``Source`` or ``Stage``: the class itself or its name.
 
-    ``Net`` is a class in the module of the settings, ``.net:Net`` one of another module, relative to theirs, which is
-    imported when a pipeline is assembled.
+    ``Net`` is a class in the module of the settings, ``.net:Net`` one of another module, relative
+    to theirs, which is imported when a pipeline is assembled.
     """
 
 
-class JudgedFace(Face, ABC):
+class EvaluatedConfig(PluginConfig, ABC):
     """Settings of learners and sources; those of the source have precedence."""
 
     headline: ClassVar[tuple[str, ...]] = ()
     """The evaluation metrics that a person looks at first, without ``eval/``."""
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """The smallest and the largest possible value of evaluation metrics, by name; ``*`` in a name matches anything. An
-    objective whose unit is a share needs no entry."""
+    """The smallest and the largest possible value of evaluation metrics, by name; ``*`` in a name
+    matches anything. An objective whose unit is a share needs no entry.
+    """
     objective: ClassVar[Objective | None] = None
-    """By what a model is judged; of a ``GradientLearner`` on a dataset ``eval/loss`` unless one of both declares it."""
+    """The metric by which models are compared; for a ``GradientLearner`` on a dataset ``eval/loss``
+    if neither declares one.
+    """
 
 
-class LearnerConfig(JudgedFace, ABC):
+class LearnerConfig(EvaluatedConfig, ABC):
     """The settings of a learner."""
 
     learns_from: ClassVar[str]
@@ -83,7 +88,7 @@ class LearnerConfig(JudgedFace, ABC):
     answering: ClassVar[frozenset[str]] = frozenset()
     """The names in ``slots`` that no update calls, without ``predict``."""
     depends_on_progress: ClassVar[bool] = False
-    """Whether an update looks at how far the training is, so that it is not the same computation in all of them."""
+    """Whether an update depends on the progress, so that not all are the same computation."""
     request: ClassVar[type[ServedRequest] | None] = None
     """The request when it is served, an input of ``Learner.requested``; None if it
     cannot be served.
@@ -95,19 +100,24 @@ class LearnerConfig(JudgedFace, ABC):
     None if there is none.
     """
     prediction_batch: ClassVar[int | None] = None
-    """Most samples that ``predict`` computes together; it computes a larger batch in parts. None: all of them.
+    """Largest number of samples that ``predict`` computes together; None without a limit.
 
-    Set it where a prediction is slow: ``runner verify`` then compares the predictions of fewer samples.
+    Set it where a prediction is slow: ``runner verify`` then compares the predictions of fewer
+    samples.
     """
 
-    init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
+    init_from: Annotated[str | None, Anchor(named=True)] = Field(
+        default=None, exclude=True
+    )
     """A run that provides initial weights where names and shapes are the same: its
     name, digits or folder.
     """
 
     def lacks(self, slot: str) -> str | None:
-        """Why these settings offer no slot of that name, for the message to the user; None if they do."""
-        return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
+        """Returns a message if these settings offer no slot of that name; None if they do."""
+        if slot in self.slots | PIPELINE:
+            return None
+        return f"learner '{self.kind}' has no slot '{slot}'"
 
     def default_objective(self, data: SourceConfig) -> Objective | None:
         """Returns the objective where neither learner nor source declares one."""
@@ -130,13 +140,13 @@ class GradientLearnerConfig(LearnerConfig, ABC):
     slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
 
     def default_objective(self, data: SourceConfig) -> Objective | None:
-        """Returns the loss on a dataset's held-out samples, if evaluations can be compared by it."""
+        """Returns the loss on held-out samples, if evaluations can be compared by it."""
         # A loss that depends on the progress is another function in every evaluation.
         is_comparable = isinstance(data, DatasetConfig) and not self.depends_on_progress
         return HELD_OUT_LOSS if is_comparable else None
 
 
-class SourceConfig(JudgedFace, ABC):
+class SourceConfig(EvaluatedConfig, ABC):
     """The settings of a source."""
 
     provides: ClassVar[str]
@@ -144,7 +154,7 @@ class SourceConfig(JudgedFace, ABC):
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples"})
     """The counts of the source: the possible units of a training's length."""
     depends_on_feedback: ClassVar[bool] = False
-    """Whether what an update returns changes which batches are drawn next (priorities)."""
+    """Whether the outputs of an update change which batches are sampled next (priorities)."""
     shapes_vary: ClassVar[bool] = False
     """Whether batches of one size may have tensors of different shapes."""
     files: ClassVar[tuple[DataFile, ...]] = ()
@@ -174,7 +184,9 @@ class SourceConfig(JudgedFace, ABC):
         Returns:
             A description of the file for a person.
         """
-        raise NotImplementedError(f"{cls.__name__} has no prepare_text, although it declares prepares_text")
+        raise NotImplementedError(
+            f"{cls.__name__} has no prepare_text, although it declares prepares_text"
+        )
 
     def absent(self) -> list[DataFile]:
         """Returns the missing files of ``files`` that these settings need."""
@@ -185,10 +197,11 @@ class SourceConfig(JudgedFace, ABC):
         return None
 
     def outline(self, batch_size: int) -> SourceOutline | None:
-        """Returns the shapes of the largest batch of that many samples, without building the source.
+        """Returns the shapes of the largest batch of that many samples, without building the
+        source.
 
-        Files that are there may be read; without them, those of the published files are returned. None if only the
-        source itself shows its shapes: ``runner plan`` then builds it.
+        Files that are there may be read; without them, those of the published files are returned.
+        None if only the source itself shows its shapes: ``runner plan`` then builds it.
         """
         return None
 
@@ -199,7 +212,8 @@ class SourceConfig(JudgedFace, ABC):
         return device == "cpu"
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
-        """Yields settings of ``data`` by dotted path, with which rare events occur within few batches.
+        """Yields settings of ``data`` by dotted path, with which rare events occur within few
+        batches.
 
         ``runner verify`` compares the batches of a source that acts with its learner with these
         settings, too. They should make the source small and quick.
@@ -225,19 +239,20 @@ class DatasetConfig(SourceConfig):
 
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     in_memory: ClassVar[bool] = False
-    """Whether all of it is kept in memory, and on an accelerator where it fits."""
+    """Whether the data are in memory, that of an accelerator if they fit."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes that load batches; with 0, the training's process loads them."""
 
     def draws_samples(self) -> bool:
-        """Returns whether a sample is another one whenever it is drawn (augmentation), so that it
-        cannot be kept.
+        """Returns whether each access to a sample gives another one (augmentation), so that it
+        cannot be cached.
         """
         return False
 
     def resident(self, device: str) -> bool:
-        """Data that are kept in memory are made where they are used."""
+        """Returns whether batches are made on a device of that type."""
+        # Data that are in memory are moved once, to the device that uses them.
         return device == "cpu" or self.in_memory
 
 
@@ -258,8 +273,10 @@ class FileDatasetConfig(DatasetConfig):
         if Path(name).is_absolute():
             return f"no such file: {name}"
         is_published = any(file.name == name for file in self.files)
-        hint = f"; {FETCH_HINT.format(name=name)}" if is_published else ", nor next to the recipe"
-        return f"no '{name}' in {', '.join(map(str, folders(self.root)))}{hint}"
+        searched = f"no '{name}' in {', '.join(map(str, folders(self.root)))}"
+        if is_published:
+            return f"{searched}; {FETCH_HINT.format(name=name)}"
+        return f"{searched}, nor next to the recipe"
 
     def wanted(self) -> tuple[DataFile, ...]:
         """Returns the files that these settings need."""
@@ -274,8 +291,9 @@ class PublishedDatasetConfig(FileDatasetConfig):
     """Settings of a dataset that is read from published files, or generated on request."""
 
     synthetic: bool = False
-    """Whether to generate synthetic data instead of reading files. Runs on them are marked, and their results cannot be
-    compared with others."""
+    """Whether to generate synthetic data instead of reading files. Runs on them are marked, and
+    their results cannot be compared with others.
+    """
 
     def is_synthetic(self) -> bool:
         """Returns whether the data are synthetic."""
@@ -293,7 +311,11 @@ class PublishedDatasetConfig(FileDatasetConfig):
         """
         path = self.locate(name)
         if path is None:
-            hint = "; or train on generated data: data.synthetic=true" if self.wanted() else ""
+            hint = (
+                "; or train on generated data: data.synthetic=true"
+                if self.wanted()
+                else ""
+            )
             raise UsageError(f"data.file: {self.nowhere(name)}{hint}")
         return path
 
@@ -311,7 +333,7 @@ class Setting:
     """Unit of the training's length."""
 
 
-class StageConfig(Face, ABC):
+class StageConfig(PluginConfig, ABC):
     """The settings of a stage; the docstring is its card: what it does, when it helps,
     when it hurts.
 
@@ -324,7 +346,9 @@ class StageConfig(Face, ABC):
     ``inference`` for its model; for an installed stage, entry points declare them.
     """
     phase: ClassVar[int]
-    """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach in this order."""
+    """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach
+    in this order.
+    """
     claims: ClassVar[frozenset[str]] = frozenset()
     """Slots that the stage replaces; two active stages may not claim the same one."""
     wraps: ClassVar[frozenset[str]] = frozenset()
@@ -336,29 +360,39 @@ class StageConfig(Face, ABC):
     all that it changes.
     """
     traces: ClassVar[bool] = False
-    """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
+    """Whether it traces what its slots call, so that nothing in there may be looked at or change
+    later.
+    """
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
     unplanned: ClassVar[str] = ""
-    """Why ``runner plan`` leaves it out, because it needs real tensors or a real device; empty if it needs none."""
+    """Why ``runner plan`` leaves it out, because it needs real tensors or a real device; empty if
+    it needs none.
+    """
 
     @abstractmethod
     def contract(self, setting: Setting) -> Contract:
         """Returns the promise of the stage about results here."""
 
     def inactive(self, setting: Setting) -> str | None:
-        """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
+        """Returns why the stage has no effect here; None if it has one.
+
+        Raises:
+            UsageError: The stage must not run here.
+        """
         return None
 
     def tunes(self, setting: Setting) -> bool:
         """Returns whether the stage selects something by measuring.
 
-        It records its choices with ``choices`` of the pipeline or plan. Each timed process of an ablation searches
-        again, so that its interval includes the luck of the choices.
+        It records its choices with ``choices`` of the pipeline or plan. Each timed process of an
+        ablation searches again, so that its interval includes the luck of the choices.
         """
         return False
 
     @classmethod
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
-        """Returns settings with which the stage saves memory, the fastest first; none if it saves none."""
+        """Returns settings with which the stage saves memory, the fastest first; none if it saves
+        none.
+        """
         return ()

@@ -19,19 +19,29 @@ if TYPE_CHECKING:
 Step = Callable[..., Any]
 STEP = frozenset({"draw", "transfer", "next_batch", "update"})
 """The slots of a training step."""
-PIPELINE = STEP | {"make_optimizer", "precision", "zero_grad", "backward", "unscale", "clip", "optimizer_step"}
-"""The slots that every pipeline has: those of its step, and those that every learner is built from."""
+PIPELINE = STEP | {
+    "make_optimizer",
+    "precision",
+    "zero_grad",
+    "backward",
+    "unscale",
+    "clip",
+    "optimizer_step",
+}
+"""The slots of every pipeline: those of its step, and those that every learner uses."""
 _WRAPPED = "_wraps_a_slot"
 
 
 class Slots:
     """The steps of one pipeline, called as attributes: ``slots.critic_step(batch, targets)``.
 
-    Steps are plain instance attributes, so that a call costs one look-up and ``torch.compile`` can trace through it.
+    Steps are plain instance attributes, so that a call costs one look-up and ``torch.compile`` can
+    trace through it.
     """
 
     def __getattr__(self, name: str) -> Step:
-        raise AttributeError(f"no slot '{name}'; the pipeline has: {', '.join(sorted(vars(self)))}")
+        names = ", ".join(sorted(vars(self)))
+        raise AttributeError(f"no slot '{name}'; the pipeline has: {names}")
 
     def define(self, **steps: Step) -> None:
         """Adds steps under their names; a name that is taken is a ValueError."""
@@ -40,13 +50,17 @@ class Slots:
         vars(self).update(steps)
 
     def replace(self, name: str, step: Step) -> None:
-        """Puts ``step`` in the place of an existing one; one that is wrapped already is a ValueError."""
+        """Puts ``step`` in the place of an existing one; one that is wrapped already is a
+        ValueError.
+        """
         if hasattr(getattr(self, name), _WRAPPED):
-            raise ValueError(f"slot '{name}' is wrapped already: replacing it would discard the wrapper")
+            problem = "is wrapped already: replacing it would discard the wrapper"
+            raise ValueError(f"slot '{name}' {problem}")
         setattr(self, name, step)
 
     def wrap(self, name: str, wrapper: Callable[[Step], Step]) -> None:
         """Replaces a step by ``wrapper(step)``, a function."""
+        # The mark makes ``replace`` refuse a wrapped step.
         wrapped = wrapper(getattr(self, name))
         setattr(wrapped, _WRAPPED, True)
         setattr(self, name, wrapped)
@@ -60,24 +74,30 @@ class Context:
     slots: Slots
     seed: int
     batch_size: int = 1
-    """The recipe's; a stage may train with another one."""
+    """Batch size of the recipe; a stage may train with another one."""
     optimizers: Mapping[str, OptimizerSettings] = field(default_factory=dict)
-    """By role."""
+    """Settings of the optimizers, by role."""
     ema: float | None = None
-    """Decay of the averaged parameters that evaluation uses; None evaluates the parameters themselves."""
+    """Decay of the averaged parameters that evaluation uses; None evaluates the parameters
+    themselves.
+    """
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the source's data in addition to shapes (number of classes, size of the
     vocabulary).
     """
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The same as tensors (how targets are scaled, the measures of a machine)."""
+    """Further data as tensors (scales of targets, dimensions of a machine)."""
     classes: tuple[str, ...] = ()
     """Names of the labels, as ``Source.classes``; empty if the data have none."""
     progress: Progress = field(default_factory=lambda: Progress("updates", 1))
-    """Current progress of the training. Evaluation reads it, because ``metrics`` takes only a batch."""
+    """Current progress of the training. Evaluation reads it, because ``metrics`` takes only a
+    batch.
+    """
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
-    def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
+    def generator(
+        self, name: str, device: torch.device | str | None = None
+    ) -> torch.Generator:
         """Returns the random generator of that name ("noise", "environment", ...), which is the
         same for every call.
 
@@ -86,11 +106,13 @@ class Context:
         import torch
 
         if name not in self.generators:
-            self.generators[name] = torch.Generator(self.device if device is None else device)
-            self.generators[name].manual_seed(derived_seed(self.seed, name))
+            generator = torch.Generator(self.device if device is None else device)
+            generator.manual_seed(derived_seed(self.seed, name))
+            self.generators[name] = generator
         return self.generators[name]
 
 
 def derived_seed(seed: int, name: str) -> int:
-    """A seed of 63 bits that follows from another one and a name."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
+    """Returns a seed of 63 bits that follows from another one and a name."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,30 +29,38 @@ from runner.plugin.rows import Rows, SelectedRows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.suggestions import method_named
-from runner.system.tensor_trees import described, leaves, map_tensors
+from runner.system.tensor_trees import described, map_tensors, tensors
 
 _RESIDENT_SHARE = 0.25
-"""Of an accelerator's memory; data that take no more are kept there."""
-_TRAINING, _HELD_OUT = "training data", "held-out data"
-"""Names of the two parts in messages."""
+"""Largest share of an accelerator's memory that is taken by data."""
+_TRAINING = "training data"
+"""Name of the data for the training in messages."""
+_HELD_OUT = "held-out data"
+"""Name of the data for the evaluation in messages."""
 
 
 class DatasetSource(Source):
     """A training set and a held-out set.
 
-    Write ``datasets``. Each may be tensors by name, ``Rows``, or torch's map-style or iterable ``Dataset``, whose
-    samples ``collate`` makes into batches. Every batch follows from the recipe's seed and its number alone, also where
-    samples are augmented at random and whatever the number of workers, so a resumed run draws the same ones.
-    The last batch of an epoch is left out if it would be smaller.
+    Write ``datasets``. Each may be tensors by name, ``Rows``, or torch's map-style or iterable
+    ``Dataset``, whose samples ``collate`` makes into batches. Every batch follows from the recipe's
+    seed and its number alone, also where samples are augmented at random and whatever the number of
+    workers, so a resumed run draws the same ones. The last batch of an epoch is left out if it
+    would be smaller.
     """
 
     def __init__(self, config: DatasetConfig, context: Context) -> None:
-        self.config, self.context, self.device = config, context, context.device
+        self.config = config
+        self.context = context
+        self.device = context.device
         self.train, self.held_out = self._pair(config)
         self._in_tokens = "tokens" in config.units
-        self._batch_size, self.consumed = context.batch_size, 0
+        self._batch_size = context.batch_size
+        self.consumed = 0
         self._stream: Iterator[Batch] | None = None
-        """Batches of that size, from the first that was not consumed; more may be drawn than are consumed yet."""
+        """Batches of ``_batch_size``, from the first that was not consumed; further ones may be
+        sampled in advance.
+        """
         self._opening: Opening | None = None
         facts = self._inspected()
         self._samples = facts.train
@@ -61,21 +70,26 @@ class DatasetSource(Source):
             self.layout = facts.layout
 
     def _inspected(self) -> Facts:
-        """Reads what has to be known before the first batch: in a worker if there are any.
+        """Returns facts that are needed before the first batch, read by a worker if there is one.
 
-        A process that has read from a dataset must not start workers: they would inherit its open files and
-        connections.
+        A process that has read from a dataset must not start workers: they would inherit its open
+        files and connections.
         """
         train = None if isinstance(self.train, Rows) else self.train
         held_out = None if isinstance(self.held_out, Rows) else self.held_out
         facts = Facts()
-        if train is not None or held_out is not None:  # else nothing reads data.workers, and it is refused
+        # Otherwise nothing reads data.workers, and the setting is refused.
+        if train is not None or held_out is not None:
             inspection = Inspection(train, held_out, self.collate)
             workers = min(self.config.workers, 1)
             if is_stream(train) and not workers:
-                self._opening = Opening(train, self.context.batch_size, self.context.seed, _TRAINING)
+                self._opening = Opening(
+                    train, self.context.batch_size, self.context.seed, _TRAINING
+                )
                 inspection.samples = self._opening.samples
-            (facts,) = load_batches(inspection, [0], workers, self._generator("inspection"))
+            (facts,) = load_batches(
+                inspection, [0], workers, self._generator("inspection")
+            )
         if not isinstance(self.train, Rows):
             return facts
         rows = self.train
@@ -94,19 +108,24 @@ class DatasetSource(Source):
 
     def _pair(self, config: DatasetConfig) -> tuple[Any, Any]:
         """Returns the result of ``datasets``; raises a RunnerError if it cannot be trained on."""
-        given: Any = self.datasets(config)
-        who = method_named(self, "datasets")
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            pair = "a pair, what to train on and what to evaluate on"
-            raise RunnerError(f"{who} should return {pair}, got {type(given).__name__}")
-        if not isinstance(given[0], Mapping) and is_stream(given[0]) and config.workers > 1:
-            why = "each would deliver all samples of a stream; use 1 at most, or a map-style Dataset"
-            raise UsageError(f"data.workers: {config.workers} are too many for '{config.kind}': {why}")
+        pair: Any = self.datasets(config)
+        method = method_named(self, "datasets")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            expected = "a pair, what to train on and what to evaluate on"
+            raise RunnerError(
+                f"{method} should return {expected}, got {type(pair).__name__}"
+            )
+        train, held_out = pair
+        streams_train = not isinstance(train, Mapping) and is_stream(train)
+        if streams_train and config.workers > 1:
+            problem = f"{config.workers} are too many for '{config.kind}'"
+            reason = "each would deliver all samples of a stream"
+            hint = "use 1 at most, or a map-style Dataset"
+            raise UsageError(f"data.workers: {problem}: {reason}; {hint}")
         try:
-            train, held_out = map(self._kept, given)
+            return self._placed(train), self._placed(held_out)
         except RunnerError as error:
-            raise RunnerError(f"{who}: {error}") from None
-        return train, held_out
+            raise RunnerError(f"{method}: {error}") from None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Makes samples into a batch, by default like torch."""
@@ -118,17 +137,18 @@ class DatasetSource(Source):
 
     # The state that collate may need in a worker; data are sent separately.
     def __getstate__(self) -> State:
-        stays = ("context", "train", "held_out", "_stream", "_opening")
-        return {name: value for name, value in vars(self).items() if name not in stays}
-
-    # --- drawing ------------------------------------------------------------------------------------------------------
+        excluded = ("context", "train", "held_out", "_stream", "_opening")
+        attributes = vars(self).items()
+        return {name: value for name, value in attributes if name not in excluded}
 
     def draw(self, batch_size: int, progress: Progress) -> Batch:
-        """The next batch of the present epoch, or the first of the next one."""
+        """Returns the next batch of the present epoch, or the first of the next one."""
         if self._stream is None or batch_size != self._batch_size:
             self._batch_size = batch_size
             epochs_count = progress.unit == "epochs"
-            self._stream = self._batches(batch_size, self.consumed, epochs_count=epochs_count)
+            self._stream = self._batches(
+                batch_size, self.consumed, epochs_count=epochs_count
+            )
         return next(self._stream)
 
     def ahead(self) -> int:
@@ -136,85 +156,112 @@ class DatasetSource(Source):
         return 2**30
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """Samples, and tokens if it counts in them."""
+        """Returns the number of samples, and of tokens if the source counts them."""
         self.consumed += 1
-        return {"samples": self._batch_size} | ({"tokens": self.tokens(batch)} if self._in_tokens else {})
+        counts = {"samples": self._batch_size}
+        if self._in_tokens:
+            counts["tokens"] = self.tokens(batch)
+        return counts
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """Returns all samples except those of a smaller last batch; None for a stream without a length."""
+        """Returns all samples except those of a smaller last batch; None for a stream without a
+        length.
+        """
         samples = self._samples
         if samples is None:
             return None
         if samples < batch_size:
-            problem = f"{batch_size:,} exceeds the {samples:,} samples that '{self.config.kind}' has to train on"
-            raise UsageError(f"train.batch_size: {problem}")
+            limit = f"the {samples:,} samples that '{self.config.kind}' has to train on"
+            raise UsageError(f"train.batch_size: {batch_size:,} exceeds {limit}")
         return samples // batch_size * batch_size
 
     def fingerprint(self) -> str | None:
-        """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes hold."""
+        """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
+        hold.
+        """
         return fingerprint_of_data(self.train, self.held_out)
 
     def state_dict(self) -> State:
-        """Returns the number of batches that were learned from."""
+        """Returns the number of batches that were consumed."""
         return {"consumed": self.consumed}
 
     def load_state_dict(self, state: State) -> None:
-        """Continues with the batch after those that were learned from."""
-        self.consumed, self._stream = state["consumed"], None
+        """Continues with the batch after those that were consumed."""
+        self.consumed = state["consumed"]
+        self._stream = None
 
     def _batches(self, size: int, first: int, *, epochs_count: bool) -> Iterator[Batch]:
-        """Batches without end, from the one with that number."""
-        if isinstance(self.train, Rows):
-            rows, seed = self.train, derived_seed(self.context.seed, "samples")
-            return (_taken(rows, index, seed, number) for number, index in self._numbered(size, first))
-        if is_stream(self.train):
-            return itertools.islice(self._streamed(size, epochs_count=epochs_count), first, None)
-        plan = ((number, index.tolist()) for number, index in self._numbered(size, first))
+        """Returns an endless iterator over batches, from the one with number ``first``."""
+        if is_stream(self.train) and not isinstance(self.train, Rows):
+            # A stream has no numbers, so the batches before are read again.
+            stream = self._streamed(size, epochs_count=epochs_count)
+            return itertools.islice(stream, first, None)
         seed = derived_seed(self.context.seed, "samples")
-        data = NumberedBatches(self.train, self.collate, seed, _TRAINING, workers=self.config.workers)
+        numbered = self._numbered(size, first)
+        if isinstance(self.train, Rows):
+            rows = self.train
+            return (_taken(rows, index, seed, number) for number, index in numbered)
+        plan = ((number, index.tolist()) for number, index in numbered)
+        data = NumberedBatches(
+            self.train, self.collate, seed, _TRAINING, workers=self.config.workers
+        )
         return self._loaded(data, "workers", plan)
 
     def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
-        """The number of every batch and which samples are in it."""
+        """Yields the number of every batch and the indices of its samples."""
         epoch_samples = self.epoch_samples(size)
         # Only streams may not report their length.
         assert epoch_samples is not None
         batches = epoch_samples // size
         for epoch in itertools.count(first // batches):
             generator = self._generator(f"epoch/{epoch}")
-            order = torch.randperm(self._samples or 0, generator=generator).to(self._home(self.train))
+            order = torch.randperm(self._samples or 0, generator=generator)
+            order = order.to(self._home(self.train))
             for number in range(max(first, epoch * batches), (epoch + 1) * batches):
-                begun = number % batches * size
-                yield number, order[begun : begun + size]
+                start = number % batches * size
+                yield number, order[start : start + size]
 
     def _streamed(self, size: int, *, epochs_count: bool) -> Iterator[Batch]:
         """Yields the batches of a stream, always from the first one.
 
         Args:
             size: Samples of a batch.
-            epochs_count: Whether the training is counted in epochs, so that their length must be right.
+            epochs_count: Whether the training is counted in epochs, so that their length must be
+                right.
         """
         number = 0
         for epoch in itertools.count():
             first = number
-            opening, self._opening = self._opening, None
             stream = StreamedBatches(
-                self.train, self.collate, size, self.context.seed, _TRAINING,
-                first=first, epoch=epoch, opening=opening, workers=min(self.config.workers, 1),
-            )  # fmt: skip
+                self.train,
+                self.collate,
+                size,
+                self.context.seed,
+                _TRAINING,
+                first=first,
+                epoch=epoch,
+                opening=self._opening,
+                workers=min(self.config.workers, 1),
+            )
+            # Only the first pass starts with the samples that were read already.
+            self._opening = None
             for batch in self._loaded(stream, f"epoch/{epoch}"):
                 number += 1
                 yield batch
-            if number == first:
+            count = number - first
+            if not count:
                 raise UsageError(self._empty_pass(epoch, size))
-            if epochs_count and (number - first) * size != self.epoch_samples(size):
-                delivered = f"{number - first:,} batches of {size:,} in epoch {epoch + 1}"
-                problem = f"the stream delivered {delivered}, and its __len__ is {self._samples:,}"
+            if epochs_count and count * size != self.epoch_samples(size):
+                actual = f"{count:,} batches of {size:,} in epoch {epoch + 1}"
+                expected = f"its __len__ is {self._samples:,}"
                 hint = "correct it, or use train.updates"
-                raise UsageError(f"train.epochs: '{self.config.kind}': {problem}; {hint}")
+                raise UsageError(
+                    f"train.epochs: '{self.config.kind}': "
+                    f"the stream delivered {actual}, and {expected}; {hint}"
+                )
 
     def _empty_pass(self, epoch: int, size: int) -> str:
-        """The message about a pass over a stream without a batch."""
+        """Returns the message about a pass over a stream without a batch."""
         kind = self.config.kind
         if not epoch:
             return f"data: '{kind}' has not a single batch of {size:,} samples"
@@ -222,21 +269,23 @@ class DatasetSource(Source):
         hint = "return a new iterator from __iter__, or train for fewer updates"
         return f"data: {problem}, so it may be one that can be read only once: {hint}"
 
-    def _loaded(self, data: Any, seeded_for: str, plan: Iterable[Any] | None = None) -> Iterator[Any]:
+    def _loaded(
+        self, data: Any, generator_name: str, plan: Iterable[Any] | None = None
+    ) -> Iterator[Any]:
         workers = self.config.workers
         if plan is None:
             # Each worker would read all of a stream.
             workers = min(workers, 1)
+        generator = self._generator(generator_name)
+        # Copies from pinned memory to a GPU do not block the host.
         pinned = self.device.type == "cuda"
-        return load_batches(data, plan, workers, self._generator(seeded_for), pinned=pinned)
+        return load_batches(data, plan, workers, generator, pinned=pinned)
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.context.seed, name))
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------
-
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """The learner's metrics over all held-out batches, sums and counts added up."""
+        """Returns the learner's metrics over all held-out batches."""
         return self._measure(learner, self._existing(self.held_out_batches()))
 
     def with_own_metrics(
@@ -247,7 +296,8 @@ class DatasetSource(Source):
         Raises:
             RunnerError: Both have a metric of the same name, and one would be lost.
         """
-        return join_metrics(f"{type(learner).__name__}.metrics", metrics, type(self).__name__, own)
+        method = f"{type(learner).__name__}.metrics"
+        return join_metrics(method, metrics, type(self).__name__, own)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch.
@@ -270,25 +320,32 @@ class DatasetSource(Source):
             is_empty = False
             yield batch
         if is_empty:
-            raise UsageError(
-                f"data: there is no held-out sample in '{self.config.kind}' (any more): evaluation needs some"
-            )
+            problem = f"there is no held-out sample in '{self.config.kind}' (any more)"
+            raise UsageError(f"data: {problem}: evaluation needs some")
 
     def _refuse_one_pass(self, first: Batch) -> None:
         """Raises an error if a stream returns another first batch when it is read again."""
-        again = next(iter(self.held_out_batches()), None)
-        if again is not None and _same_tensors(first, again):
+        second = next(iter(self.held_out_batches()), None)
+        if second is not None and _same_tensors(first, second):
             return
-        problem = f"the held-out stream of '{self.config.kind}' starts with other samples when it is read again"
-        hint = "return a new iterator from __iter__, seed what is random in it there, or use data.workers: 1"
-        raise UsageError(f"data: {problem}, so evaluations would differ: {hint}")
+        stream = f"the held-out stream of '{self.config.kind}'"
+        problem = "starts with other samples when it is read again"
+        hint = (
+            "return a new iterator from __iter__, seed what is random in it there, "
+            "or use data.workers: 1"
+        )
+        raise UsageError(
+            f"data: {stream} {problem}, so evaluations would differ: {hint}"
+        )
 
     def limit_evaluation(self, samples: int) -> None:
-        """Evaluates at most this number of held-out samples, evenly spread, if they are in memory."""
+        """Evaluates at most this number of held-out samples, evenly spread, if they are rows."""
         if isinstance(self.held_out, Rows) and len(self.held_out) > samples:
             self.select(held_out=torch.arange(samples) * len(self.held_out) // samples)
 
-    def select(self, *, train: Tensor | None = None, held_out: Tensor | None = None) -> None:
+    def select(
+        self, *, train: Tensor | None = None, held_out: Tensor | None = None
+    ) -> None:
         """Uses only the samples with these numbers from now on, in this order and as often.
 
         Args:
@@ -312,7 +369,8 @@ class DatasetSource(Source):
         if isinstance(data, Rows):
             return SelectedRows(data, index.to(self._home(data)))
         if is_stream(data):
-            raise TypeError(f"the samples of '{self.config.kind}' are a stream: they have no numbers")
+            samples = f"the samples of '{self.config.kind}'"
+            raise TypeError(f"{samples} are a stream: they have no numbers")
         return Subset(data, index.tolist())
 
     def held_out_batch_size(self) -> int:
@@ -323,47 +381,65 @@ class DatasetSource(Source):
         """Yields the batches of the held-out set, in order and of the recipe's size;
         the last may be smaller.
 
-        The number of a batch seeds what is random in it, so every evaluation sees the same samples, whatever the
-        number of workers.
+        The number of a batch seeds what is random in it, so every evaluation sees the same samples,
+        whatever the number of workers.
         """
         size = self.held_out_batch_size()
         seed = derived_seed(self.context.seed, "held_out")
         if isinstance(self.held_out, Rows):
             rows = self.held_out
             index = torch.arange(len(rows), device=self._home(rows))
-            parts = (part for part in torch.split(index, size) if len(part))
-            return (_taken(rows, part, seed, number) for number, part in enumerate(parts))
+            # An empty index is split into one empty tensor.
+            batches = [batch for batch in torch.split(index, size) if len(batch)]
+            return (
+                _taken(rows, batch, seed, number)
+                for number, batch in enumerate(batches)
+            )
         if is_stream(self.held_out):
-            workers = min(self.config.workers, 1)
             stream = StreamedBatches(
-                self.held_out, self.collate, size, seed, _HELD_OUT, drop_last=False, workers=workers
+                self.held_out,
+                self.collate,
+                size,
+                seed,
+                _HELD_OUT,
+                drop_last=False,
+                workers=min(self.config.workers, 1),
             )
             return self._loaded(stream, "workers")
-        samples = self._held_out_samples or 0
-        starts = range(0, samples, size)
-        plan = ((number, [*range(start, min(start + size, samples))]) for number, start in enumerate(starts))
-        data = NumberedBatches(self.held_out, self.collate, seed, _HELD_OUT, workers=self.config.workers)
+        indices = range(self._held_out_samples or 0)
+        starts = range(0, len(indices), size)
+        plan = (
+            (number, list(indices[start : start + size]))
+            for number, start in enumerate(starts)
+        )
+        data = NumberedBatches(
+            self.held_out, self.collate, seed, _HELD_OUT, workers=self.config.workers
+        )
         return self._loaded(data, "workers", plan)
 
     @torch.no_grad()
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
-        totals: dict[str, tuple[float, float]] = {}
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, float] = defaultdict(float)
         seed = derived_seed(self.context.seed, "evaluation")
         with seeded(seed), learner.evaluating():
             for number, batch in enumerate(batches):
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
-                place = partial(_held_out_place, number, batch)
-                with noted(place), seeded(derived_seed(seed, str(number)), self.device):
-                    metrics: Any = learner.metrics(moved)
-                if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
-                    who = f"{type(learner).__name__}.metrics"
-                    raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
+                note = partial(_held_out_place, number, batch)
+                batch_seed = derived_seed(seed, str(number))
+                with noted(note), seeded(batch_seed, self.device):
+                    metrics = learner.metrics(moved)
+                _check_means(learner, metrics)
                 for name, mean in metrics.items():
-                    total, count = totals.get(name, (0.0, 0.0))
-                    totals[name] = total + float(mean.sum), count + float(mean.count)
-        return {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+                    sums[name] += float(mean.sum)
+                    counts[name] += float(mean.count)
+        means = {}
+        for name, count in counts.items():
+            means[name] = sums[name] / count if count else math.nan
+        return means
 
-    def _kept(self, data: Any) -> Any:
+    def _placed(self, data: Any) -> Any:
+        """Returns data for training or evaluation, in the memory where they are used."""
         rows = TensorRows(data) if isinstance(data, Mapping) else data
         return rows.to(self.device) if self._home(rows).type == "cuda" else rows
 
@@ -371,10 +447,21 @@ class DatasetSource(Source):
         """Returns the device for data or numbers of samples: the one that uses them, if
         they fit there.
         """
+        host = torch.device("cpu")
         if self.device.type != "cuda" or not isinstance(data, Rows):
-            return torch.device("cpu")
+            return host
         memory: int = torch.cuda.get_device_properties(self.device).total_memory
-        return self.device if data.nbytes <= _RESIDENT_SHARE * memory else torch.device("cpu")
+        return self.device if data.nbytes <= _RESIDENT_SHARE * memory else host
+
+
+def _check_means(learner: Learner, metrics: Any) -> None:
+    """Raises a RunnerError unless metrics are means by name."""
+    is_mapping = isinstance(metrics, Mapping)
+    if is_mapping and all(isinstance(mean, Mean) for mean in metrics.values()):
+        return
+    method = f"{type(learner).__name__}.metrics"
+    expected = "Mean(sum, count) by name"
+    raise RunnerError(f"{method} should return {expected}, got {metrics!r:.200}")
 
 
 def _held_out_place(number: int, batch: Batch) -> str:
@@ -391,8 +478,9 @@ def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
 
 def _same_tensors(first: Batch, second: Batch) -> bool:
     """Returns whether two batches have the same tensors, to the bit."""
-    entries, others = ([leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)] for batch in (first, second))
-    if len(entries) != len(others):
+    first_tensors = list(tensors(first))
+    second_tensors = list(tensors(second))
+    if len(first_tensors) != len(second_tensors):
         return False
-    pairs = zip(entries, others, strict=True)
-    return all(entry.shape == other.shape and torch.equal(entry, other) for entry, other in pairs)
+    pairs = zip(first_tensors, second_tensors, strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from runner.system.errors import UsageError
 
 
-def make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any) -> Optimizer:
+def make_optimizer(
+    optimizer: type[Optimizer], parameters: Any, **settings: Any
+) -> Optimizer:
     """Makes the optimizer of a role.
 
     Raises:
@@ -20,11 +22,15 @@ def make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any)
         return optimizer(parameters, **settings)
     # No signature declares these limits: betas below 1, matrices only.
     except ValueError as error:
-        raise UsageError(f"optimizer: torch.optim.{optimizer.__name__} refuses its settings: {error}") from error
+        raise UsageError(
+            f"optimizer: torch.optim.{optimizer.__name__} refuses its settings: {error}"
+        ) from error
 
 
 def zero_grad(optimizer: Optimizer) -> None:
-    """Removes the gradients, without the wrappers of ``Optimizer.zero_grad``, which take twenty times as long."""
+    """Removes the gradients, without the wrappers of ``Optimizer.zero_grad``, which take twenty
+    times as long.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None

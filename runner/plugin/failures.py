@@ -13,11 +13,14 @@ from typing import NoReturn
 
 from runner.system.errors import RunnerError
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (the kernel's, where torch puts what workers deliver)
+# Linux has its shared memory there, in which torch puts the batches of workers.
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
 def add_place(error: Exception, place: str) -> None:
-    """Adds where in the data an error happened: to the message of a RunnerError, to others as a note."""
+    """Adds where in the data an error happened: to the message of a RunnerError, to others as a
+    note.
+    """
     if isinstance(error, RunnerError) and len(error.args) == 1:
         error.args = (f"{error.args[0]} ({place})",)
     else:
@@ -29,7 +32,8 @@ class Failure:
     """An exception of a worker process, in a form that its parent can raise again.
 
     Attributes:
-        error: The exception. One that cannot be pickled is replaced by a RuntimeError with its type and message.
+        error: The exception. One that cannot be pickled is replaced by a RuntimeError with its type
+            and message.
         frames: File, line, function and module of its traceback, the outermost call first.
     """
 
@@ -40,11 +44,17 @@ class Failure:
     def of(cls, error: Exception) -> Failure:
         """Describes an exception that was just caught."""
         frames = tuple(
-            (frame.f_code.co_filename, line, frame.f_code.co_qualname, str(frame.f_globals.get("__name__")))
+            (
+                frame.f_code.co_filename,
+                line,
+                frame.f_code.co_qualname,
+                str(frame.f_globals.get("__name__")),
+            )
             for frame, line in traceback.walk_tb(error.__traceback__)
         )
+        # Some exceptions can be pickled and not unpickled.
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 (its own bytes)
+            pickle.loads(pickle.dumps(error))  # noqa: S301
         except Exception:
             replacement = RuntimeError(f"{type(error).__name__}: {error}")
             for note in getattr(error, "__notes__", ()):
@@ -59,15 +69,16 @@ class Failure:
 
 def _traceback(frames: Iterable[tuple[str, int, str, str]]) -> TracebackType | None:
     """Makes a traceback of frames that are gone: tracebacks cannot be pickled."""
-    following: TracebackType | None = None
+    inner: TracebackType | None = None
     for file, line, function, module in reversed(list(frames)):
         try:
-            exec(_raising(file, line, function), {"__name__": module})  # noqa: S102 (code made here)
+            # Python makes frames only of code that runs.
+            exec(_raising(file, line, function), {"__name__": module})  # noqa: S102
         except ZeroDivisionError as error:
-            frame = error.__traceback__ and error.__traceback__.tb_next
-            if frame is not None:
-                following = TracebackType(following, frame.tb_frame, frame.tb_lasti, line)
-    return following
+            outer = error.__traceback__ and error.__traceback__.tb_next
+            if outer is not None:
+                inner = TracebackType(inner, outer.tb_frame, outer.tb_lasti, line)
+    return inner
 
 
 def _raising(file: str, line: int, function: str) -> CodeType:
@@ -79,12 +90,19 @@ def _raising(file: str, line: int, function: str) -> CodeType:
 
 def is_shortage(error: Exception) -> bool:
     """Returns whether shared memory is used up: torch collates right into it in a worker."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and "/torch_" in text and "No space left on device" in text
+    # torch raises a RuntimeError that differs from others only by its text.
+    parts = ("/torch_", "No space left on device")
+    return isinstance(error, RuntimeError) and all(text in str(error) for text in parts)
 
 
 def describe_full_shared_memory() -> str:
-    """Returns the message about shared memory that is used up, with what to do."""
-    size = f" ({shutil.disk_usage(_SHARED_MEMORY).total / 2**20:,.0f} MiB)" if _SHARED_MEMORY.is_dir() else ""
-    hint = "enlarge it (docker run --shm-size=2g), or use fewer data.workers, a smaller batch, or data.workers: 0"
-    return f"data.workers: the shared memory in {_SHARED_MEMORY}{size} is too small for the batches of workers: {hint}"
+    """Returns the message about shared memory that is used up, with the fix."""
+    memory = f"the shared memory in {_SHARED_MEMORY}"
+    if _SHARED_MEMORY.is_dir():
+        size = shutil.disk_usage(_SHARED_MEMORY).total / 2**20
+        memory += f" ({size:,.0f} MiB)"
+    hint = (
+        "enlarge it (docker run --shm-size=2g), or use fewer data.workers, "
+        "a smaller batch, or data.workers: 0"
+    )
+    return f"data.workers: {memory} is too small for the batches of workers: {hint}"

@@ -1,4 +1,6 @@
-"""Files of data that others publish: where they are looked for, and how they are fetched and checked."""
+"""Files of data that others publish: where they are looked for, and how they are fetched and
+checked.
+"""
 
 import os
 import shutil
@@ -15,8 +17,8 @@ import platformdirs
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing, sha256
 
-_PATIENCE_SECONDS = 60.0
-"""How long a server may be silent."""
+_TIMEOUT_SECONDS = 60.0
+"""Longest silence of a server."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class DataFile:
     """A published file, known by its digest."""
 
     name: str
-    """Under which it is kept and a recipe names it."""
+    """Name of the file on disk and in recipes."""
     url: str
     """The permanent address, with a commit in it; empty if the file was made from others, as
     described in ``about``.
@@ -44,7 +46,13 @@ class Anchor:
     """Whether a bare name that is not next to the recipe may be a file in the folders of data."""
 
     def absolute(self, text: str, source: Path | str) -> str:
-        """A path made absolute, or a bare name as it is; what is written in no file starts at the working directory."""
+        """Returns an absolute path, or a bare name unchanged.
+
+        Args:
+            text: The value of the setting.
+            source: The file in which it is written; any string for a value of the command line,
+                which starts at the working directory.
+        """
         folder = source.parent if isinstance(source, Path) else Path()
         path = Path(os.path.abspath(folder / Path(text).expanduser()))
         is_name = self.named and Path(text).name == text
@@ -61,20 +69,34 @@ def folders(root: str | None = None) -> list[Path]:
     """Returns the folders of data files in the order of the search: the recipe's ``data.root``,
     ``RUNNER_DATA``, the user's cache.
     """
-    named = [Path(text).absolute() for text in (root, os.environ.get("RUNNER_DATA")) if text]
-    return [*named, Path(platformdirs.user_cache_dir("runner", appauthor=False), "data")]
+    configured = (root, os.environ.get("RUNNER_DATA"))
+    paths = [Path(text).absolute() for text in configured if text]
+    cache = platformdirs.user_cache_dir("runner", appauthor=False)
+    return [*paths, Path(cache, "data")]
 
 
-def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> Path | None:
-    """The first file of that name in ``folders``; an absolute path is itself.
+def find(
+    name: str, root: str | None = None, published: Iterable[DataFile] = ()
+) -> Path | None:
+    """Returns the first file of that name in ``folders``; an absolute path is returned unchanged.
 
-    A known file of that name that holds something else is a UsageError.
+    Args:
+        name: Name of the file, or its path.
+        root: The recipe's ``data.root``.
+        published: Files whose content is checked.
+
+    Raises:
+        UsageError: A published file of that name has other content.
     """
-    path = next((path for folder in folders(root) if (path := folder / name).is_file()), None)
-    for file in known:
-        if path is not None and file.name == name and (wrong := _difference(path, file)):
-            again = f"remove it and get it again with: runner data get {name}"
-            raise UsageError(f"{path} is not what it is called: {wrong}; {again}")
+    paths = [folder / name for folder in folders(root)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None
+    for file in published:
+        difference = _difference(path, file) if file.name == name else ""
+        if difference:
+            hint = f"remove it and get it again with: runner data get {name}"
+            raise UsageError(f"{path} is not what it is called: {difference}; {hint}")
     return path
 
 
@@ -82,34 +104,47 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
     """Downloads a missing file into ``RUNNER_DATA`` or the user's cache; returns
     whether that was necessary.
 
-    What cannot be had, or has another digest, is a RunnerError, and nothing is kept.
+    Raises:
+        RunnerError: The file cannot be downloaded, or has another digest. Nothing is left on disk.
     """
     target = folders()[0] / file.name
     if find(file.name, None, [file]) == target:
         return target, False
-    by_hand = f"if you have it from elsewhere (SHA-256 {file.sha256}), put it into {target.parent}"
+    digest = f"SHA-256 {file.sha256}"
+    hint = f"if you have it from elsewhere ({digest}), put it into {target.parent}"
     if not file.url:
-        raise RunnerError(f"{file.name} has no address: {file.about}; {by_hand}")
+        raise RunnerError(f"{file.name} has no address: {file.about}; {hint}")
     try:
+        # urlopen would read local files, too.
         if not file.url.startswith(("https://", "http://")):
             raise ValueError("no address of the web")
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as partial:
-            with partial.open("xb") as kept, urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
-                shutil.copyfileobj(answer, kept)
-            if wrong := _difference(partial, file):
-                raise RunnerError(f"{file.name} from {file.url} is not what it should be: {wrong}; nothing was kept")
+            _download(file.url, partial)
+            difference = _difference(partial, file)
+            if difference:
+                problem = f"is not what it should be: {difference}; nothing was kept"
+                raise RunnerError(f"{file.name} from {file.url} {problem}")
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         if isinstance(error, HTTPError):
             error.close()
-        raise RunnerError(f"{file.name} could not be fetched from {file.url}: {reason}; {by_hand}") from error
+        problem = f"could not be fetched from {file.url}: {reason}"
+        raise RunnerError(f"{file.name} {problem}; {hint}") from error
     return target, True
+
+
+def _download(url: str, path: Path) -> None:
+    response = urlopen(url, timeout=_TIMEOUT_SECONDS)  # noqa: S310 (http and https alone)
+    with response, path.open("xb") as file:
+        shutil.copyfileobj(response, file)
 
 
 def _difference(path: Path, file: DataFile) -> str:
     """Returns the difference between a file on disk and the published one; empty if
     they are the same.
     """
-    found = sha256(path)
-    return "" if found == file.sha256 else f"its SHA-256 is {found}, and should be {file.sha256}"
+    digest = sha256(path)
+    if digest == file.sha256:
+        return ""
+    return f"its SHA-256 is {digest}, and should be {file.sha256}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPLETE_BYTES = 4 * 2**30
-"""Of more bytes than this in all files together, only both ends of every file are read."""
+"""Total size of files above which only both ends of every file are read."""
 END_BYTES = 2**16
 SETTLED_SECONDS = 2.0
 """A file that was written this shortly before it was read may change again without another time."""
@@ -29,8 +29,9 @@ _LARGEST_LISTING = 2_000_000
 def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str:
     """Returns a digest of the contents of files, and of their names below ``base`` if it is given.
 
-    A file whose size and modification time are those of the last time is not read again: its digest is in the user's
-    cache. Where the files are plays no part, so data that were moved or copied have the same fingerprint.
+    A file whose size and modification time are those of the last time is not read again: its digest
+    is in the user's cache. Where the files are plays no part, so data that were moved or copied
+    have the same fingerprint.
 
     Args:
         paths: The files.
@@ -41,6 +42,7 @@ def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str
     cache = _Cache(base or (files[0][0].parent if files else Path()))
     digest = hashlib.sha256(b"" if complete else b"ends")
     for path, status in files:
+        # Names are separated from digests, so that no two listings give the same bytes.
         name = b"" if base is None else os.fsencode(path.relative_to(base))
         digest.update(name + b"\0" + cache.digest(path, status, complete).encode())
     cache.write()
@@ -48,12 +50,14 @@ def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str
 
 
 def fingerprint_of_data(*data: Any) -> str | None:
-    """Returns a digest of tables in memory, and of files that are named in attributes of other datasets.
+    """Returns a digest of tables in memory, and of files that are named in attributes of other
+    datasets.
 
-    Nothing is read through the datasets themselves: they may not be used before worker processes have their copies.
+    Nothing is read through the datasets themselves: they may not be used before worker processes
+    have their copies.
 
     Returns:
-        The digest; None if nothing was found to make one of.
+        The digest; None if there are neither tables nor files.
     """
     digest = hashlib.sha256()
     has_content = False
@@ -75,9 +79,11 @@ def _content(tensor: Tensor) -> bytes:
     import torch
 
     plain = tensor.detach().cpu()
+    # A sparse tensor has no single block of memory.
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
-    return hashlib.sha256(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
+    content = plain.contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(content.numpy().data).digest()
 
 
 def _files_in(value: Any, depth: int = 0) -> Iterator[Path]:
@@ -87,7 +93,11 @@ def _files_in(value: Any, depth: int = 0) -> Iterator[Path]:
         with suppress(OSError, ValueError):
             if path.is_absolute() and path.is_file():
                 yield path
-    elif depth < 4 and isinstance(value, Mapping | list | tuple) and len(value) <= _LARGEST_LISTING:
+        return
+    # A structure that is deeper or larger is not a listing of files, and takes long to search.
+    if depth >= 4 or not isinstance(value, Mapping | list | tuple):
+        return
+    if len(value) <= _LARGEST_LISTING:
         for item in value.values() if isinstance(value, Mapping) else value:
             if isinstance(item, Path | str | Mapping | list | tuple):
                 yield from _files_in(item, depth + 1)
@@ -98,8 +108,8 @@ class _Cache:
 
     def __init__(self, folder: Path) -> None:
         name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-        cache = Path(platformdirs.user_cache_dir("runner", appauthor=False), "fingerprints")
-        self._path = cache / f"{name}.json"
+        cache = platformdirs.user_cache_dir("runner", appauthor=False)
+        self._path = Path(cache, "fingerprints", f"{name}.json")
         self._entries: dict[str, list[Any]] = {}
         self._changed = False
         with suppress(OSError, ValueError):
@@ -113,14 +123,16 @@ class _Cache:
         entry = self._entries.get(key)
         if isinstance(entry, list) and entry[:-1] == stamp:
             return str(entry[-1])
-        found = _digest_of(path, status.st_size, complete)
+        digest = _digest_of(path, status.st_size, complete)
+        # A file may change again within the resolution of its modification time.
         if time.time() - status.st_mtime > SETTLED_SECONDS:
-            self._entries[key] = [*stamp, found]
+            self._entries[key] = [*stamp, digest]
             self._changed = True
-        return found
+        return digest
 
     def write(self) -> None:
-        """Keeps the digests for the next time; a cache that cannot be written costs only time."""
+        """Writes the digests for the next time."""
+        # A cache that cannot be written costs only time.
         if self._changed:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)

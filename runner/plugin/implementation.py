@@ -8,31 +8,32 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from runner.plugin.static_checks import declaring_class, of_class, split_name
+from runner.plugin.static_checks import declaring_class, describe_class, split_name
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
-    from runner.plugin.configs import Face
+    from runner.plugin.configs import PluginConfig
 
 
-def imported(face: Face) -> type[Any]:
+def imported(config: PluginConfig) -> type[Any]:
     """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
-    from runner.plugin.learner import Learner  # with torch, which validation does without
+    # These modules import torch, which validation does without.
+    from runner.plugin.learner import Learner
     from runner.plugin.source import Source
     from runner.plugin.stage import Stage
 
-    works: Any = implementation_of(type(face))
-    if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
-        actual = getattr(works, "__name__", works)
-        raise UsageError(
-            f"{type(face).__name__}.implementation should be a Learner, a Source or a Stage, got {actual!r}"
-        )
-    if inspect.isabstract(works):
-        raise UsageError(of_class(works).lacks(sorted(works.__abstractmethods__)))
-    return works
+    cls: Any = implementation_of(type(config))
+    if not isinstance(cls, type) or not issubclass(cls, Learner | Source | Stage):
+        setting = f"{type(config).__name__}.implementation"
+        expected = "a Learner, a Source or a Stage"
+        actual = getattr(cls, "__name__", cls)
+        raise UsageError(f"{setting} should be {expected}, got {actual!r}")
+    if inspect.isabstract(cls):
+        raise UsageError(describe_class(cls).lacks(sorted(cls.__abstractmethods__)))
+    return cls
 
 
-def implementation_of(config: type[Face]) -> type[Any]:
+def implementation_of(config: type[PluginConfig]) -> type[Any]:
     """Imports and returns the Learner, Source or Stage of a class of settings.
 
     Raises:
@@ -47,9 +48,10 @@ def implementation_of(config: type[Face]) -> type[Any]:
     if module_name:
         module = _import(module_name, name, module)
     if not hasattr(module, name):
-        raise UsageError(f"{_setting_of(owner)}: module '{module.__name__}' has no class '{name}'")
-    named: type[Any] = getattr(module, name)
-    return named
+        problem = f"module '{module.__name__}' has no class '{name}'"
+        raise UsageError(f"{_setting_of(owner)}: {problem}")
+    cls: type[Any] = getattr(module, name)
+    return cls
 
 
 def _import(module_name: str, name: str, importing: ModuleType) -> ModuleType:
@@ -62,7 +64,9 @@ def _import(module_name: str, name: str, importing: ModuleType) -> ModuleType:
     namespace = available if isinstance(available, dict) else vars(available)
     absolute_name = module_name.lstrip(".")
     level = len(module_name) - len(absolute_name)
-    module: ModuleType = namespace["__import__"](absolute_name, scope, None, (name,), level)
+    module: ModuleType = namespace["__import__"](
+        absolute_name, scope, None, (name,), level
+    )
     return module
 
 

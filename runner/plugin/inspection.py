@@ -10,7 +10,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from runner.plugin.batches import Plugins, as_tensors, fail, next_samples, read_sample, seeded
+from runner.plugin.batches import (
+    Plugins,
+    as_tensors,
+    fail,
+    next_samples,
+    read_sample,
+    seeded,
+)
 from runner.plugin.collating import Collate, collated
 from runner.plugin.failures import Failure
 from runner.plugin.source import Batch
@@ -54,8 +61,9 @@ class Inspection(Dataset[Any]):
     samples: Sequence[Any] | None = None
 
     def __getitem__(self, number: int) -> Facts | Failure:
-        """The facts."""
+        """Returns the facts."""
         try:
+            # Reading a sample may use random numbers, which the training must not notice.
             with seeded(number):
                 return self._facts()
         except Exception as error:
@@ -71,7 +79,9 @@ class Inspection(Dataset[Any]):
         sample = self._first_sample()
 
         def repeat(times: int) -> Batch:
-            return as_tensors(collated(self.collate, times * [sample], times * [0], "training data"))
+            return as_tensors(
+                collated(self.collate, times * [sample], times * [0], "training data")
+            )
 
         return Facts(count, held_out, *shapes_and_layout(repeat))
 
@@ -107,15 +117,21 @@ def shapes_and_layout(
 
 def is_stream(data: Any) -> bool:
     """Returns whether data can only be iterated, not indexed."""
-    return isinstance(data, IterableDataset) or (isinstance(data, Iterable) and not hasattr(data, "__getitem__"))
+    # torch's base class has a __getitem__ that raises.
+    if isinstance(data, IterableDataset):
+        return True
+    return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
 
 
 def length(data: Any) -> int | None:
-    """Number of samples; None for a stream that does not report it."""
+    """Returns the number of samples; None for a stream that does not report it."""
     if not is_stream(data):
         if hasattr(type(data), "__len__"):
             return len(data)
-        raise RunnerError(f"data: a map-style dataset needs __len__, which '{type(data).__name__}' has not")
+        name = type(data).__name__
+        raise RunnerError(
+            f"data: a map-style dataset needs __len__, which '{name}' has not"
+        )
     if not hasattr(type(data), "__len__"):
         return None
     # A chain of streams defines __len__, which raises unless each of its streams has a length.

@@ -46,27 +46,38 @@ class Learner(ABC):
     """
 
     noise_layout: ClassVar[BatchLayout] = BatchLayout()
-    """Which entries of ``noise`` have one row per sample: all tensors with dimensions unless declared otherwise."""
+    """Which entries of ``noise`` have one row per sample: all tensors with dimensions unless
+    declared otherwise.
+    """
     story: tuple[str, ...] = ()
-    """The slots whose outputs the guards look through, in order, when a number stops being finite."""
+    """The slots whose outputs the guards look through, in order, when a number stops being finite.
+    """
     compilable: ClassVar[tuple[str, ...]] = ()
-    """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
+    """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other
+    effects.
+    """
     averages: WeightAverages | None = None
     """Averages of the parameters in ``modules``, if the recipe sets ``train.ema``."""
     _evaluating = False
     sensitive: ClassVar[tuple[str, ...]] = ()
-    """Modules that need their digits when the others are rounded, as patterns of their names: ``head``, ``*.time``."""
+    """Modules that need their digits when the others are rounded, as patterns of their names:
+    ``head``, ``*.time``.
+    """
 
-    def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
-        """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the batch dimension."""
-        self.config, self.context, self.device, self.slots = config, context, context.device, context.slots
+    def __init__(
+        self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> None:
+        """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the
+        batch dimension.
+        """
+        self.config = config
+        self.context = context
+        self.device = context.device
+        self.slots = context.slots
         self.roles: dict[str, Any] = {}
         for name in sorted(config.slots):
             if not hasattr(self, name):
-                raise RunnerError(
-                    f"{type(config).__name__}.slots names '{name}', and {type(self).__name__} has no such method"
-                    f"{suggestion(name, (each for each in vars(type(self)) if not each.startswith('_')))}"
-                )
+                raise RunnerError(self._unknown_slot(name))
         self.slots.define(
             make_optimizer=default_slots.make_optimizer,
             precision=nullcontext,
@@ -78,30 +89,46 @@ class Learner(ABC):
             **{name: getattr(self, name) for name in sorted(config.slots)},
         )
 
+    def _unknown_slot(self, name: str) -> str:
+        """Returns the message about a slot without a method."""
+        cls = type(self)
+        public = [method for method in vars(cls) if not method.startswith("_")]
+        declared = f"{type(self.config).__name__}.slots names '{name}'"
+        hint = suggestion(name, public)
+        return f"{declared}, and {cls.__name__} has no such method{hint}"
+
     def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
         """Declares that the role's optimizer steps this module, once every ``every`` updates."""
         if "roles" not in vars(self):
-            raise RunnerError(f"{method_named(self, '__init__')} should call super().__init__(config, shapes, context)")
+            call = "super().__init__(config, shapes, context)"
+            raise RunnerError(f"{method_named(self, '__init__')} should call {call}")
         if name not in self.context.optimizers:
-            roles, known = f"{type(self.config).__name__}.roles", suggestion(name, self.context.optimizers)
-            raise RunnerError(f"{type(self).__name__} makes a role '{name}', which {roles} does not have{known}")
-        role = self.roles[name] = Role(name, module.to(self.device), self.context, every)
+            problem = f"{type(self).__name__} makes a role '{name}'"
+            roles = f"{type(self.config).__name__}.roles"
+            hint = suggestion(name, self.context.optimizers)
+            raise RunnerError(f"{problem}, which {roles} does not have{hint}")
+        role = Role(name, module.to(self.device), self.context, every)
+        self.roles[name] = role
         return role
 
     @abstractmethod
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """Performs one training step; returns detached tensors and ``Mean``s by name.
 
-        Scalars and means are logged as ``train/<name>``, each over the updates that returned it; others go to
-        ``Source.feedback``.
+        Scalars and means are logged as ``train/<name>``, each over the updates that returned it;
+        others go to ``Source.feedback``.
         """
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
-        """The deterministic answer that is evaluated and served (a classifier's logits, not a draw from them)."""
+        """Returns the deterministic output that is evaluated and served (a classifier's logits, not
+        a sample).
+        """
 
     def scores(self, inputs: Any) -> Any:
-        """Returns the numbers from which ``predict`` selects discrete answers; None if there are none."""
+        """Returns the numbers from which ``predict`` selects discrete answers; None if there are
+        none.
+        """
         return None
 
     def inputs(self, batch: Batch) -> Any:
@@ -109,20 +136,26 @@ class Learner(ABC):
         return batch
 
     def refused(self, request: Any) -> str | None:
-        """Why a request of the config's ``request`` cannot be answered: a key and the reason; None if it can."""
+        """Returns why a request cannot be answered, as a key and the reason; None if it can."""
         return None
 
     def example_request(self) -> Mapping[str, Any] | None:
-        """Returns a request that it can answer, as JSON; None makes the server build one from the schema."""
+        """Returns a request that it can answer, as JSON; None makes the server build one from the
+        schema.
+        """
         return None
 
     def requested(self, requests: Sequence[Any]) -> Any:
         """Returns ``predict``'s input for requests of one group; answers must be independent."""
-        raise TypeError(f"{type(self).__name__} has no requested(requests), which a server needs")
+        problem = "has no requested(requests), which a server needs"
+        raise TypeError(f"{type(self).__name__} {problem}")
 
-    def answered(self, requests: Sequence[Any], outputs: Any) -> Sequence[ServedResponse]:
+    def answered(
+        self, requests: Sequence[Any], outputs: Any
+    ) -> Sequence[ServedResponse]:
         """Returns one ``response`` for each request, from the result of ``predict``."""
-        raise TypeError(f"{type(self).__name__} has no answered(requests, outputs), which a server needs")
+        problem = "has no answered(requests, outputs), which a server needs"
+        raise TypeError(f"{type(self).__name__} {problem}")
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """Measures a held-out batch; sums and counts are added up over all batches.
@@ -130,19 +163,24 @@ class Learner(ABC):
         A loss that depends on progress takes ``self.context.progress``, one that needs noise
         ``self.held_out_noise(batch)``.
         """
-        raise TypeError(f"{type(self).__name__} has no metrics(batch), which evaluation on held-out batches needs")
+        problem = "has no metrics(batch), which evaluation on held-out batches needs"
+        raise TypeError(f"{type(self).__name__} {problem}")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Entered around evaluation: modules are in evaluation mode, with averaged parameters if ``train.ema`` is set.
+        """Entered around evaluation: modules are in evaluation mode, with averaged parameters if
+        ``train.ema`` is set.
 
         Afterwards each module has its previous mode and parameters.
         """
-        if self._evaluating:  # predict inside an evaluation
+        # ``predict`` may be called inside of an evaluation.
+        if self._evaluating:
             yield
             return
-        modules = [*self.modules().values()]
-        before = [(part, part.training) for module in modules for part in module.modules()]
+        modules = list(self.modules().values())
+        modes = []
+        for module in modules:
+            modes += [(layer, layer.training) for layer in module.modules()]
         for module in modules:
             module.eval()
         self._evaluating = True
@@ -151,24 +189,26 @@ class Learner(ABC):
                 yield
         finally:
             self._evaluating = False
-            for part, training in before:
-                part.training = training
+            for layer, is_training in modes:
+                layer.training = is_training
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """The random numbers of one update; drawn outside so that every variant can be given the same."""
+        """Returns the random numbers of one update, which are sampled outside of it, so that
+        every variant gets the same.
+        """
         return {}
 
     def held_out_noise(self, batch: Batch) -> Batch:
         """Returns ``noise`` for a held-out batch.
 
-        It follows from torch's global generator, which an evaluation seeds with the recipe's seed and the number of
-        the batch: other batches get other noise, and every evaluation the same.
+        It follows from torch's global generator, which an evaluation seeds with the recipe's seed
+        and the number of the batch: other batches get other noise, and every evaluation the same.
         """
         seed = int(torch.randint(2**62, (), device="cpu"))
         return self.noise(batch, torch.Generator(self.device).manual_seed(seed))
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The parts of the model whose activations may be forgotten and computed again, first to last."""
+        """Returns layers whose activations may be discarded and computed again, first to last."""
         return ()
 
     def prunable(self) -> Iterable[Prunable]:
@@ -180,30 +220,38 @@ class Learner(ABC):
         return {name: role.module for name, role in self.roles.items()}
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
-        """Every optimizer with the name of its role."""
+        """Yields every optimizer with the name of its role."""
         return ((name, role.optimizer) for name, role in self.roles.items())
 
     def configure_optimizers(self) -> None:
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
             settings = role.settings
+            groups = settings.groups(role.module)
             try:
-                role.optimizer = settings.make(self.slots, settings.groups(role.module))
+                role.optimizer = settings.make(self.slots, groups)
             except UsageError:
-                if all(parameter.requires_grad for parameter in role.module.parameters()):
+                parameters = role.module.parameters()
+                if all(parameter.requires_grad for parameter in parameters):
                     raise
                 # Muon refuses vectors, also those that are frozen.
-                role.optimizer = settings.make(self.slots, settings.groups(role.module, frozen=False))
+                groups = settings.groups(role.module, frozen=False)
+                role.optimizer = settings.make(self.slots, groups)
 
     def start_averages(self) -> None:
-        """Starts the averages of ``train.ema``; called once, when the parameters are where they stay."""
+        """Starts the averages of ``train.ema``; called once, when the parameters are where they
+        stay.
+        """
         if self.context.ema is None:
             return
         self.averages = WeightAverages(self.modules(), self.context.ema)
         if not self.averages.values:
-            raise UsageError(f"train.ema: {type(self).__name__}.modules() has no parameter that can be averaged")
+            problem = "has no parameter that can be averaged"
+            raise UsageError(f"train.ema: {type(self).__name__}.modules() {problem}")
 
-    def averaged_update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+    def averaged_update(
+        self, batch: Batch, noise: Batch, progress: Progress
+    ) -> dict[str, Any]:
         """Calls ``update``, then moves the averages."""
         output = self.update(batch, noise, progress)
         if self.averages is not None:
@@ -211,60 +259,81 @@ class Learner(ABC):
         return output
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        """Trainable parameters by name, the same names with every stage."""
-        for name, role in self.roles.items():
-            named = role.module.named_parameters()
-            yield from ((f"{name}.{own}", parameter) for own, parameter in named if parameter.requires_grad)
+        """Yields trainable parameters by name, the same names with every stage."""
+        for role_name, role in self.roles.items():
+            for name, parameter in role.module.named_parameters():
+                if parameter.requires_grad:
+                    yield f"{role_name}.{name}", parameter
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """The last gradient of every trainable parameter, None where none arrived."""
+        """Returns the last gradient of every trainable parameter, None where none arrived."""
         return {name: parameter.grad for name, parameter in self.named_parameters()}
 
     def periods(self) -> dict[str, int]:
         """Returns the updates between two steps of a parameter by name; the default is one."""
-        rare = [(name, role) for name, role in self.roles.items() if role.every > 1]
-        return {f"{name}.{own}": role.every for name, role in rare for own, _ in role.module.named_parameters()}
+        periods = {}
+        for role_name, role in self.roles.items():
+            if role.every > 1:
+                for name, _ in role.module.named_parameters():
+                    periods[f"{role_name}.{name}"] = role.every
+        return periods
 
     def idle(self, progress: Progress) -> Collection[str]:
-        """Trainable parameters that no loss uses yet, by name; others are a mistake if no gradient reaches them."""
+        """Returns the names of trainable parameters that no loss uses yet.
+
+        Other parameters are a mistake if no gradient reaches them.
+        """
         return ()
 
     def least_work(self, batch_size: int) -> tuple[int, int] | None:
-        """FLOP and bytes that one update cannot do without, where a formula is known."""
+        """Returns the least FLOP and bytes of one update; None without a formula."""
         return None
 
     def state_dict(self) -> State:
-        """Parameters, buffers and optimizers; the same structure with every stage, so that a state can move."""
-        return {
-            "modules": {name: dict(module.state_dict()) for name, module in self.modules().items()},
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
-        }
+        """Returns parameters, buffers and optimizers.
+
+        The structure is the same with every stage, so that a state can be loaded with others.
+        """
+        modules = {}
+        for name, module in self.modules().items():
+            modules[name] = dict(module.state_dict())
+        optimizers = {}
+        for name, optimizer in self.optimizers():
+            optimizers[name] = optimizer.state_dict()
+        return {"modules": modules, "optimizers": optimizers}
 
     def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
         """Returns a state's parameters and buffers for another training, by name in ``modules``."""
-        found: Mapping[str, Mapping[str, Tensor]] = state["modules"]
-        return found
+        modules: Mapping[str, Mapping[str, Tensor]] = state["modules"]
+        return modules
 
     def complete_state(self) -> State:
         """Returns ``state_dict`` and the common state: averages, and names of frozen parameters."""
         frozen: dict[str, list[str]] = {}
-        for name, module in self.modules().items():
-            frozen[name] = [own for own, parameter in module.named_parameters() if not parameter.requires_grad]
+        for module_name, module in self.modules().items():
+            parameters = module.named_parameters()
+            frozen[module_name] = [
+                name for name, parameter in parameters if not parameter.requires_grad
+            ]
         state = {**self.state_dict(), FROZEN: frozen}
         if self.averages is None:
             return state
         if self._evaluating:
-            raise RuntimeError("a learner has no state during an evaluation, which swaps its parameters")
+            problem = "a learner has no state during an evaluation"
+            raise RuntimeError(f"{problem}, which swaps its parameters")
         return {**state, AVERAGES: self.averages.state_dict()}
 
     def load_complete_state(self, state: State) -> None:
         """Restores what ``complete_state`` returned, in place."""
-        self.load_state_dict({name: part for name, part in state.items() if name not in (FROZEN, AVERAGES)})
+        common = (FROZEN, AVERAGES)
+        remaining = {key: value for key, value in state.items() if key not in common}
+        self.load_state_dict(remaining)
         modules = self.modules()
-        for name, frozen in state.get(FROZEN, {}).items():
-            for own, parameter in modules[name].named_parameters():
-                if parameter.requires_grad == (own in frozen):
-                    parameter.requires_grad_(own not in frozen)
+        for module_name, frozen in state.get(FROZEN, {}).items():
+            for name, parameter in modules[module_name].named_parameters():
+                is_trained = name not in frozen
+                if parameter.requires_grad != is_trained:
+                    parameter.requires_grad_(is_trained)
         if self.averages is not None:
             self.averages.load_state_dict(saved_averages(state) or {})
 
@@ -276,45 +345,64 @@ class Learner(ABC):
             restore(optimizer, state["optimizers"][name])
 
 
-def _counted(loss: Loss) -> Any:
-    """The count of a loss; 1 where nothing is counted and the sum is zero, whose gradient is zero and not 0 / 0."""
-    if isinstance(loss.count, Tensor):
-        return loss.count.masked_fill((loss.count == 0) & (loss.sum.detach() == 0), 1)
-    return loss.count or (loss.count if loss.sum.detach().any() else 1)
+def _divisor(loss: Loss) -> Any:
+    """Returns the divisor of a loss: its count, or 1 if its count and its sum are zero, so that the
+    gradient is zero and not 0 / 0.
+    """
+    count = loss.count
+    # A branch on the value of a tensor would wait for the device.
+    if isinstance(count, Tensor):
+        return count.masked_fill((count == 0) & (loss.sum.detach() == 0), 1)
+    if count or loss.sum.detach().any():
+        return count
+    return 1
 
 
 class GradientLearner(Learner):
     """A module that is trained by the gradient of a loss, with the recipe's optimizer.
 
-    Write ``build`` and ``loss``; call the module as ``self.slots.forward(...)``, so that stages reach it. What else a
-    training needs is here: optimizer, clipping, averaged parameters (``train.ema``), evaluation and state.
+    Write ``build`` and ``loss``; call the module as ``self.slots.forward(...)``, so that stages
+    reach it. What else a training needs is here: optimizer, clipping, averaged parameters
+    (``train.ema``), evaluation and state.
     """
 
     story = ("forward", "loss")
     compilable: ClassVar[tuple[str, ...]] = ("forward",)
 
-    def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+    def __init__(
+        self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> None:
         super().__init__(config, shapes, context)
+        # Initial weights follow from the recipe's seed, whatever was sampled before.
         with torch.random.fork_rng(devices=[]):
             seed_torch(context.generator("parameters", "cpu").initial_seed())
             self.module = self.build(config, shapes, context)
-        if not isinstance(self.module, nn.Module) or not any(each.requires_grad for each in self.module.parameters()):
-            found = f"got {type(self.module).__name__}"
-            raise RunnerError(f"{method_named(self, 'build')} should return a module with parameters to train, {found}")
+        parameters = []
+        if isinstance(self.module, nn.Module):
+            parameters = list(self.module.parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
+            method = method_named(self, "build")
+            expected = "a module with parameters to train"
+            actual = type(self.module).__name__
+            raise RunnerError(f"{method} should return {expected}, got {actual}")
         self.model = self.role("model", self.module)
-        parameters = [*self.module.parameters()]
-        self._parameter = next((each for each in parameters if each.is_floating_point()), parameters[0])
+        # The role may have moved the module to a device, with new parameters.
+        parameters = list(self.module.parameters())
+        floats = [
+            parameter for parameter in parameters if parameter.is_floating_point()
+        ]
+        self._parameter = (floats or parameters)[0]
         self._has_loss = False
 
     @abstractmethod
-    def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+    def build(
+        self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context
+    ) -> nn.Module:
         """Makes the module; torch's global generator is seeded for it."""
 
     @abstractmethod
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """The loss of a batch as a sum and a count."""
-
-    # --- the update ---------------------------------------------------------------------------------------------------
+        """Returns the loss of a batch as a sum and a count."""
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """Computes one gradient and performs one step of the optimizer."""
@@ -324,7 +412,11 @@ class GradientLearner(Learner):
         return loss.means()
 
     def forward_backward(
-        self, batch: Batch, noise: Batch, progress: Progress, denominator: Callable[[Any], Any] | None = None
+        self,
+        batch: Batch,
+        noise: Batch,
+        progress: Progress,
+        denominator: Callable[[Any], Any] | None = None,
     ) -> Loss:
         """Adds the gradient of the loss to that of the parameters; returns the loss, detached.
 
@@ -332,10 +424,12 @@ class GradientLearner(Learner):
         divisor of its sum.
         """
         loss: Loss = self.slots.loss(batch, noise, progress)
-        if not self._has_loss:  # the first time alone, because an update is short
+        # Only the first loss is checked, because updates are short.
+        if not self._has_loss:
             check_loss(loss, method_named(self, "loss"))
             self._has_loss = True
-        self.slots.backward(loss.sum / (_counted(loss) if denominator is None else denominator(loss.count)))
+        divisor = _divisor(loss) if denominator is None else denominator(loss.count)
+        self.slots.backward(loss.sum / divisor)
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
     def forward(self, *inputs: Any) -> Any:
@@ -343,11 +437,17 @@ class GradientLearner(Learner):
         with self.slots.precision():
             output = self.module(*inputs)
         dtype = self._parameter.dtype
+        # The general case takes longer than the forward of a small model.
         if isinstance(output, Tensor) and output.dtype == dtype:
-            return output  # early, for small models
-        # Where all parameters are complex. Asked first, because torch.compile cannot trace ``to_real``.
-        dtype = dtype.to_real() if dtype.is_complex else dtype
-        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
+            return output
+        # torch.compile cannot trace ``to_real``, which only complex parameters need.
+        if dtype.is_complex:
+            dtype = dtype.to_real()
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return map_tensors(convert, output)
 
     def inputs(self, batch: Batch) -> Any:
         """Returns the first tensor of a batch by default."""
@@ -356,42 +456,57 @@ class GradientLearner(Learner):
         return next(tensors(batch))
 
     def _check_inputs(self) -> None:
-        """Raises a RunnerError if the module needs more than the one tensor that ``inputs`` would return."""
+        """Raises a RunnerError if the module needs more than the one tensor that ``inputs`` would
+        return.
+        """
         try:
-            parameters = inspect.signature(self.module.forward).parameters.values()
-        except (TypeError, ValueError):  # of a compiled function, for example
+            signature = inspect.signature(self.module.forward)
+        # A compiled function, for example, has no signature.
+        except (TypeError, ValueError):
             return
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        needed = [each.name for each in parameters if each.default is each.empty and each.kind in positional]
-        named = [each.name for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
-        if len(needed) < 2 and not named:
+        positional = []
+        named = []
+        for parameter in signature.parameters.values():
+            if parameter.default is not parameter.empty:
+                continue
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                named.append(parameter.name)
+            elif parameter.kind in (
+                parameter.POSITIONAL_ONLY,
+                parameter.POSITIONAL_OR_KEYWORD,
+            ):
+                positional.append(parameter.name)
+        if len(positional) < 2 and not named:
             return
         learner = type(self).__name__
-        arguments = ", ".join([*needed, *(f"{name}=" for name in named)])
-        call = ", ".join([*(f"inputs[{number}]" for number in range(len(needed))), *(f"{name}=..." for name in named)])
+        arguments = ", ".join([*positional, *(f"{name}=" for name in named)])
+        inputs = [f"inputs[{number}]" for number in range(len(positional))]
+        call = ", ".join([*inputs, *(f"{name}=..." for name in named)])
         raise RunnerError(
-            f"{method_named(self, 'build')} returns a module whose forward takes ({arguments}), and a model is called "
-            f"with the first tensor of a batch alone: write {learner}.inputs(batch), which returns all of them, and "
-            f"{learner}.predict(inputs), which calls self.slots.forward({call})"
+            f"{method_named(self, 'build')} returns a module whose forward takes ({arguments}), "
+            "and a model is called with the first tensor of a batch alone: "
+            f"write {learner}.inputs(batch), which returns all of them, "
+            f"and {learner}.predict(inputs), which calls self.slots.forward({call})"
         )
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
-        """The module's output in evaluation mode."""
+        """Returns the module's output in evaluation mode."""
         with self.evaluating():
             return self.slots.forward(inputs)
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """The loss and what else it logs, on a held-out batch."""
-        loss: Loss = self.slots.loss(batch, self.held_out_noise(batch), self.context.progress)
+        """Returns the loss, and what else it logs, on a held-out batch."""
+        noise = self.held_out_noise(batch)
+        loss: Loss = self.slots.loss(batch, noise, self.context.progress)
         return loss.means()
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The members of the module's ``blocks``, if it has a list of that name."""
-        found = getattr(self.module, "blocks", ())
-        return list(found) if isinstance(found, nn.ModuleList | nn.Sequential) else ()
+        """Returns the members of the module's ``blocks``, if it has a list of that name."""
+        blocks = getattr(self.module, "blocks", ())
+        return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else ()
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """The module."""
+        """Returns the module."""
         return {"model": self.module}

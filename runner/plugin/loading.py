@@ -52,22 +52,30 @@ def own_files(worker: int = 0) -> None:  # noqa: ARG001 (DataLoader passes the w
 
 
 def load_batches(
-    data: Dataset[Any], plan: Iterable[Any] | None, workers: int,
-    generator: torch.Generator, *, pinned: bool = False,
-) -> Iterator[Any]:  # fmt: skip
+    data: Dataset[Any],
+    plan: Iterable[Any] | None,
+    workers: int,
+    generator: torch.Generator,
+    *,
+    pinned: bool = False,
+) -> Iterator[Any]:
     """Loads batches in order.
 
     Args:
         data: Makes the batches.
-        plan: What is requested of a map-style dataset, one entry a batch; None for a stream.
+        plan: Keys of a map-style dataset, one for each batch; None for a stream.
         workers: Worker processes; 0 loads in this process.
-        generator: Seeds what torch draws for the workers.
+        generator: Generator from which torch draws the seeds of the workers.
         pinned: Whether tensors are copied into pinned memory.
 
     Raises:
         RunnerError: A worker was lost, or the data cannot be sent to one.
     """
-    options: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "generator": generator}
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": pinned,
+        "generator": generator,
+    }
     if workers:
         options |= {"prefetch_factor": 4, "worker_init_fn": own_files}
     if plan is not None:
@@ -84,7 +92,7 @@ def load_batches(
 
 
 def _loaded(iterator: Iterator[Any], workers: int, data: Dataset[Any]) -> Iterator[Any]:
-    """The batches of a loader; what failed is raised."""
+    """Yields the batches of a loader; failures of workers are raised."""
     while True:
         try:
             batch = next(iterator)
@@ -100,20 +108,26 @@ def _loaded(iterator: Iterator[Any], workers: int, data: Dataset[Any]) -> Iterat
 
 
 def _started(loader: DataLoader[Any], workers: int) -> Iterator[Any]:
-    """Starts the workers of a loader, and leaves the signal handler alone by which torch raises in any statement."""
+    """Starts the workers of a loader."""
+    # torch installs a signal handler that raises in any statement when a worker ends. The handler
+    # of before is restored, and lost workers are reported by ``_lost_worker``.
     handler = signal.getsignal(signal.SIGCHLD)
     try:
         with warnings.catch_warnings():
-            # The message below has more details.
+            # The message of the UsageError has more details.
             warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
             iterator = iter(loader)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         if not workers or not _is_of_pickling(error):
             raise
         data: Any = loader.dataset
-        kept = type(data.train if isinstance(data, Inspection) else data.data).__name__
-        hint = "open files, connections and iterators at the first access, in the worker, or use data.workers: 0"
-        raise UsageError(f"data.workers: {workers}: '{kept}' cannot be sent to workers ({error}): {hint}") from error
+        dataset = data.train if isinstance(data, Inspection) else data.data
+        problem = f"'{type(dataset).__name__}' cannot be sent to workers ({error})"
+        hint = (
+            "open files, connections and iterators at the first access, in the worker, "
+            "or use data.workers: 0"
+        )
+        raise UsageError(f"data.workers: {workers}: {problem}: {hint}") from error
     if workers and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
     return iterator
@@ -124,15 +138,16 @@ def _is_of_pickling(error: Exception) -> bool:
 
 
 def _lost_worker(error: Exception, iterator: Any, data: Any) -> str | None:
-    """The message about a worker that ended; None if the error is another one."""
+    """Returns the message about a worker that ended; None if the error has another cause."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return "data.workers: too many open files: raise the limit (ulimit -n 65536), or use fewer data.workers"
+        hint = "raise the limit (ulimit -n 65536), or use fewer data.workers"
+        return f"data.workers: too many open files: {hint}"
     processes = getattr(iterator, "_workers", ())
     if isinstance(error, OSError | EOFError):
         # A worker that dies while it sends breaks the connection before its parent sees the exit.
-        ended = wait([process.sentinel for process in processes], timeout=5)
+        exited = wait([process.sentinel for process in processes], timeout=5)
         for process in processes:
-            if process.sentinel in ended:
+            if process.sentinel in exited:
                 process.join()
     elif "DataLoader worker" not in str(error):
         return None
@@ -143,15 +158,29 @@ def _lost_worker(error: Exception, iterator: Any, data: Any) -> str | None:
     code = exit_codes[worker]
     if code == -signal.SIGBUS:
         return describe_full_shared_memory()
-    reading = getattr(data, "reading", None)
-    sample = None if reading is None else reading.of(worker)
-    place = "" if sample is None else f" while it read sample {sample} of the {data.part}"
+    problem = f"a worker process {_ending(code)}{_position(data, worker)}"
     hint = "data.workers: 0 shows where"
     if code == -signal.SIGKILL:
-        ending = f"was killed (SIGKILL){place}"
-        hint = "the kernel does this when memory runs out; use fewer data.workers, or data.workers: 0"
-    elif code < 0:
-        ending = f"was killed by {signal.Signals(-code).name}{place}"
-    else:
-        ending = f"ended with exit code {code}{place}"
-    return f"data.workers: a worker process {ending}: {hint}"
+        hint = (
+            "the kernel does this when memory runs out; "
+            "use fewer data.workers, or data.workers: 0"
+        )
+    return f"data.workers: {problem}: {hint}"
+
+
+def _ending(code: int) -> str:
+    """Describes the exit code of a process."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL)"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _position(data: Any, worker: int) -> str:
+    """Describes the sample that a worker was reading; empty if it is unknown."""
+    reading = getattr(data, "reading", None)
+    sample = None if reading is None else reading.of(worker)
+    if sample is None:
+        return ""
+    return f" while it read sample {sample} of the {data.data_name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ class Loss(NamedTuple):
     """The loss of a batch: the gradient is that of ``sum / count``, however the batch is cut."""
 
     sum: Tensor
-    """Of all items, a scalar."""
+    """Sum over all items, a scalar."""
     count: Any
-    """How many they are (samples, tokens): a number or a tensor."""
+    """Number of items (samples, tokens): a number or a tensor."""
     also: Mapping[str, Mean] = {}
     """Further values to log, detached."""
 
@@ -29,7 +28,8 @@ class Loss(NamedTuple):
             RunnerError: ``also`` has a name that is reserved.
         """
         if "loss" in self.also:
-            raise RunnerError("Loss.also: 'loss' is the name of the loss itself; use another name for this metric")
+            problem = "'loss' is the name of the loss itself"
+            raise RunnerError(f"Loss.also: {problem}; use another name for this metric")
         return {"loss": Mean(self.sum, self.count), **self.also}
 
     @staticmethod
@@ -38,27 +38,42 @@ class Loss(NamedTuple):
         values.
         """
         also: dict[str, Mean] = {}
-        for part in parts:
-            for name, mean in part.also.items():
-                also[name] = Mean(*map(operator.add, also[name], mean)) if name in also else mean
-        first, *others = parts
-        total, count = first.sum, first.count
-        for part in others:
-            total, count = total + part.sum, count + part.count
+        for loss in parts:
+            for name, mean in loss.also.items():
+                if name in also:
+                    mean = Mean(
+                        also[name].sum + mean.sum, also[name].count + mean.count
+                    )
+                also[name] = mean
+        # The first loss is not added to a zero, which would be another operation on the device.
+        total = parts[0].sum
+        count = parts[0].count
+        for loss in parts[1:]:
+            total = total + loss.sum
+            count = count + loss.count
         return Loss(total, count, also)
 
 
-def check_loss(loss: Any, who: str) -> None:
-    """Raises a RunnerError if the result of the method ``who`` is not a loss for training."""
-    total: Any = loss.sum if isinstance(loss, Loss) else None
+def check_loss(loss: Any, method: str) -> None:
+    """Raises a RunnerError if the result of a method is not a loss for training."""
+    problem = _problem(loss)
+    if problem:
+        expected = "Loss(sum, count) with a scalar tensor as its sum"
+        raise RunnerError(f"{method} should return {expected}, {problem}")
+
+
+def _problem(loss: Any) -> str | None:
     if not isinstance(loss, Loss):
-        wrong = f"got {type(loss).__name__}"
-    elif not isinstance(total, Tensor):
-        wrong = f"and its sum is a {type(total).__name__}; leave it a tensor, with its gradient"
-    elif total.dim():
-        wrong = f"and its sum has the shape {list(total.shape)}; add it up, as reduction='sum' does"
-    elif not total.requires_grad:
-        wrong = "and no parameter has a part in its sum: something on the way is detached"
-    else:
-        return
-    raise RunnerError(f"{who} should return Loss(sum, count) with a scalar tensor as its sum, {wrong}")
+        return f"got {type(loss).__name__}"
+    total: Any = loss.sum
+    if not isinstance(total, Tensor):
+        actual = f"its sum is a {type(total).__name__}"
+        return f"and {actual}; leave it a tensor, with its gradient"
+    if total.dim():
+        actual = f"its sum has the shape {list(total.shape)}"
+        return f"and {actual}; add it up, as reduction='sum' does"
+    if not total.requires_grad:
+        return (
+            "and no parameter has a part in its sum: something on the way is detached"
+        )
+    return None

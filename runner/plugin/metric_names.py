@@ -8,29 +8,38 @@ from typing import Any
 from runner.system.errors import RunnerError
 
 
-def check_metric_name(name: Any, who: str) -> None:
+def check_metric_name(name: Any, method: str) -> None:
     """Raises a RunnerError if a name cannot be that of a metric.
 
     Args:
         name: The key under which a metric was returned.
-        who: The method that returned it, for the message.
+        method: The method that returned it, for the message.
     """
     if not isinstance(name, str) or not name.strip():
-        raise RunnerError(f"{who} returned a metric with the name {name!r}; use a string with at least one character")
+        hint = "use a string with at least one character"
+        raise RunnerError(f"{method} returned a metric with the name {name!r}; {hint}")
 
 
-def join_metrics(who: str, first: Mapping[str, float], other: str, second: Mapping[str, float]) -> dict[str, float]:
-    """Joins the metrics of two methods.
+def join_metrics(
+    method: str,
+    metrics: Mapping[str, float],
+    source: str,
+    source_metrics: Mapping[str, float],
+) -> dict[str, float]:
+    """Joins the metrics of a method with those of a source.
 
     Raises:
         RunnerError: Both have a metric of the same name, and one would be lost.
     """
-    refuse_names(who, first, second, f"is a metric of {other}")
-    return {**first, **second}
+    refuse_names(method, metrics, source_metrics, f"is a metric of {source}")
+    return {**metrics, **source_metrics}
 
 
-def refuse_names(who: str, names: Iterable[str], reserved: Iterable[str], reason: str) -> None:
+def refuse_names(
+    method: str, names: Iterable[str], reserved: Iterable[str], reason: str
+) -> None:
     """Raises a RunnerError that gives the reason if one of the names is reserved."""
-    taken = sorted({*names} & {*reserved})
-    if taken:
-        raise RunnerError(f"{who} returned a metric with the name '{taken[0]}', which {reason}; use another name")
+    conflicts = sorted(set(names) & set(reserved))
+    if conflicts:
+        metric = f"a metric with the name '{conflicts[0]}', which {reason}"
+        raise RunnerError(f"{method} returned {metric}; use another name")

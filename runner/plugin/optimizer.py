@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,14 @@ from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, TypeAdapter, ValidationInfo, WithJsonSchema, WrapValidator, create_model
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+)
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
@@ -29,22 +36,28 @@ if TYPE_CHECKING:
 
     from runner.plugin.context import Slots
 
-HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")  # settings of torch's that belong to stages
+IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of torch that stages make, not recipes."""
 Spared = Literal["biases", "norms", "embeddings"]
 SPARED: tuple[Spared, ...] = get_args(Spared)
-OWN = ("max_grad_norm", "spare")  # settings that are none of torch's
+RUNNER_SETTINGS = ("max_grad_norm", "spare")
+"""Settings that torch does not have."""
 
 _DESCRIPTIONS = {
-    "adjust_lr_fn": "Adjustment of the learning rate to a matrix's shape: original (also null) or match_rms_adamw.",
-    "alpha": "Smoothing constant of the average of squared gradients; of asgd, the power of the step size.",
+    "adjust_lr_fn": "Adjustment of the learning rate to a matrix's shape: original (also null) "
+    "or match_rms_adamw.",
+    "alpha": "Smoothing constant of the average of squared gradients; of asgd, the power of the "
+    "step size.",
     "amsgrad": "Whether the maximum of past second moments is used.",
     "beta2_decay": "Exponent of the decay of the second moment's average.",
     "betas": "Decay rates of the averages of the gradient and of its square.",
     "centered": "Whether the gradient is divided by an estimate of its standard deviation.",
     "d": "Threshold at which an update is clipped.",
     "dampening": "Share of the gradient that momentum leaves out.",
-    "decoupled_weight_decay": "Whether weight decay is applied to the parameters only, as adamw does.",
-    "eps": "Term added to a denominator for numerical stability; of adafactor a pair, the second for parameter scales.",
+    "decoupled_weight_decay": "Whether weight decay is applied to the parameters only, as adamw "
+    "does.",
+    "eps": "Term added to a denominator for numerical stability; of adafactor a pair, the second "
+    "for parameter scales.",
     "etas": "Factors by which a step size falls and rises.",
     "initial_accumulator_value": "First value of the sum of squared gradients.",
     "lambd": "Decay of the parameters in each step.",
@@ -79,7 +92,9 @@ class Clipping:
 
     max_norm: float
 
-    def __call__(self, slots: Slots, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    def __call__(
+        self, slots: Slots, optimizer: Optimizer, parameters: Sequence[Tensor]
+    ) -> None:
         """Clips the gradients of an optimizer's parameters to the norm."""
         slots.unscale(optimizer)
         slots.clip(parameters, self.max_norm)
@@ -91,53 +106,59 @@ class OptimizerSettings(Config):
     """
 
     kind: ClassVar[str]
-    """Of ``torch.optim``, in lower case: ``adamw``, ``sgd``."""
+    """Name of a class in ``torch.optim``, in lower case: ``adamw``, ``sgd``."""
     elsewhere: ClassVar = dict.fromkeys(
-        HOW_TO_COMPUTE, "selects an implementation, which is the task of stages (fused_optimizer, cuda_graph)"
+        IMPLEMENTATION_SETTINGS,
+        "selects an implementation, which is the task of stages (fused_optimizer, cuda_graph)",
     )
 
     lr: _Number
     """The learning rate before any schedule."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """To which gradients are clipped; null leaves them as they are."""
-    spare: tuple[Annotated[Spared, WithJsonSchema({"enum": list(SPARED)})], ...] = SPARED
+    spare: tuple[Annotated[Spared, WithJsonSchema({"enum": list(SPARED)})], ...] = (
+        SPARED
+    )
     """Parameters without weight decay."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """Returns the settings of the optimizer's signature."""
-        return {name: value for name, value in self if name not in OWN}
+        return {name: value for name, value in self if name not in RUNNER_SETTINGS}
 
     def values(self) -> dict[str, Any]:
         """Returns the values in the form of a recipe."""
-        return dict(to_jsonable_python({"kind": self.kind, **self.settings, **dict(self)}))  # torch's come first
+        # The settings of torch are first, as in its signature.
+        values = {"kind": self.kind, **self.settings, **dict(self)}
+        return dict(to_jsonable_python(values))
 
     def optimizer(self) -> type[Optimizer]:
-        """The class in ``torch.optim``."""
+        """Returns the class in ``torch.optim``."""
         import torch
 
-        found: type[Optimizer] = getattr(torch.optim, kinds()[self.kind][0])
-        return found
+        name, _ = kinds()[self.kind]
+        cls: type[Optimizer] = getattr(torch.optim, name)
+        return cls
 
     def make(self, slots: Slots, parameters: Sequence[Any]) -> Optimizer:
-        """Makes the optimizer of parameters, or of groups of them, with the slot ``make_optimizer``."""
-        made: Optimizer = slots.make_optimizer(self.optimizer(), parameters, **self.settings)
-        return made
+        """Makes the optimizer of parameters, or of groups of them, with the slot of that name."""
+        cls = self.optimizer()
+        optimizer: Optimizer = slots.make_optimizer(cls, parameters, **self.settings)
+        return optimizer
 
     def clipping(self) -> Clipping | None:
         """Returns how gradients are clipped before a step; None if they are not."""
         return None if self.max_grad_norm is None else Clipping(self.max_grad_norm)
 
     def groups(self, module: nn.Module, *, frozen: bool = True) -> list[dict[str, Any]]:
-        """Returns the parameter groups of a module; weight decay leaves one of them alone.
+        """Returns the parameter groups of a module, one of them without weight decay.
 
         Args:
             module: The module.
             frozen: Whether frozen parameters are in the groups, so that they are trained as soon as
-                ``requires_grad_(True)`` unfreezes them. Without a gradient, an optimizer passes them over.
+                ``requires_grad_(True)`` unfreezes them. Without a gradient, an optimizer passes
+                them over.
         """
-        from torch import nn
-
         parameters = []
         for parameter in module.parameters():
             can_be_unfrozen = parameter.is_floating_point() or parameter.is_complex()
@@ -145,21 +166,30 @@ class OptimizerSettings(Config):
                 parameters.append(parameter)
         if not getattr(self, "weight_decay", 0) or not self.spare:
             return [{"params": parameters}]
+        spared = self._spared(module)
+        decayed = [parameter for parameter in parameters if parameter not in spared]
+        undecayed = [parameter for parameter in parameters if parameter in spared]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed},
+            {"params": undecayed, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def _spared(self, module: nn.Module) -> set[nn.Parameter]:
+        """Returns the parameters without weight decay."""
+        from torch import nn
+
         spared = set()
-        for part in module.modules():
-            for name, parameter in part.named_parameters(recurse=False):
+        for layer in module.modules():
+            for name, parameter in layer.named_parameters(recurse=False):
                 sort = "norms" if parameter.dim() < 2 else "weights"
                 if name.endswith("bias"):
                     sort = "biases"
-                elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                elif isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                     sort = "embeddings"
                 if sort in self.spare:
                     spared.add(parameter)
-        groups: list[dict[str, Any]] = [
-            {"params": [each for each in parameters if each not in spared]},
-            {"params": [each for each in parameters if each in spared], "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        return spared
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -168,35 +198,52 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """
     import torch
 
+    # The saved state may be loaded again, so it must not change.
     groups = copy.deepcopy(saved["param_groups"])
-    for group, own in zip(groups, optimizer.param_groups, strict=True):
-        lr = float(group["lr"])
-        in_graph = isinstance(own["lr"], torch.Tensor)  # which reads the learning rate from where it is
-        group |= {name: own[name] for name in HOW_TO_COMPUTE if name in own}
-        group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
+    for group, present in zip(groups, optimizer.param_groups, strict=True):
+        for name in IMPLEMENTATION_SETTINGS:
+            if name in present:
+                group[name] = present[name]
+        group["lr"] = float(group["lr"])
+        # A captured graph reads the learning rate from a tensor.
+        if isinstance(present["lr"], torch.Tensor):
+            group["lr"] = torch.full_like(present["lr"], group["lr"])
     # Copied, because torch would use the passed tensors themselves.
     state = map_tensors(_copied, saved["state"])
-    load_exactly(optimizer, {"state": state, "param_groups": groups}, keep_saved_types=not _is_recast(optimizer, state))
+    load_exactly(
+        optimizer,
+        {"state": state, "param_groups": groups},
+        keep_saved_types=not _is_recast(optimizer, state),
+    )
 
 
 def _is_recast(optimizer: Optimizer, saved: Mapping[Any, Any]) -> bool:
-    """Returns whether a state of float32 parameters is loaded for float64 ones, or the other way round."""
+    """Returns whether a state of float32 parameters is loaded for float64 ones, or vice versa."""
     import torch
 
-    single, double = {torch.float32}, {torch.float64}
-    parameters = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
-    # Counts of steps are float32 whatever the parameters are.
-    values = [{key: value for key, value in entry.items() if key != "step"} for entry in saved.values()]
-    moments = {tensor.dtype for tensor in tensors(values) if tensor.is_floating_point()}
+    single = {torch.float32}
+    double = {torch.float64}
+    parameters = {parameter.dtype for parameter in _parameters(optimizer)}
+    moments = set()
+    for entry in saved.values():
+        # Counts of steps are float32 whatever the parameters are.
+        values = {key: value for key, value in entry.items() if key != "step"}
+        for tensor in tensors(values):
+            if tensor.is_floating_point():
+                moments.add(tensor.dtype)
     return (parameters, moments) in ((single, double), (double, single))
 
 
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    groups = optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 def _copied(tensor: Tensor) -> Tensor:
-    """Returns an independent copy; a sparse tensor, as some moments of sparse gradients are, has no
-    order of memory.
-    """
+    """Returns an independent copy."""
     import torch
 
+    # A sparse tensor, such as a moment of a sparse gradient, has no order of memory.
     if tensor.layout != torch.strided:
         return tensor.clone()
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -224,29 +271,40 @@ def load_exactly(
             type in which they were saved. If not, only single numbers do, and others
             get the type of their parameter.
     """
-    before = {parameter: dict(entry) for parameter, entry in optimizer.state.items() if isinstance(entry, Mapping)}
+    previous = {
+        parameter: dict(entry)
+        for parameter, entry in optimizer.state.items()
+        if isinstance(entry, Mapping)
+    }
     if load is None:
         optimizer.load_state_dict(dict(saved))
     else:
         load(optimizer, saved)
     names = [name for group in saved["param_groups"] for name in group["params"]]
-    fused = {id(each) for group in optimizer.param_groups if group.get("fused") for each in group["params"]}
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
+    fused: set[int] = set()
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            fused.update(map(id, group["params"]))
+    for name, parameter in zip(names, _parameters(optimizer), strict=True):
         loaded = optimizer.state.get(parameter)
         if not isinstance(loaded, MutableMapping):
             continue
-        present = before.get(parameter, {})
+        present = previous.get(parameter, {})
         for key, value in saved["state"].get(name, {}).items():
             if not _are_plain_tensors(value, loaded.get(key)):
                 continue
             dtype = loaded[key].dtype
+            is_single = value.dim() == 0 and (key == "step" or parameter.dim() > 0)
+            # A fused kernel reads its count of steps as float32, whatever another kernel has
+            # saved.
+            is_fused_step = key == "step" and id(parameter) in fused
             if _are_plain_tensors(present.get(key)):
                 dtype = present[key].dtype
-            elif keep_saved_types or (value.dim() == 0 and (key == "step" or parameter.dim() > 0)):
-                # A fused kernel reads its count of steps as float32, whatever another kernel has saved.
-                dtype = loaded[key].dtype if key == "step" and id(parameter) in fused else value.dtype
-            exact = value.to(loaded[key].device, dtype) if dtype != loaded[key].dtype else loaded[key]
+            elif (keep_saved_types or is_single) and not is_fused_step:
+                dtype = value.dtype
+            exact = loaded[key]
+            if dtype != exact.dtype:
+                exact = value.to(exact.device, dtype)
             loaded[key] = _laid_out_as(exact, present.get(key), parameter)
 
 
@@ -255,7 +313,9 @@ def _are_plain_tensors(*values: Any) -> bool:
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)
-    return all(type(each) in kinds and each.layout == torch.strided for each in values)
+    return all(
+        type(value) in kinds and value.layout == torch.strided for value in values
+    )
 
 
 def _laid_out_as(value: Tensor, present: Any, parameter: Tensor) -> Tensor:
@@ -279,41 +339,71 @@ def kinds() -> dict[str, tuple[str, Path]]:
     assert spec is not None
     assert spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0], "optim")
-    found: dict[str, tuple[str, Path]] = {}
+    classes: dict[str, tuple[str, Path]] = {}
     for node in ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
-            path = folder / f"{node.module.rpartition('.')[2]}.py"
-            for alias in node.names:
-                if path.stem not in ("optimizer", "lbfgs", "lr_scheduler", "swa_utils") and alias.name[0].isupper():
-                    found[alias.name.lower()] = alias.name, path
-    return dict(sorted(found.items()))
+        if not isinstance(node, ast.ImportFrom) or not node.module or node.level > 1:
+            continue
+        path = folder / f"{node.module.rpartition('.')[2]}.py"
+        if path.stem in ("optimizer", "lbfgs", "lr_scheduler", "swa_utils"):
+            continue
+        for alias in node.names:
+            if alias.name[0].isupper():
+                classes[alias.name.lower()] = (alias.name, path)
+    return dict(sorted(classes.items()))
 
 
+# Reading the source of torch takes milliseconds, and a recipe is validated many times.
 @cache
 def settings_of(kind: str) -> type[OptimizerSettings]:
-    """The settings of a kind, with their defaults."""
+    """Returns the settings of a kind, with their defaults."""
     name, path = kinds()[kind]
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in body if isinstance(node, ast.Assign)}
-    found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__").args
-    positional = zip(init.args[-len(init.defaults) :], init.defaults, strict=True)
+    module = ast.parse(path.read_text(encoding="utf-8"))
     fields: dict[str, Any] = {}
-    for argument, written in (*positional, *zip(init.kwonlyargs, init.kw_defaults, strict=True)):
-        if argument.arg in HOW_TO_COMPUTE or argument.annotation is None or written is None:
+    for argument, expression in _arguments(module, name):
+        if argument.arg in IMPLEMENTATION_SETTINGS or argument.annotation is None:
             continue
-        default = re.sub(r"\b[A-Z]\w*", lambda constant: constants.get(constant[0], constant[0]), ast.unparse(written))
-        with suppress(ValueError):  # of a setting that no recipe can write
-            value = ast.literal_eval(default)
+        # A recipe cannot contain the default of every argument, such as that of ``params``.
+        with suppress(ValueError):
+            default = ast.literal_eval(expression)
             # A later torch may have settings that are not listed here.
             description = _DESCRIPTIONS.get(argument.arg, f"See torch.optim.{name}.")
             if argument.arg == "lr":
                 description = "The learning rate before any schedule."
-            annotation = _type(ast.unparse(argument.annotation), value)
-            fields[argument.arg] = annotation, Field(default=value, description=description)
+            annotation = _type(ast.unparse(argument.annotation), default)
+            field = Field(default=default, description=description)
+            fields[argument.arg] = (annotation, field)
     settings = create_model(name, __base__=OptimizerSettings, **fields)
     settings.kind = kind
     return settings
+
+
+def _arguments(module: ast.Module, class_name: str) -> Iterator[tuple[ast.arg, str]]:
+    """Yields the arguments of a class with the expressions of their defaults.
+
+    Names of constants of the module are replaced by their values.
+    """
+    constants = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign):
+            constants[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            definition = node
+    for node in definition.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            arguments = node.args
+    positional = arguments.args[-len(arguments.defaults) :]
+    pairs = [
+        *zip(positional, arguments.defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+
+    def value_of(constant: re.Match[str]) -> str:
+        return constants.get(constant[0], constant[0])
+
+    for argument, default in pairs:
+        if default is not None:
+            expression = re.sub(r"\b[A-Z]\w*", value_of, ast.unparse(default))
+            yield argument, expression
 
 
 def _type(annotation: str, default: Any) -> Any:
@@ -323,7 +413,13 @@ def _type(annotation: str, default: Any) -> Any:
     if isinstance(default, tuple):
         item: Any = _Number | None if None in default else _Number
         length = len(default)
-        schema = {"type": "array", "items": TypeAdapter(item).json_schema(), "minItems": length, "maxItems": length}
+        schema = {
+            "type": "array",
+            "items": TypeAdapter(item).json_schema(),
+            "minItems": length,
+            "maxItems": length,
+        }
         return Annotated[GenericAlias(tuple, (item,) * length), WithJsonSchema(schema)]
-    plain = {"bool": bool, "int": int, "str": str}.get(annotation.split()[0], _Number)
-    return plain | None if default is None else plain
+    types: dict[str, Any] = {"bool": bool, "int": int, "str": str}
+    item_type = types.get(annotation.split()[0], _Number)
+    return item_type | None if default is None else item_type

@@ -21,7 +21,8 @@ class TensorOutline:
     Attributes:
         shape: Its dimensions, with that of the batch.
         dtype: Name of a type of torch (``float32``, ``int64``, ``bool``).
-        values: Its numbers, flat, if a learner reads them when it is built; None if only shapes count.
+        values: Its numbers, flat, if a learner reads them when it is built; None if only shapes
+            count.
     """
 
     shape: tuple[int, ...]

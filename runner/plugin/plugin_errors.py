@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -12,53 +12,70 @@ from runner.system.errors import PluginError, RunnerError
 from runner.system.secrets import redact
 from runner.system.suggestions import shown_path
 
-_MESSAGE_LINES, _FIRST_STEPS, _LAST_STEPS = 8, 2, 4
-"""Limits of the lines of a paragraph; a recursion has a thousand steps, and some
-messages of torch, too.
-"""
+# A recursion has a thousand steps, and some messages of torch have as many lines.
+_MESSAGE_LINES = 8
+"""Largest number of lines of an exception's message."""
+_FIRST_STEPS = 2
+"""Outermost calls of a plugin that are listed."""
+_LAST_STEPS = 4
+"""Innermost calls of a plugin that are listed."""
 
 
 def mistake(error: BaseException) -> PluginError | None:
     """Returns the message about an exception that passed through a plugin, or None if it did not.
 
-    It is one paragraph: the exception and the line of the plugin that raised it, the lines of the plugin that led to
-    it, and the notes of the exception, such as the batch.
+    It is one paragraph: the exception and the line of the plugin that raised it, the lines of the
+    plugin that led to it, and the notes of the exception, such as the batch.
     """
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         return None
-    known = packages()
-    steps = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_of_plugin(frame, known)]
+    steps = _plugin_steps(traceback.walk_tb(error.__traceback__))
     if not steps:
         return None
-    names = [frame.f_code.co_qualname.replace(".<locals>", "") for frame, _ in steps]
-    places = [f"{shown_path(Path(frame.f_code.co_filename))}:{line}" for frame, line in steps]
-    sources = [traceback.FrameSummary(frame.f_code.co_filename, line, "").line for frame, line in steps]
-    lines = [f"{place}, {name}: {text}" for place, name, text in zip(places, names, sources, strict=True)]
-    headline = f"{names[-1]} in {places[-1]}: {described(error)}"
-    return PluginError(redact("\n    ".join([headline, *_shortened(lines), *_notes(error)])))
+    lines = [_located_source(frame, line) for frame, line in steps]
+    headline = f"{_location(*steps[-1])}: {described(error)}"
+    paragraph = [headline, *_shortened(lines), *_notes(error)]
+    return PluginError(redact("\n    ".join(paragraph)))
+
+
+def _location(frame: FrameType, line: int) -> str:
+    return f"{_function(frame)} in {_file(frame)}:{line}"
+
+
+def _located_source(frame: FrameType, line: int) -> str:
+    code = traceback.FrameSummary(frame.f_code.co_filename, line, "").line
+    return f"{_file(frame)}:{line}, {_function(frame)}: {code}"
+
+
+def _function(frame: FrameType) -> str:
+    return frame.f_code.co_qualname.replace(".<locals>", "")
+
+
+def _file(frame: FrameType) -> str:
+    return shown_path(Path(frame.f_code.co_filename))
 
 
 def described(error: BaseException) -> str:
-    """Returns the class and message of an exception, without its notes and in a few lines at most."""
+    """Returns the class and message of an exception, without its notes and in a few lines."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called; raise an exception instead"
     error_lines = traceback.TracebackException(type(error), error, None)
     error_lines.__notes__ = None
     lines = "".join(error_lines.format_exception_only()).strip().split("\n")
     if len(lines) > _MESSAGE_LINES:
-        lines = [*lines[:_MESSAGE_LINES], f"... ({len(lines) - _MESSAGE_LINES} more lines)"]
+        lines = [
+            *lines[:_MESSAGE_LINES],
+            f"... ({len(lines) - _MESSAGE_LINES} more lines)",
+        ]
     return "\n".join(lines)
 
 
 def place_of(frames: Sequence[tuple[FrameType, int]]) -> str:
-    """Returns where a thread is: its innermost line of a plugin, or of anything if it is in no plugin."""
-    known = packages()
-    of_plugin = [(frame, line) for frame, line in frames if _is_of_plugin(frame, known)]
-    if not (of_plugin or frames):
-        return "unknown"
-    frame, line = (of_plugin or frames)[-1]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{name} in {shown_path(Path(frame.f_code.co_filename))}:{line}"
+    """Returns where a thread is: its innermost line of a plugin, or of anything if it is in no
+    plugin.
+    """
+    steps = _plugin_steps(frames) or frames
+    return _location(*steps[-1]) if steps else "unknown"
 
 
 @contextmanager
@@ -94,16 +111,32 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _notes(error: BaseException) -> list[str]:
-    return [line for note in getattr(error, "__notes__", ()) for line in str(note).split("\n")]
+    return [
+        line
+        for note in getattr(error, "__notes__", ())
+        for line in str(note).split("\n")
+    ]
 
 
-def _is_of_plugin(frame: FrameType, known: frozenset[str]) -> bool:
+def _plugin_steps(
+    frames: Iterable[tuple[FrameType, int]],
+) -> list[tuple[FrameType, int]]:
+    """Returns the frames that are of plugins, each with its line."""
+    plugin_packages = packages()
+    return [step for step in frames if _is_of_plugin(step[0], plugin_packages)]
+
+
+def _is_of_plugin(frame: FrameType, plugin_packages: frozenset[str]) -> bool:
     """Returns whether a frame is of an installed plugin's package, of a plugin file or class, or of
     a file in its folder.
     """
     module = str(frame.f_globals.get("__name__"))
-    if module in MODULES or any(f"{module}.".startswith(f"{package}.") for package in known):
+    if module in MODULES:
+        return True
+    if any(f"{module}.".startswith(f"{package}.") for package in plugin_packages):
         return True
     path = Path(frame.f_code.co_filename).resolve()
-    beside = any(path.is_relative_to(file.parent) for file in FILES)
-    return beside and module.partition(".")[0] != "runner" and not path.is_relative_to(sys.prefix)
+    if not any(path.is_relative_to(file.parent) for file in FILES):
+        return False
+    # The folder of a plugin file may contain the runner, or a virtual environment.
+    return module.partition(".")[0] != "runner" and not path.is_relative_to(sys.prefix)

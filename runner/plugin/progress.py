@@ -15,7 +15,7 @@ class Progress:
 
     unit: Unit
     length: int
-    """In the recipe's unit."""
+    """Length of the training, in the recipe's unit."""
     epoch_samples: int | None = None
     """Samples of an epoch; None if the data have no epochs."""
     updates: int = 0
@@ -25,7 +25,7 @@ class Progress:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are complete."""
+        """Number of complete epochs."""
         return self.samples // self.epoch_samples if self.epoch_samples else 0
 
     @property
@@ -42,21 +42,24 @@ class Progress:
 
     @property
     def whole(self) -> int:
-        """``position`` when the training is over."""
-        return self.length * (self.epoch_samples or 1) if self.unit == "epochs" else self.length
+        """``position`` at the end of the training."""
+        if self.unit == "epochs":
+            return self.length * (self.epoch_samples or 1)
+        return self.length
 
     @property
     def fraction(self) -> float:
-        """Share of the training that is over, 0 to 1; grows within an epoch, too."""
+        """Finished share of the training, 0 to 1; grows within an epoch, too."""
+        # The last batch may exceed a length that is counted in samples.
         return min(1.0, self.position / self.whole)
 
     def advance(self, counts: Mapping[str, int]) -> None:
-        """Adds what a step of the training has come further by, by unit."""
+        """Adds the counts of a training step, by unit."""
         for unit, count in counts.items():
             setattr(self, unit, getattr(self, unit) + count)
 
     def state_dict(self) -> dict[str, int]:
-        """The counts; those of epochs follow from the samples."""
+        """Returns the counts; those of epochs follow from the samples."""
         return {unit: getattr(self, unit) for unit in UNITS if unit != "epochs"}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

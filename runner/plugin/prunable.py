@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Prunable:
-    """Equal units between layers (attention heads, hidden units, channels), and which weights go with them."""
+    """Equal units between layers (attention heads, hidden units, channels), and which weights go
+    with them.
+    """
 
     kind: Literal["heads", "ff"]
     """Attention heads, or what is inside of a feed-forward layer or a residual block."""
     units: int
-    """How many there are."""
+    """Number of units."""
     made_by: Sequence[tuple[nn.Linear | nn.Conv2d | nn.GroupNorm, int]]
-    """Whose outputs they are, and how often each makes all of them, one after the other: three times for queries, keys
-    and values in one."""
+    """Layers whose outputs are the units, each with the number of times that its outputs contain
+    all of them: three for queries, keys and values in one layer.
+    """
     read_by: Sequence[nn.Linear | nn.Conv2d]
-    """Whose inputs they are."""
+    """Layers whose inputs are the units."""
     counted: Sequence[tuple[nn.Module, str]] = ()
-    """Attributes that hold their number."""
+    """Attributes with the number of units."""

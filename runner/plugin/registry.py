@@ -24,7 +24,7 @@ from runner.system.files import sha256
 from runner.system.suggestions import shown_path, suggestion
 
 GROUP = "runner.plugins"
-"""The entry-point group; its names are ``section.kind``, its objects are faces."""
+"""The entry-point group; its names are ``section.kind``, its objects are configs."""
 
 Section = Literal["model", "data", "optimization", "inference"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -36,9 +36,12 @@ FILES: set[Path] = set()
 """Plugin files that this process has imported."""
 MODULES: set[str] = set()
 """Modules of plugin classes that were passed as objects, such as those of a notebook."""
-_FACES: dict[Section, type[Any]] = {
-    "model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig, "inference": StageConfig
-}  # fmt: skip
+_BASES: list[tuple[Section, type[Any]]] = [
+    ("model", LearnerConfig),
+    ("data", SourceConfig),
+    ("optimization", StageConfig),
+    ("inference", StageConfig),
+]
 
 
 @dataclass(frozen=True)
@@ -48,83 +51,104 @@ class Provider:
     name: str
     """A distribution, or the path of a local file."""
     version: str
-    """Of the distribution; of a file, the first digits of its SHA-256."""
+    """Version of the distribution; for a file, the first digits of its SHA-256."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
 
 class Registry:
-    """The plugins of this environment, or of the given entry points, and of the files that the user names.
+    """The plugins of this environment, or of the given entry points, and of the files that the user
+    names.
 
-    Every class in such a Python file that is a face with a ``kind`` is registered; a program may pass such classes
-    themselves. Two plugins of one kind, a file that cannot be imported, and an entry point whose name is no
-    ``section.kind`` are a UsageError.
+    Every class in such a Python file that is a config with a ``kind`` is registered; a program may
+    pass such classes themselves.
+
+    Raises:
+        UsageError: Two plugins have the same kind, a file cannot be imported, or the name of an
+            entry point is not ``section.kind``.
     """
 
     def __init__(
-        self, plugins: Sequence[Path | str | type[Any]] = (), installed: Iterable[EntryPoint] | None = None
+        self,
+        plugins: Sequence[Path | str | type[Any]] = (),
+        installed: Iterable[EntryPoint] | None = None,
     ) -> None:
         _check_plugins(plugins)
-        self.files = tuple(Path(plugin) for plugin in plugins if not isinstance(plugin, type))
+        self.files = tuple(
+            Path(plugin) for plugin in plugins if not isinstance(plugin, type)
+        )
         self.classes = tuple(plugin for plugin in plugins if isinstance(plugin, type))
-        self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
+        self._plugins: dict[
+            tuple[Section, str], tuple[Provider, Callable[[], Any]]
+        ] = {}
         self._checks: dict[str, Callable[[], Any]] = {}
-        for entry_point in _installed(tuple(sys.path)) if installed is None else installed:
+        if installed is None:
+            installed = _installed(tuple(sys.path))
+        for entry_point in installed:
             provider = _provider(entry_point.dist)
             section, _, kind = entry_point.name.partition(".")
             if section == CHECKS and kind:
                 self._checks[str(provider) + kind] = entry_point.load
                 continue
             if section not in SECTIONS or not kind:
+                problem = f"entry point '{entry_point.name}' of {provider}"
                 expected = ", ".join(f"{name}.KIND" for name in (*SECTIONS, CHECKS))
-                raise UsageError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
+                raise UsageError(f"{problem} should be one of {expected}")
             self._add(section, kind, provider, entry_point.load)
         for path in self.files:
             self._add_file(path)
-        for face in self.classes:
-            self._add_class(face)
+        for config in self.classes:
+            self._add_class(config)
 
     def kinds(self, section: Section) -> list[str]:
-        """The kinds of a section, sorted."""
-        return sorted(kind for of, kind in self._plugins if of == section)
+        """Returns the kinds of a section, sorted."""
+        return sorted(kind for name, kind in self._plugins if name == section)
 
     def get(self, section: Section, kind: str) -> type[Any]:
         """Returns the configuration class of a kind; raises a UsageError if the import fails or its
         name does not match.
         """
-        where = f"{section}.{kind} of {self.provider(section, kind)}"
+        plugin = f"{section}.{kind} of {self.provider(section, kind)}"
+        _, load = self._plugins[section, kind]
         try:
-            face = self._plugins[section, kind][1]()
+            config = load()
         except (Exception, SystemExit) as error:
-            raise UsageError(f"{where} cannot be imported: {_import_failure(error)}") from error
-        base = _FACES[section]
-        if not (isinstance(face, type) and issubclass(face, base)):
-            raise UsageError(f"{where} is no {base.__name__}: {face!r}")
-        if inspect.isabstract(face):
-            raise UsageError(f"{where} is abstract: a method of {base.__name__} is missing")
-        if not isinstance(getattr(face, "implementation", None), str | type):
             raise UsageError(
-                f"{where}: {face.__name__}.implementation should be the name of a class, for instance "
-                'implementation = "Net" or ".net:Net"'
+                f"{plugin} cannot be imported: {_import_failure(error)}"
+            ) from error
+        base = dict(_BASES)[section]
+        if not (isinstance(config, type) and issubclass(config, base)):
+            raise UsageError(f"{plugin} is no {base.__name__}: {config!r}")
+        if inspect.isabstract(config):
+            problem = f"a method of {base.__name__} is missing"
+            raise UsageError(f"{plugin} is abstract: {problem}")
+        if not isinstance(getattr(config, "implementation", None), str | type):
+            expected = (
+                'the name of a class, for instance implementation = "Net" or ".net:Net"'
             )
-        if getattr(face, "kind", None) != kind:
-            raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
-        return face
+            raise UsageError(
+                f"{plugin}: {config.__name__}.implementation should be {expected}"
+            )
+        declared_kind = getattr(config, "kind", None)
+        if declared_kind != kind:
+            raise UsageError(f"{plugin} calls itself kind {declared_kind!r}")
+        return config
 
     @property
     def checks(self) -> list[type[Check]]:
         """The checks that plugins add to ``runner verify``.
 
         Raises:
-            UsageError: One cannot be imported, or is incomplete.
+            UsageError: A check cannot be imported, or is incomplete.
         """
         checks = []
         for load in self._checks.values():
             try:
                 check = load()
             except (Exception, SystemExit) as error:
-                raise UsageError(f"a check cannot be imported: {_import_failure(error)}") from error
+                failure = _import_failure(error)
+                raise UsageError(f"a check cannot be imported: {failure}") from error
             _require_complete(check)
             checks.append(check)
         return checks
@@ -132,42 +156,60 @@ class Registry:
     def provider(self, section: Section, kind: str) -> Provider:
         """Returns the origin of a kind; raises a UsageError for an unknown kind."""
         if (section, kind) not in self._plugins:
-            raise UsageError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
+            hint = suggestion(kind, self.kinds(section))
+            raise UsageError(f"unknown kind '{kind}' in {section}{hint}")
         return self._plugins[section, kind][0]
 
     def command(self, text: str, more: Iterable[Path] = ()) -> str:
-        """A command line with these plugin files, and more of them."""
-        return " ".join([text, *(f"--plugin {shlex.quote(shown_path(path))}" for path in (*self.files, *more))])
+        """Returns a command line with these plugin files, and more of them."""
+        words = [text]
+        for path in (*self.files, *more):
+            words += ["--plugin", shlex.quote(shown_path(path))]
+        return " ".join(words)
 
-    def _add(self, section: Section, kind: str, provider: Provider, load: Callable[[], Any]) -> None:
+    def _add(
+        self, section: Section, kind: str, provider: Provider, load: Callable[[], Any]
+    ) -> None:
         if (section, kind) in self._plugins:
-            both = f"{self._plugins[section, kind][0]} and {provider}"
-            raise UsageError(f"{section}.{kind} is registered twice, by {both}: remove one of them")
+            providers = f"{self.provider(section, kind)} and {provider}"
+            problem = f"is registered twice, by {providers}: remove one of them"
+            raise UsageError(f"{section}.{kind} {problem}")
         self._plugins[section, kind] = provider, load
 
     def _add_file(self, path: Path) -> None:
         module, provider = _import_file(path)
-        own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-        faces = [(section, face) for face in own for section, base in _FACES.items() if issubclass(face, base)]
-        faces = [(section, face) for section, face in faces if "kind" in vars(face) and _stands_in(face, section)]
-        checks = [value for value in own if issubclass(value, Check) and "name" in vars(value)]
-        for check in checks:
-            self._checks[f"{provider}{check.__name__}"] = partial(getattr, module, check.__name__)
-        if not faces and not checks:
-            raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
-        for section, face in faces:
-            self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
+        checks = []
+        configs = []
+        for value in list(vars(module).values()):
+            if not isinstance(value, type) or value.__module__ != module.__name__:
+                continue
+            # A base class in the file has no name or kind, and is not registered.
+            if issubclass(value, Check) and "name" in vars(value):
+                checks.append(value.__name__)
+            if "kind" in vars(value):
+                configs += [(section, value) for section in _sections(value)]
+        if not configs and not checks:
+            expected = "LearnerConfig, SourceConfig or StageConfig with a kind"
+            raise UsageError(f"{shown_path(path)} has no {expected}")
+        for name in checks:
+            self._checks[f"{provider}{name}"] = partial(getattr, module, name)
+        for section, config in configs:
+            load = partial(getattr, module, config.__name__)
+            self._add(section, vars(config)["kind"], provider, load)
 
-    def _add_class(self, face: type[Any]) -> None:
-        bases = [(section, base) for section, base in _FACES.items() if issubclass(face, base)]
-        sections = [section for section, _ in bases if _stands_in(face, section)]
-        if not sections or not isinstance(getattr(face, "kind", None), str):
-            expected = "pass the LearnerConfig, SourceConfig or StageConfig with a kind whose implementation it is"
-            raise UsageError(f"plugins: class {face.__name__} is not of settings: {expected}")
-        MODULES.add(face.__module__)
-        provider = Provider(f"{face.__module__}.{face.__qualname__}", _version_of(face))
+    def _add_class(self, config: type[Any]) -> None:
+        sections = _sections(config)
+        if not sections or not isinstance(getattr(config, "kind", None), str):
+            expected = "the LearnerConfig, SourceConfig or StageConfig with a kind"
+            raise UsageError(
+                f"plugins: class {config.__name__} is not of settings: "
+                f"pass {expected} whose implementation it is"
+            )
+        MODULES.add(config.__module__)
+        name = f"{config.__module__}.{config.__qualname__}"
+        provider = Provider(name, _version_of(config))
         for section in sections:
-            self._add(section, face.kind, provider, lambda: face)
+            self._add(section, config.kind, provider, lambda: config)
 
 
 def _require_complete(check: Any) -> None:
@@ -175,7 +217,11 @@ def _require_complete(check: Any) -> None:
     name = getattr(check, "__name__", repr(check))
     if not (isinstance(check, type) and issubclass(check, Check)):
         raise UsageError(f"{name} is not a Check")
-    missing = [text for text in ("name", "question", "catches") if not isinstance(getattr(check, text, None), str)]
+    missing = [
+        text
+        for text in ("name", "question", "catches")
+        if not isinstance(getattr(check, text, None), str)
+    ]
     missing += sorted(check.__abstractmethods__)
     if missing:
         raise UsageError(f"check {name}: {', '.join(missing)} missing")
@@ -188,7 +234,8 @@ def _check_plugins(plugins: Any) -> None:
     if isinstance(plugins, type):
         raise UsageError(f"plugins should be a list of classes: [{plugins.__name__}]")
     if not isinstance(plugins, Iterable):
-        raise UsageError(f"plugins should be a list of files and classes, got {plugins!r:.60}")
+        expected = "a list of files and classes"
+        raise UsageError(f"plugins should be {expected}, got {plugins!r:.60}")
     for plugin in plugins:
         if isinstance(plugin, str | Path | type):
             continue
@@ -197,78 +244,115 @@ def _check_plugins(plugins: Any) -> None:
             expected = f"the class itself: {type(plugin).__name__}"
         elif isinstance(plugin, ModuleType):
             expected = f"its file: {plugin.__name__}.__file__"
-        raise UsageError(f"plugins: {plugin!r:.60} is of type {type(plugin).__name__}; should be {expected}")
+        actual = f"{plugin!r:.60} is of type {type(plugin).__name__}"
+        raise UsageError(f"plugins: {actual}; should be {expected}")
 
 
-def _version_of(face: type[Any]) -> str:
+def _version_of(config: type[Any]) -> str:
     """Returns the first digits of the SHA-256 of a class's module, or of the class if
     that is not a file.
     """
-    file = getattr(sys.modules.get(face.__module__), "__file__", None)
+    file = getattr(sys.modules.get(config.__module__), "__file__", None)
     try:
-        content = Path(file).read_bytes() if file else inspect.getsource(face).encode()
+        if file:
+            content = Path(file).read_bytes()
+        else:
+            content = inspect.getsource(config).encode()
     except (OSError, TypeError):
         return "unknown"
+    return _digits(content)
+
+
+def _digits(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:PROVIDER_DIGITS]
 
 
 def packages() -> frozenset[str]:
     """Returns the packages of installed plugins; those that ship are in ``runner.plugins``."""
-    first = {each.value.partition(".")[0] for each in _installed(tuple(sys.path))}
-    return frozenset(first - {"runner"} | {GROUP})
+    names = {GROUP}
+    for entry_point in _installed(tuple(sys.path)):
+        top = entry_point.value.partition(".")[0]
+        # The runner itself is not a plugin, only what is below the group's name.
+        if top != "runner":
+            names.add(top)
+    return frozenset(names)
 
 
-def _stands_in(face: type[Any], section: Section) -> bool:
-    """Returns whether a recipe can name a configuration from a file in a section."""
-    return not issubclass(face, StageConfig) or section in face.sections
+def _sections(config: type[Any]) -> list[Section]:
+    """Returns the sections of a recipe that can name a class that is not installed."""
+    sections = [section for section, base in _BASES if issubclass(config, base)]
+    if issubclass(config, StageConfig):
+        return [section for section in sections if section in config.sections]
+    return sections
 
 
-@cache  # reads the metadata of all distributions on the path
-def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001 - where entry_points() looks
+# The path is the key of the cache, because entry_points() reads the metadata of all distributions
+# on it.
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001
     return tuple(entry_points(group=GROUP))
 
 
-@cache  # reads all metadata of a distribution, which its entry points share
-def _provider(found: Distribution | None) -> Provider:
-    return Provider(found.name, found.version) if found else Provider("unknown", "")
+# Name and version are read from a file, which all entry points of a distribution share.
+@cache
+def _provider(distribution: Distribution | None) -> Provider:
+    if distribution is None:
+        return Provider("unknown", "")
+    return Provider(distribution.name, distribution.version)
 
 
 def _import_failure(error: BaseException) -> str:
-    """Why a module cannot be imported, with the line of a plugin file that raised the exception."""
+    """Returns why a module cannot be imported, with the line of a plugin file that raised."""
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({error.code!r})"
-    steps = [step for step in traceback.extract_tb(error.__traceback__) if Path(step.filename).resolve() in FILES]
-    place = f" ({shown_path(Path(steps[-1].filename))}:{steps[-1].lineno})" if steps else ""
-    return f"{type(error).__name__}: {error}{place}"
+    steps = [
+        step
+        for step in traceback.extract_tb(error.__traceback__)
+        if Path(step.filename).resolve() in FILES
+    ]
+    message = f"{type(error).__name__}: {error}"
+    if not steps:
+        return message
+    return f"{message} ({shown_path(Path(steps[-1].filename))}:{steps[-1].lineno})"
 
 
 def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     try:
         digest = sha256(path)[:PROVIDER_DIGITS]
     except OSError as error:
-        raise UsageError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"plugin {shown_path(path)} cannot be read: {error.strerror}"
+        ) from None
     provider = Provider(shown_path(path), digest)
+    resolved = path.resolve()
     name = f"runner_plugin_{path.stem}_{digest}"
-    if name in sys.modules and Path(str(sys.modules[name].__file__)).resolve() != path.resolve():
+    if name in sys.modules:
+        file = Path(str(sys.modules[name].__file__))
         # The same text in two folders may import different modules from its folder.
-        name += f"_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:PROVIDER_DIGITS]}"
-    FILES.add(path.resolve())
+        if file.resolve() != resolved:
+            name += f"_{_digits(os.fsencode(resolved))}"
+    FILES.add(resolved)
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules in the file's folder are importable, too: last in the order, so that a random.py there
     # shadows nothing, and permanently, because implementations are imported later.
-    folder = path.resolve().parent
+    folder = resolved.parent
     FOLDERS.add(folder)
-    importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
+    # A file may be newer than the listing of its folder that the import system has cached.
+    importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"plugin {shown_path(path)} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # classes look their module up by name
+    # Classes look their module up by name while it is executed.
+    sys.modules[name] = module
     FOLDERS.prepare(module, folder)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"plugin {shown_path(path)} cannot be imported: {_import_failure(error)}") from error
+        failure = _import_failure(error)
+        raise UsageError(
+            f"plugin {shown_path(path)} cannot be imported: {failure}"
+        ) from error
     return module, provider

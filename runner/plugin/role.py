@@ -14,23 +14,31 @@ if TYPE_CHECKING:
 
 
 class Role:
-    """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
+    """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for
+    this one.
+    """
 
     optimizer: Optimizer
-    """There when all stages are attached."""
+    """Exists as soon as all stages are attached."""
 
-    def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
-        self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
+    def __init__(
+        self, name: str, module: nn.Module, context: Context, every: int = 1
+    ) -> None:
+        self.module = module
+        self.slots = context.slots
+        self.settings = context.optimizers[name]
         self.every = every
-        """How many updates pass between two of its steps; what watches gradients waits as long."""
+        """Number of updates for each of its steps; guards of gradients wait as long."""
+        # Read once, because reading a setting takes microseconds in every update.
         self.clipping = self.settings.clipping()
 
     def parameters(self) -> list[Tensor]:
-        """The parameters that need a gradient now."""
-        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        """Returns the parameters that need a gradient now."""
+        parameters = self.module.parameters()
+        return [parameter for parameter in parameters if parameter.requires_grad]
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Removes the gradients."""
         self.slots.zero_grad(self.optimizer)
 
     def step(self) -> None:
@@ -40,18 +48,25 @@ class Role:
         self.slots.optimizer_step(self.optimizer)
 
     def _stepped_parameters(self) -> list[Tensor]:
-        """The parameters that the optimizer steps.
+        """Returns the parameters that the optimizer steps.
 
-        The gradient of another one must not count in the norm, because nothing clears it. An optimizer that steps
-        copies of the parameters has none of them, and all gradients count.
+        The gradient of another one must not count in the norm, because nothing clears it.
         """
+        stepped = {
+            id(parameter)
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        }
         parameters = self.parameters()
-        stepped = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-        return [parameter for parameter in parameters if id(parameter) in stepped] or parameters
+        selected = [parameter for parameter in parameters if id(parameter) in stepped]
+        # An optimizer that steps copies of the parameters has none of them: all gradients count.
+        return selected or parameters
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Lets gradients through to inputs inside the ``with``, but computes none for the parameters."""
+        """Lets gradients through to inputs inside the ``with``, but computes none for the
+        parameters.
+        """
         parameters = self.parameters()
         for parameter in parameters:
             parameter.requires_grad_(False)

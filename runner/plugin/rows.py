@@ -22,7 +22,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, index: Tensor) -> Batch:
-        """The samples with these numbers, [B], as a batch."""
+        """Returns the samples with these numbers, [B], as a batch."""
 
     def to(self, device: torch.device) -> Rows:
         """Returns the same data on a device."""
@@ -32,29 +32,43 @@ class TensorRows:
     """Tensors by name, with one row for each sample."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keeps the tensors; a RunnerError if one is none, or if they have not as many rows as one another."""
+        """Checks the tensors.
+
+        Raises:
+            RunnerError: A value is not a tensor, or tensors have different numbers of rows.
+        """
         self.tensors = dict(tensors)
-        given: Mapping[str, Any] = self.tensors
-        for name, each in given.items():
-            if not isinstance(each, Tensor):
-                remedy = "; torch.from_numpy makes it one" if isinstance(each, np.ndarray) else ""
-                raise RunnerError(f"'{name}' should be a tensor, got {type(each).__name__}{remedy}")
-        rows = {name: len(tensor) if tensor.dim() else 0 for name, tensor in self.tensors.items()}
+        rows = {name: _row_count(name, value) for name, value in self.tensors.items()}
         if len(set(rows.values())) != 1:
-            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "got no tensor"
-            raise RunnerError(f"every tensor should have one row for each sample, but {counted}")
+            counts = [f"'{name}' has {count:,}" for name, count in rows.items()]
+            actual = ", ".join(counts) or "got no tensor"
+            raise RunnerError(
+                f"every tensor should have one row for each sample, but {actual}"
+            )
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
     def take(self, index: Tensor) -> Batch:
-        """The rows with these numbers."""
-        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+        """Returns the rows with these numbers."""
+        return {
+            name: tensor.index_select(0, index) for name, tensor in self.tensors.items()
+        }
 
     def to(self, device: torch.device) -> TensorRows:
         """Returns the same rows on a device."""
-        return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
+        return TensorRows(
+            {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        )
+
+
+def _row_count(name: str, value: Any) -> int:
+    # A tensor without dimensions has no rows and no length.
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() else 0
+    hint = "; torch.from_numpy makes it one" if isinstance(value, np.ndarray) else ""
+    raise RunnerError(f"'{name}' should be a tensor, got {type(value).__name__}{hint}")
 
 
 class SelectedRows:

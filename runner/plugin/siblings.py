@@ -17,11 +17,12 @@ from types import ModuleType
 from typing import Any
 
 _PREFIX = "runner_folder_"
-"""Of the packages in which the modules of later folders are."""
+"""Beginning of the names of the packages that contain the modules of later folders."""
 
 
 class Folders:
-    """The folders of plugin files: modules of the first are imported as usual, those of a later one may be private.
+    """The folders of plugin files: modules of the first are imported as usual, those of a later one
+    may be private.
 
     A module is private if an earlier folder has one of the same name. Every plugin file
     imports the module in its folder, at import and later; modules that are in none of
@@ -32,7 +33,7 @@ class Folders:
         self._folders: list[Path] = []
 
     def paths(self) -> tuple[Path, ...]:
-        """The folders, in the order in which they were added."""
+        """Returns the folders, in the order in which they were added."""
         return tuple(self._folders)
 
     def add(self, folder: Path) -> None:
@@ -57,17 +58,20 @@ class Folders:
         if folder not in self._folders or not _contains(folder, name):
             return None
         earlier = self._folders[: self._folders.index(folder)]
-        folders = {str(path) for path in self._folders}
-        elsewhere = [entry for entry in sys.path if entry not in folders]
-        is_taken = any(_contains(path, name) for path in earlier)
+        if not any(_contains(path, name) for path in earlier):
+            return None
         # A random.py in a plugin file's folder shadows nothing.
-        if not is_taken or name in sys.builtin_module_names or PathFinder.find_spec(name, elsewhere) is not None:
+        if name in sys.builtin_module_names:
+            return None
+        folders = {str(path) for path in self._folders}
+        system_path = [entry for entry in sys.path if entry not in folders]
+        if PathFinder.find_spec(name, system_path) is not None:
             return None
         return f"{_package(folder).__name__}.{name}"
 
 
 FOLDERS = Folders()
-"""Those of this process."""
+"""The folders of this process."""
 
 
 class _Importer:
@@ -78,17 +82,22 @@ class _Importer:
         self._folder = folder
 
     def __call__(
-        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,  # noqa: A002
-        fromlist: Sequence[str] | None = (), level: int = 0,
-    ) -> ModuleType:  # fmt: skip
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
         """Imports as the statement does."""
-        top, _, rest = name.partition(".")
+        top, _, submodule = name.partition(".")
         private = None if level else self._folders.private_name(top, self._folder)
         if private is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        dotted = f"{private}.{rest}" if rest else private
+        dotted = f"{private}.{submodule}" if submodule else private
         if fromlist:
             return builtins.__import__(dotted, globals, locals, fromlist)
+        # ``import a.b`` binds the package a.
         importlib.import_module(dotted)
         return sys.modules[private]
 
@@ -99,9 +108,12 @@ class _PrivateFinder(MetaPathFinder):
     """
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The specification of a private module."""
+        """Returns the specification of a private module."""
         if not fullname.startswith(_PREFIX) or path is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -128,11 +140,12 @@ class _PrivateLoader(Loader):
         self._loader.exec_module(module)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like, for tracebacks
+        # Tracebacks call get_source and similar methods.
+        return getattr(self._loader, name)
 
 
 def _package(folder: Path) -> ModuleType:
-    """The package in which the private modules of a folder are."""
+    """Returns the package with the private modules of a folder."""
     name = _PREFIX + hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
     if name not in sys.modules:
         package = ModuleType(name)
@@ -143,4 +156,5 @@ def _package(folder: Path) -> ModuleType:
 
 def _contains(folder: Path, name: str) -> bool:
     """Returns whether a folder has a module or a package of a name."""
-    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+    files = (folder / f"{name}.py", folder / name / "__init__.py")
+    return any(file.is_file() for file in files)

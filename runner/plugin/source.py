@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Batch = Any
 """A tree of tensors: nested dictionaries, lists and tuples. The source determines its size."""
 State = dict[str, Any]
-"""Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can hold."""
+"""Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can
+hold.
+"""
 _READ_ROWS = 4096
 
 
@@ -32,24 +34,28 @@ class Ring:
     """A ring buffer in a state: rows numbered in the order of writing; only the newest
     ``capacity`` exist.
 
-    A row never changes once it is written, so a checkpoint needs to write only those that the one before has not.
+    A row never changes once it is written, so a checkpoint needs to write only those that the one
+    before has not.
     """
 
     capacity: int
     written: int
     """Rows ever written."""
     read: Callable[[int, int], Tensor]
-    """The rows with numbers from the first argument up to the second, which is left out: [rows, ...], on any device."""
+    """Returns the rows from the first number up to the second, which is excluded: [rows, ...], on
+    any device.
+    """
 
     @property
     def first(self) -> int:
-        """Number of the oldest row that is kept."""
+        """Number of the oldest row that exists."""
         return max(0, self.written - self.capacity)
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yields all existing rows in pieces of a few thousand, each with the number of
         its first row.
         """
+        # In pieces, because a copy of a large ring may not fit into memory.
         for start in range(self.first, self.written, _READ_ROWS):
             yield start, self.read(start, min(start + _READ_ROWS, self.written))
 
@@ -72,7 +78,9 @@ class Source(ABC):
     tables: Mapping[str, Tensor] = {}
     """Further tensors for a learner (scales of targets, dimensions of a machine)."""
     layout: BatchLayout = BatchLayout()
-    """Which entries of a batch have one row per sample: all tensors with dimensions unless declared otherwise."""
+    """Which entries of a batch have one row per sample: all tensors with dimensions unless declared
+    otherwise.
+    """
     activities: ClassVar[Mapping[str, str]] = {}
     """Slots of the source whose time is reported separately, each with a word for the display."""
 
@@ -84,7 +92,9 @@ class Source(ABC):
 
     @abstractmethod
     def draw(self, batch_size: int, progress: Progress) -> Batch | None:
-        """The next batch, or None if the source has moved on without having one (a simulator that warms up)."""
+        """Returns the next batch, or None if the source has advanced without one (a simulator that
+        warms up).
+        """
 
     def ahead(self) -> int:
         """Returns how many further batches may be sampled before an update or its
@@ -93,14 +103,15 @@ class Source(ABC):
         return 0
 
     def size(self, batch: Batch) -> int:
-        """Number of samples in a batch: the rows of the first entry that has one for each of them."""
+        """Returns the number of samples in a batch: the rows of its first entry with samples."""
         try:
             return self.layout.size(batch)
         except ValueError as error:
             raise RunnerError(f"{type(self).__name__}: {error}") from None
 
     def take(self, batch: Batch, index: slice | Tensor) -> Batch:
-        """Returns a batch of the samples with these numbers. The ``layout`` decides what they consist of.
+        """Returns a batch of the samples with these numbers. The ``layout`` decides what they
+        consist of.
 
         Raises:
             RunnerError: An entry of the batch has not one row per sample.
@@ -109,8 +120,10 @@ class Source(ABC):
             return self.layout.take(batch, index)
         except ValueError as error:
             owner = type(self).__name__
-            hint = f"name entries of the entire batch in {owner}.layout = BatchLayout(shared={{...}})"
-            raise RunnerError(f"{owner}: a batch cannot be cut into parts: {error}; {hint}") from None
+            problem = f"a batch cannot be cut into parts: {error}"
+            layout = f"{owner}.layout = BatchLayout(shared={{...}})"
+            hint = f"name entries of the entire batch in {layout}"
+            raise RunnerError(f"{owner}: {problem}; {hint}") from None
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Cuts a batch into parts of that many samples; the last may be smaller."""
@@ -118,11 +131,14 @@ class Source(ABC):
             yield self.take(batch, slice(start, start + size))
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Cuts a batch into parts whose samples are about equally large, each padded no more than it needs.
+        """Cuts a batch into parts whose samples are about equally large, each padded no more than
+        it needs.
 
         Each comes with the numbers of its rows. Sources that pad nothing have none.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define how its batches are padded")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define how its batches are padded"
+        )
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Returns the progress by unit, without updates, after learning from a batch.
@@ -136,7 +152,8 @@ class Source(ABC):
         return None
 
     def fingerprint(self) -> str | None:
-        """Returns a text that differs for different data; None if they follow from the recipe alone.
+        """Returns a text that differs for different data; None if they follow from the recipe
+        alone.
 
         It is compared when a run is resumed and when a lock is run again.
         """
@@ -150,14 +167,18 @@ class Source(ABC):
         """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``."""
 
     def render(self, learner: Learner, path: Path) -> None:
-        """Draws what ``evaluate`` measures into a file with one of the endings in the settings' ``pictures``."""
-        raise NotImplementedError(f"{type(self).__name__} has no render, although its settings name pictures")
+        """Draws what ``evaluate`` measures into a file with one of the endings in the settings'
+        ``pictures``.
+        """
+        problem = "has no render, although its settings name pictures"
+        raise NotImplementedError(f"{type(self).__name__} {problem}")
 
     def show_data(self, learner: Learner, canvas: Any) -> None:
         """Draws training data for ``runner data show``, before anything is trained.
 
         Args:
-            learner: The untrained learner, whose config may contain settings that belong in the picture.
+            learner: The untrained learner, whose config may contain settings that belong in the
+                picture.
             canvas: An empty matplotlib figure; its size may be changed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no show_data")
@@ -178,11 +199,16 @@ class Source(ABC):
             with learner.evaluating(), uncompiled:
                 learner.predict(learner.inputs(batch))
         except Exception as error:
-            if isinstance(error, RunnerError) or type(learner).inputs is not Learner.inputs:
+            selects_inputs = type(learner).inputs is not Learner.inputs
+            if isinstance(error, RunnerError) or selects_inputs:
                 raise
-            who, said = method_named(learner, "predict"), f"{type(error).__name__}: {error}"
-            whole = f"{type(learner).__name__} has no inputs(batch), which selects its input from a batch"
-            raise RunnerError(f"{who} failed for a complete batch: {said}; {whole}") from error
+            method = method_named(learner, "predict")
+            reason = f"{type(error).__name__}: {error}"
+            missing = f"{type(learner).__name__} has no inputs(batch)"
+            raise RunnerError(
+                f"{method} failed for a complete batch: {reason}; "
+                f"{missing}, which selects its input from a batch"
+            ) from error
         return None
 
     def limit_evaluation(self, samples: int) -> None:  # noqa: B027 (a simulator has no such samples)

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 class Stage(ABC):
-    """The works of a stage; one object for one pipeline. Torch is imported in its methods or by its module."""
+    """The implementation of a stage; one object for one pipeline.
+
+    Torch is imported in its methods or by its module.
+    """
 
     bytes: int | None = None
-    """Of the files that are needed where a program answers in the place of a trained model's network."""
+    """Size of the files that are needed if a program replaces a trained model's network."""
     program_bytes: int = 0
     """Bytes of that program, which is in memory in addition to the network."""
 
@@ -38,7 +41,8 @@ class Stage(ABC):
     def adapt_source(self, data: SourceConfig) -> SourceConfig:
         """Returns the settings with which the source is built.
 
-        They may change how batches are made, never what is in them. Also called when a run is resumed.
+        They may change how batches are made, never what is in them. Also called when a run is
+        resumed.
         """
         return data
 
@@ -46,7 +50,8 @@ class Stage(ABC):
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces or wraps its slots; learner and source exist, optimizers do not yet.
 
-        As a stage for ``inference``, with optimizers and the weights of a finished run: modules may be replaced.
+        As a stage for ``inference``, with optimizers and the weights of a finished run: modules may
+        be replaced.
         """
 
     def closing_notes(self) -> Sequence[str]:
@@ -60,7 +65,8 @@ class Stage(ABC):
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
         if state:
-            raise ValueError(f"stage '{self.config.kind}' has no state, but the checkpoint has {sorted(state)}")
+            stored = f"the checkpoint has {sorted(state)}"
+            raise ValueError(f"stage '{self.config.kind}' has no state, but {stored}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ class Plan(Protocol):
     batch_size: int
 
     def probe(self, batch_size: int) -> Probe | None:
-        """Trains a few steps with that batch size in a child process; None if memory does not suffice."""
+        """Trains a few steps with that batch size in a child process; None if memory does not
+        suffice.
+        """
 
     def note(self, text: str) -> None:
         """Adds a remark on the stage to the closing table."""
@@ -99,14 +107,17 @@ class Pipeline(Protocol):
     shapes_vary: bool
     """Whether batches of one size may have tensors of different shapes."""
     folder: Path | None
-    """Where stages keep what they make of a finished run; None if nothing is kept."""
+    """Folder for files that stages make of a finished run; None if there is none."""
 
     @property
     def choices(self) -> Choices:
         """Returns the selections that the stage makes by measuring, which the run records."""
 
     def batches(self) -> Iterator[tuple[Batch, Batch]]:
-        """Batches without end, each with its noise, as updates draw them; there are optimizers by then."""
+        """Yields batches without end, each with its noise, as updates sample them.
+
+        Optimizers exist by then.
+        """
 
     def note(self, text: str) -> None:
         """Adds a remark on the stage to the closing table."""

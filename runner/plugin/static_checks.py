@@ -18,53 +18,68 @@ from typing import TYPE_CHECKING, Any
 from runner.system.suggestions import shown_path
 
 if TYPE_CHECKING:
-    from runner.plugin.configs import Face
+    from runner.plugin.configs import PluginConfig
 
-_LEARNER, _DATASET = "runner.plugin.learner.Learner", "runner.plugin.dataset.DatasetSource"
+_LEARNER = "runner.plugin.learner.Learner"
+_DATASET = "runner.plugin.dataset.DatasetSource"
 _SOURCE = "runner.plugin.source.Source"
 
 
 @dataclass(frozen=True)
-class Works:
-    """A class as its source shows it."""
+class ClassDescription:
+    """A class, according to its source code.
+
+    Attributes:
+        name: Name of the class.
+        file: Path of its module.
+        owners: By method, the class that defines it, with its module.
+        abstract: Methods that are only declared.
+    """
 
     name: str
     file: Path
     owners: dict[str, str]
-    """By the name of a method, the class that it is from, with its module."""
     abstract: frozenset[str]
-    """Methods that are only declared."""
 
     def lacks(self, methods: Sequence[str]) -> str:
-        """The message about them."""
-        named = ", ".join(f"'{name}'" for name in methods)
-        return f"class {self.name} in {shown_path(self.file)} has no method{'s' * (len(methods) > 1)} {named}"
+        """Returns a message that methods are missing."""
+        names = ", ".join(f"'{name}'" for name in methods)
+        plural = "s" if len(methods) > 1 else ""
+        return f"{self} has no method{plural} {names}"
+
+    def __str__(self) -> str:
+        return f"class {self.name} in {shown_path(self.file)}"
 
 
-def lacking(face: type[Face]) -> str | None:
+def lacking(config: type[PluginConfig]) -> str | None:
     """Returns a message about missing methods of an implementation; None if it is
     complete or unreadable.
 
     A source that can draw declares that twice: by a method, and by the suffixes of
     files in its settings.
     """
-    works = works_of(face)
-    if works is None or works.abstract:
-        return None if works is None else works.lacks(sorted(works.abstract))
-    pictures, draws = getattr(face, "pictures", None), works.owners.get("render") != _SOURCE
-    if pictures and not draws:
-        return f"{works.lacks(['render'])}, although {face.__name__}.pictures contains {' and '.join(pictures)}"
-    if pictures == () and draws:
-        where = f"class {works.name} in {shown_path(works.file)}"
-        return f"{where} has the method 'render', and {face.__name__}.pictures is empty"
+    implementation = describe_implementation(config)
+    if implementation is None:
+        return None
+    if implementation.abstract:
+        return implementation.lacks(sorted(implementation.abstract))
+    pictures = getattr(config, "pictures", None)
+    renders = implementation.owners.get("render") != _SOURCE
+    if pictures and not renders:
+        declared = f"{config.__name__}.pictures contains {' and '.join(pictures)}"
+        return f"{implementation.lacks(['render'])}, although {declared}"
+    if pictures == () and renders:
+        problem = f"{config.__name__}.pictures is empty"
+        return f"{implementation} has the method 'render', and {problem}"
     return None
 
 
-def unmeasured(model: type[Face], data: type[Face]) -> str | None:
+def unmeasured(model: type[PluginConfig], data: type[PluginConfig]) -> str | None:
     """Returns a message if a learner cannot be evaluated on the source's held-out
     batches; else None.
     """
-    learner, source = works_of(model), works_of(data)
+    learner = describe_implementation(model)
+    source = describe_implementation(data)
     if learner is None or source is None or learner.owners.get("metrics") != _LEARNER:
         return None
     if _DATASET not in (source.owners.get("evaluate"), source.owners.get("rehearse")):
@@ -73,39 +88,59 @@ def unmeasured(model: type[Face], data: type[Face]) -> str | None:
 
 
 @cache
-def works_of(face: type[Face]) -> Works | None:
-    """Returns the implementation of a configuration class; None if it cannot be read."""
-    implementation = face.implementation
+def describe_implementation(config: type[PluginConfig]) -> ClassDescription | None:
+    """Returns the implementation of a config; None if it cannot be read."""
+    implementation = config.implementation
     if isinstance(implementation, type):
-        return of_class(implementation)
-    module = declaring_class(face).__module__
+        return describe_class(implementation)
+    module = declaring_class(config).__module__
     module_name, name = split_name(implementation)
     try:
-        return _class(resolve_name(module_name, _package_of(module)) if module_name else module, name)
-    except (LookupError, OSError, TypeError, ValueError, SyntaxError, ImportError, RecursionError):
+        if module_name:
+            module = resolve_name(module_name, _package_of(module))
+        return _class(module, name)
+    # A class that is made at run time, a file that is gone, or code for another version of Python
+    # is judged when it is imported.
+    except (
+        LookupError,
+        OSError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+        ImportError,
+        RecursionError,
+    ):
         return None
 
 
-def declaring_class(face: type[Face]) -> type[Any]:
+def declaring_class(config: type[PluginConfig]) -> type[Any]:
     """Returns the class that sets ``implementation``: relative names are those of its module."""
-    return next(base for base in face.__mro__ if "implementation" in vars(base))
+    return next(base for base in config.__mro__ if "implementation" in vars(base))
 
 
 def split_name(implementation: str) -> tuple[str, str]:
-    """Splits ``MODULE:CLASS``; the module is empty if the class is in the module of the settings."""
+    """Splits ``MODULE:CLASS``; the module is empty for a class in the module of the settings."""
     module_name, _, name = implementation.rpartition(":")
     return module_name, name
 
 
-def _named(dotted: str, tree: ast.AST, module: str) -> Works:
-    """Returns the class to which a name in a part of a module refers; raises a LookupError if that
-    cannot be determined.
+def _named(dotted: str, tree: ast.AST, module: str) -> ClassDescription:
+    """Returns the class to which a name in a module refers.
+
+    Args:
+        dotted: The name, with dots if it is an attribute.
+        tree: The part of the module in which it is used.
+        module: Name of the module.
+
+    Raises:
+        LookupError: The class cannot be determined.
     """
-    first, _, rest = dotted.partition(".")
+    first, _, attribute = dotted.partition(".")
     target = _imports(tree, module).get(first)
     if target is not None:
-        module, _, dotted = f"{target}.{rest}".rstrip(".").rpartition(".")
-    elif rest:
+        path = f"{target}.{attribute}".rstrip(".")
+        module, _, dotted = path.rpartition(".")
+    elif attribute:
         raise LookupError(dotted)
     return _class(module, dotted)
 
@@ -115,56 +150,91 @@ def _imports(tree: ast.AST, module: str) -> dict[str, str]:
     annotations.
     """
     package = _package_of(module)
-    found = {}
+    targets = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                whole, first = each.name, each.name.partition(".")[0]
-                found[each.asname or first] = whole if each.asname else first
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                if alias.asname:
+                    targets[alias.asname] = alias.name
+                else:
+                    targets[top] = top
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
-            found |= {each.asname or each.name: f"{base}.{each.name}" for each in node.names}
-    return found
+            for alias in node.names:
+                targets[alias.asname or alias.name] = f"{base}.{alias.name}"
+    return targets
 
 
 def _package_of(module: str) -> str:
     """Returns the package to which relative imports in a module refer."""
-    return module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
+    if hasattr(sys.modules.get(module), "__path__"):
+        return module
+    return module.rpartition(".")[0]
 
 
-def _class(module: str, name: str) -> Works:
-    """A class of a module, itself if it is imported already; a LookupError if there is none that can be read."""
-    # Not by getattr, for which a module may import something.
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    if isinstance(found, type):
-        return of_class(found)
+def _class(module: str, name: str) -> ClassDescription:
+    """Returns a class of a module, from the module itself if it is imported already.
+
+    Raises:
+        LookupError: There is none that can be read.
+    """
+    if module in sys.modules:
+        # Not by getattr, for which a module may import something.
+        value = vars(sys.modules[module]).get(name)
+        if isinstance(value, type):
+            return describe_class(value)
     file, tree = _source(module)
-    node = next((each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and each.name == name), None)
-    if node is None:
-        return _class(*_imports(tree, module)[name].rpartition(".")[::2])
-    owners, abstract = dict[str, str](), dict[str, bool]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _of_definition(node, file, tree, module)
+    origin, _, original_name = _imports(tree, module)[name].rpartition(".")
+    return _class(origin, original_name)
+
+
+def _of_definition(
+    node: ast.ClassDef, file: Path, tree: ast.AST, module: str
+) -> ClassDescription:
+    owners: dict[str, str] = {}
+    abstract: set[str] = set()
+    # A method of the first base precedes one of the second.
     for base in reversed(node.bases):
-        inherited = _named(ast.unparse(base.value if isinstance(base, ast.Subscript) else base), tree, module)
+        expression = base.value if isinstance(base, ast.Subscript) else base
+        inherited = _named(ast.unparse(expression), tree, module)
         owners |= inherited.owners
-        abstract |= {each: each in inherited.abstract for each in inherited.owners}
-    for part in node.body:
-        decorators = getattr(part, "decorator_list", [])
-        for own in _bound(part):
-            owners[own] = f"{module}.{name}"
-            abstract[own] = any(ast.unparse(each).endswith("abstractmethod") for each in decorators)
-    return Works(name, file, owners, frozenset(each for each, is_abstract in abstract.items() if is_abstract))
+        abstract -= inherited.owners.keys()
+        abstract |= inherited.abstract
+    for statement in node.body:
+        decorators = getattr(statement, "decorator_list", [])
+        names = [ast.unparse(decorator) for decorator in decorators]
+        is_abstract = any(name.endswith("abstractmethod") for name in names)
+        for member in _bound(statement):
+            owners[member] = f"{module}.{node.name}"
+            abstract.discard(member)
+            if is_abstract:
+                abstract.add(member)
+    return ClassDescription(node.name, file, owners, frozenset(abstract))
 
 
-def of_class(found: type[Any]) -> Works:
+def describe_class(cls: type[Any]) -> ClassDescription:
     """Describes an imported class."""
-    owners = {name: f"{each.__module__}.{each.__qualname__}" for each in reversed(found.__mro__) for name in vars(each)}
-    file = Path(getattr(sys.modules.get(found.__module__), "__file__", None) or found.__module__)
-    return Works(found.__name__, file, owners, frozenset(getattr(found, "__abstractmethods__", ())))
+    owners = {}
+    for base in reversed(cls.__mro__):
+        for name in vars(base):
+            owners[name] = f"{base.__module__}.{base.__qualname__}"
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None) or cls.__module__
+    abstract = frozenset(getattr(cls, "__abstractmethods__", ()))
+    return ClassDescription(cls.__name__, Path(file), owners, abstract)
 
 
 @cache
 def _source(module: str) -> tuple[Path, ast.Module]:
-    """The source of a module; a LookupError where a package would have to be imported to find it."""
+    """Returns file and source of a module.
+
+    Raises:
+        LookupError: A package would have to be imported to find it.
+    """
     package = module.rpartition(".")[0]
     if package and package not in sys.modules:
         raise LookupError(module)
@@ -175,11 +245,16 @@ def _source(module: str) -> tuple[Path, ast.Module]:
     return file, ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _bound(part: ast.stmt) -> Iterator[str]:
-    """The names that a statement in the body of a class binds."""
-    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield part.name
-    elif isinstance(part, ast.Assign):
-        yield from (each.id for target in part.targets for each in ast.walk(target) if isinstance(each, ast.Name))
-    elif isinstance(part, ast.AnnAssign) and part.value is not None and isinstance(part.target, ast.Name):
-        yield part.target.id
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement in the body of a class binds."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name):
+                    yield node.id
+    elif isinstance(statement, ast.AnnAssign):
+        target = statement.target
+        if statement.value is not None and isinstance(target, ast.Name):
+            yield target.id

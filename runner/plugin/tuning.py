@@ -35,10 +35,16 @@ def parse_tuning(values: object) -> Setup:
     machine = entries.get(MACHINE)
     choices = entries.get(CHOICES)
     if not isinstance(machine, Mapping) or not isinstance(choices, Mapping):
-        raise ValueError(f"should be a mapping with '{MACHINE}' and '{CHOICES}', got {values!r:.60}")
+        raise ValueError(
+            f"should be a mapping with '{MACHINE}' and '{CHOICES}', got {values!r:.60}"
+        )
     for kind, of_stage in choices.items():
-        if not isinstance(of_stage, Mapping) or not all(isinstance(key, str) for key in of_stage):
-            raise ValueError(f"{CHOICES}.{kind} should be a mapping, got {of_stage!r:.60}")
+        if not isinstance(of_stage, Mapping) or not all(
+            isinstance(key, str) for key in of_stage
+        ):
+            raise ValueError(
+                f"{CHOICES}.{kind} should be a mapping, got {of_stage!r:.60}"
+            )
     return Setup(machine, choices)
 
 
@@ -57,7 +63,8 @@ class Tuning:
 
     Attributes:
         machine: The machine on which the pipeline runs.
-        is_fresh: Whether no choice of an earlier process may be used, as in the timed processes of an ablation.
+        is_fresh: Whether no choice of an earlier process may be used, as in the timed processes of
+            an ablation.
         searches: Whether stages may search; otherwise what is not recorded stays at its default.
         revision: Changes when choices come from a lock or a checkpoint.
     """
@@ -78,7 +85,9 @@ class Tuning:
     def lock(self, choices: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes over choices that no checkpoint may replace."""
         self._choices = {kind: dict(of_stage) for kind, of_stage in choices.items()}
-        self._locked = frozenset((kind, key) for kind, of_stage in choices.items() for key in of_stage)
+        self._locked = frozenset(
+            (kind, key) for kind, of_stage in choices.items() for key in of_stage
+        )
         self.revision += 1
 
     def data(self) -> dict[str, Any]:
@@ -88,13 +97,15 @@ class Tuning:
         choices = {kind: dict(of_stage) for kind, of_stage in self._choices.items()}
         return {MACHINE: dict(self.machine), CHOICES: choices}
 
-    def restore(self, data: Mapping[str, Any], fixed: frozenset[str] = frozenset()) -> None:
+    def restore(
+        self, data: Mapping[str, Any], fixed: frozenset[str] = frozenset()
+    ) -> None:
         """Takes over the choices of a checkpoint, except where a lock has others.
 
         Args:
             data: What ``data`` returned when the checkpoint was written.
-            fixed: Kinds of stages whose choices cannot change after the first update. The others are skipped if
-                this pipeline searches again.
+            fixed: Kinds of stages whose choices cannot change after the first update. The others
+                are skipped if this pipeline searches again.
 
         Choices of another machine are skipped, too.
 
@@ -104,12 +115,17 @@ class Tuning:
         if not data:
             return
         setup = parse_tuning(data)
+        # What was the fastest on one machine may not be on another.
         is_foreign = bool(machine_differences(setup.machine, self.machine))
         for kind, of_stage in setup.choices.items():
             if kind not in fixed and (self.is_fresh or is_foreign):
                 continue
             choices = self._choices.setdefault(kind, {})
-            choices |= {key: value for key, value in of_stage.items() if (kind, key) not in self._locked}
+            choices |= {
+                key: value
+                for key, value in of_stage.items()
+                if (kind, key) not in self._locked
+            }
         self.revision += 1
 
     def listen(self, listener: Callable[[dict[str, Any]], object]) -> None:
@@ -136,8 +152,9 @@ class Tuning:
 class Choices:
     """The tuning choices of one stage in one run.
 
-    A stage records what it has selected by measuring. The record is a part of the run: its lock and its checkpoints
-    contain it, and a run that is resumed, or a run of the lock, gets the same choices without a search.
+    A stage records what it has selected by measuring. The record is a part of the run: its lock and
+    its checkpoints contain it, and a run that is resumed, or a run of the lock, gets the same
+    choices without a search.
 
     Attributes:
         tuning: The choices of all stages.

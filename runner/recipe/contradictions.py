@@ -12,6 +12,8 @@ from runner.recipe.yaml_nodes import Problem
 
 if TYPE_CHECKING:
     from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
+    from runner.plugin.contract import Objective
+    from runner.recipe.stopping import StopConfig
     from runner.recipe.yaml_nodes import Node
 
 
@@ -27,20 +29,32 @@ def conflicts(
     ``stages`` are the stages that are on, by section, in the order in which they attach; ``root``
     contains the places.
     """
-    contradictions: list[tuple[str, str]] = []  # path and message
+    # Pairs of a dotted path and a message.
+    contradictions: list[tuple[str, str]] = []
     if train is not None:
         contradictions += _of_length(data, train)
     if model is not None and data is not None:
         contradictions += _of_model_and_data(root, model, data)
+        if train is not None and train.stop is not None:
+            objective = (
+                data.objective or model.objective or model.default_objective(data)
+            )
+            contradictions += _of_stop(train, train.stop, objective)
     for section, section_stages in stages.items():
         contradictions += _of_stages(root, section, model, section_stages)
-    return [Problem(root.asked(path), path, message) for path, message in contradictions]
+    return [
+        Problem(root.asked(path), path, message) for path, message in contradictions
+    ]
 
 
-def _of_model_and_data(root: Node, model: LearnerConfig, data: SourceConfig) -> Iterator[tuple[str, str]]:
+def _of_model_and_data(
+    root: Node, model: LearnerConfig, data: SourceConfig
+) -> Iterator[tuple[str, str]]:
     if model.learns_from != data.provides:
         citation = root.asked("model.kind").cited()
-        learner = f"model '{model.kind}' ({citation}) learns from {model.learns_from} data"
+        learner = (
+            f"model '{model.kind}' ({citation}) learns from {model.learns_from} data"
+        )
         yield "data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"
         return
     missing = unmeasured(type(model), type(data))
@@ -49,9 +63,13 @@ def _of_model_and_data(root: Node, model: LearnerConfig, data: SourceConfig) -> 
 
 
 def _of_stages(
-    root: Node, section: str, model: LearnerConfig | None, stages: Mapping[str, StageConfig | None]
+    root: Node,
+    section: str,
+    model: LearnerConfig | None,
+    stages: Mapping[str, StageConfig | None],
 ) -> Iterator[tuple[str, str]]:
-    owners: dict[str, str] = {}  # the stage that replaces a slot
+    # By slot, the stage that replaces it: two stages cannot replace the same one.
+    owners: dict[str, str] = {}
     for kind, stage in stages.items():
         if stage is None:
             continue
@@ -59,15 +77,14 @@ def _of_stages(
         for required in stage.requires:
             if required not in stages:
                 state = _state_of_missing_stage(root, section, required)
-                yield path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"
+                hint = f"switch it on, or '{kind}' off"
+                yield path, f"requires '{required}', which {state}: {hint}"
         for slot in sorted(stage.claims):
             owner = owners.setdefault(slot, kind)
             if owner != kind:
                 citation = root.asked(f"{section}.{owner}").cited()
-                yield (
-                    path,
-                    f"replaces '{slot}', and so does '{owner}' ({citation}): switch one of them off",
-                )
+                problem = f"replaces '{slot}', and so does '{owner}' ({citation})"
+                yield path, f"{problem}: switch one of them off"
         if model is not None:
             slots = sorted(stage.claims | stage.wraps)
             # Several slots may be missing for one reason, which is reported once.
@@ -82,7 +99,9 @@ def _state_of_missing_stage(root: Node, section: str, kind: str) -> str:
     return f"is switched off ({node.anchor.cited()})"
 
 
-def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:
+def _of_length(
+    data: SourceConfig | None, train: TrainConfig
+) -> Iterator[tuple[str, str]]:
     set_units = [unit for unit in UNITS if getattr(train, unit) is not None]
     available_units = [unit for unit in UNITS if data is None or unit in data.units]
     if not set_units:
@@ -92,7 +111,10 @@ def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[
 
     first_unit = set_units[0]
     for unit in set_units[1:]:
-        yield f"train.{unit}", f"set either train.{first_unit} or train.{unit}, not both"
+        yield (
+            f"train.{unit}",
+            f"set either train.{first_unit} or train.{unit}, not both",
+        )
     if data is None:
         return
     if first_unit not in available_units:
@@ -106,3 +128,40 @@ def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[
     if largest is not None and train.batch_size > largest:
         message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
         yield "train.batch_size", message
+
+
+def _of_stop(
+    train: TrainConfig, stop: StopConfig, objective: Objective | None
+) -> Iterator[tuple[str, str]]:
+    if any(getattr(train, unit) is not None for unit in UNITS):
+        unit, length = train.length
+        if stop.not_before >= length:
+            yield (
+                "train.stop.not_before",
+                f"{stop.not_before:,} leaves nothing of {length:,} {unit}",
+            )
+    if stop.seconds is not None:
+        if stop.metric is not None:
+            yield (
+                "train.stop.metric",
+                "has no effect: with seconds, only time is compared",
+            )
+        return
+    condition = "reach" if stop.patience is None else "patience"
+    if train.evaluate_every is None:
+        yield (
+            f"train.stop.{condition}",
+            "is compared at evaluations, and there is only the last: set train.evaluate_every",
+        )
+    if stop.watched(objective) is not None:
+        return
+    if stop.metric is None and objective is None:
+        yield (
+            "train.stop",
+            "there is no objective here: set metric, for instance eval/loss, and direction",
+        )
+    else:
+        yield (
+            "train.stop.metric",
+            "is not the objective: set direction to minimize or maximize",
+        )

@@ -22,9 +22,12 @@ class _Dumper(yaml.CSafeDumper):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def represent_str(self, data: str) -> Any:
-        # These two words mean something to YAML. What is printed escaped reads back in double quotes only.
+        # These two words mean something to YAML. What is printed escaped reads back in double
+        # quotes only.
         needs_quotes = data in ("<<", "=") or not is_printable(data)
-        return self.represent_scalar(f"{TAG}str", data, style='"' if needs_quotes else None)
+        return self.represent_scalar(
+            f"{TAG}str", data, style='"' if needs_quotes else None
+        )
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -19,7 +19,14 @@ from runner.recipe.mapping import node_of
 from runner.recipe.optimizers import optimizers
 from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
 from runner.recipe.tuning import locked_tuning
-from runner.recipe.validation import Model, face_of, fill, plugin_section, secrets_of, stages
+from runner.recipe.validation import (
+    Model,
+    face_of,
+    fill,
+    plugin_section,
+    secrets_of,
+    stages,
+)
 from runner.recipe.yaml_nodes import (
     DEFAULT,
     MAPPING,
@@ -48,7 +55,11 @@ VERBS = {"ablation": "runner ablate", "study": "runner study run"}
 """Commands for files of other types than recipes."""
 
 
-def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], catalog: Registry) -> Recipe:
+def load(
+    reference: str | Path | Mapping[str, Any],
+    sets: Sequence[str | Node],
+    catalog: Registry,
+) -> Recipe:
     """Reads, merges and validates a recipe; a ``RecipeError`` lists all mistakes with their lines.
 
     The reference is a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a
@@ -77,7 +88,9 @@ def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], 
 
 
 def _names_with_secrets(root: Node, section: str = "") -> Iterator[Problem]:
-    """Problems about all keys that contain a secret, and about values that become the name of something."""
+    """Problems about all keys that contain a secret, and about values that become the name of
+    something.
+    """
     for key, child in root.children.items():
         path = f"{section}.{key}" if section else str(key)
         is_secret_name = path in NAMES and has_secret(str(child.value))
@@ -91,14 +104,20 @@ def _reference(reference: Any) -> str | Path:
     if not isinstance(reference, str | Path):
         kind = type(reference).__name__
         expected = "a file, the name of a recipe that ships, or a mapping in the form of a file"
-        raise UsageError(f"recipe: {reference!r:.60} is of type {kind}; should be {expected}")
+        raise UsageError(
+            f"recipe: {reference!r:.60} is of type {kind}; should be {expected}"
+        )
     if "\n" in str(reference):
-        raise UsageError("recipe: got a text of several lines; pass it as a mapping: yaml.safe_load(TEXT)")
+        raise UsageError(
+            "recipe: got a text of several lines; pass it as a mapping: yaml.safe_load(TEXT)"
+        )
     return reference
 
 
 def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
-    """The recipe that an experiment's file names: seen from its folder, or else as on a command line; as ``load``."""
+    """The recipe that an experiment's file names: seen from its folder, or else as on a command
+    line; as ``load``.
+    """
     folder = Path(name.place.source).parent
     if not (folder / str(name.value)).is_file():
         folder = Path()
@@ -106,15 +125,22 @@ def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Rec
     return load(path, sets, catalog)
 
 
-def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
-    """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for example ``ablated``."""
+def fill_experiment(
+    model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]
+) -> Model:
+    """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for
+    example ``ablated``.
+    """
     kind_node = root.get("kind")
     if kind_node is None and root.children.keys() & PARTS:
         path = shown_path(Path(root.place.source))
-        message = f"is missing: this is a recipe, which is trained by: runner run {path}"
+        message = (
+            f"is missing: this is a recipe, which is trained by: runner run {path}"
+        )
         raise RecipeError([Problem(root.place, "kind", message)])
     if kind_node is not None and kind_node.value != kind:
-        message = f"{kind_node.shown} cannot be {what}; should be '{kind}'{_command_hint(kind_node)}"
+        hint = _command_hint(kind_node)
+        message = f"{kind_node.shown} cannot be {what}; should be '{kind}'{hint}"
         raise RecipeError([Problem(kind_node.place, "kind", message)])
     filled = fill(model, root, "", problems)
     problems += _names_with_secrets(root)
@@ -124,7 +150,9 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
 
 
 def _command_hint(kind: Node) -> str:
-    """The end of a message about a file of another kind: the command that takes it, if there is one."""
+    """The end of a message about a file of another kind: the command that takes it, if there is
+    one.
+    """
     verb = VERBS.get(str(kind.value))
     if not verb:
         return ""
@@ -142,7 +170,8 @@ def from_values(
     """Creates the recipe that another process has loaded and sent; raises a ``RecipeError`` if a
     plugin is missing in this process.
 
-    The values are with secrets, and the path is of the file that it was loaded from, which is not read.
+    The values are with secrets, and the path is of the file that it was loaded from, which is not
+    read.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
@@ -155,7 +184,10 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     are not a mapping.
     """
     if not isinstance(values, Mapping):
-        raise UsageError(f"settings should be values by dotted path, as {{'train.epochs': 2}}, got {values!r:.80}")
+        raise UsageError(
+            "settings should be values by dotted path, as {'train.epochs': 2}, "
+            f"got {values!r:.80}"
+        )
     return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 
@@ -168,23 +200,31 @@ def secret_assignments(recipe: Recipe) -> list[str]:
     return assignments(secrets)
 
 
-def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Problem]) -> Recipe:
+def _validated(
+    path: Path, composed: Node, catalog: Registry, problems: list[Problem]
+) -> Recipe:
     root = replace(composed, place=Place(path))
     problems += _masked_secrets(root)
 
     head_keys = {key: node for key, node in root.children.items() if key not in PARTS}
     head = fill(Head, replace(root, value=head_keys), "", problems, others=PARTS)
-    train = fill(TrainConfig, root.get("train") or replace(root, value={}), "train", problems)
+    train = fill(
+        TrainConfig, root.get("train") or replace(root, value={}), "train", problems
+    )
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
     optimizer = optimizers(root, model, catalog, problems)
     optimization = stages(root, "optimization", catalog, problems)
     inference = stages(root, "inference", catalog, problems)
-    problems += conflicts(root, model, data, train, {"optimization": optimization, "inference": inference})
+    problems += conflicts(
+        root, model, data, train, {"optimization": optimization, "inference": inference}
+    )
     if problems or head is None or train is None:
         raise RecipeError(_with_moved_settings(problems, root, catalog))
 
-    stages_on = {kind: stage for kind, stage in optimization.items() if stage is not None}
+    stages_on = {
+        kind: stage for kind, stage in optimization.items() if stage is not None
+    }
     named_stages = (root.get("optimization") or replace(root, value={})).children
     recipe = Recipe(
         path,
@@ -195,13 +235,18 @@ def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Pro
         optimizer=optimizer,
         stages=stages_on,
         off=tuple(kind for kind in named_stages if kind not in stages_on),
-        inference={kind: stage for kind, stage in inference.items() if stage is not None},
+        inference={
+            kind: stage for kind, stage in inference.items() if stage is not None
+        },
         origins={},
     )
     # This registers secrets that no file holds: a plugin's default may come from the environment.
     recipe.values(masked=False)
     stage_paths = dict.fromkeys(f"optimization.{kind}" for kind in named_stages)
-    return replace(recipe, origins=_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}))
+    return replace(
+        recipe,
+        origins=_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}),
+    )
 
 
 def _masked_secrets(root: Node) -> Iterator[Problem]:
@@ -212,15 +257,22 @@ def _masked_secrets(root: Node) -> Iterator[Problem]:
             yield Problem(root.asked(name), name, message)
 
 
-def _with_moved_settings(problems: Sequence[Problem], root: Node, catalog: Registry) -> list[Problem]:
+def _with_moved_settings(
+    problems: Sequence[Problem], root: Node, catalog: Registry
+) -> list[Problem]:
     """Returns the problems; those about a setting that has a new name mention it."""
     messages: dict[str, str] = {}
     for section in SECTIONS:
         kind = root.get(section, "kind")
         face = None if kind is None else face_of(catalog, section, str(kind.value))
         if face is not None:
-            messages |= {old: f"unknown key - it is now {new}" for old, new in face.moved.items()}
-    return [replace(problem, message=messages.get(problem.path, problem.message)) for problem in problems]
+            messages |= {
+                old: f"unknown key - it is now {new}" for old, new in face.moved.items()
+            }
+    return [
+        replace(problem, message=messages.get(problem.path, problem.message))
+        for problem in problems
+    ]
 
 
 def _origins(root: Node, values: Mapping[str, Any]) -> dict[str, Place]:
@@ -241,7 +293,9 @@ def shipped() -> dict[str, Path]:
 
 
 def find(reference: str | Path, folder: Path = Path()) -> Path:
-    """The file that is meant, seen from a folder: a path, or the bare name of a recipe that ships; or an error."""
+    """The file that is meant, seen from a folder: a path, or the bare name of a recipe that ships;
+    or an error.
+    """
     path = folder / reference
     name = str(reference)
     is_bare = name == Path(name).name
@@ -253,18 +307,28 @@ def find(reference: str | Path, folder: Path = Path()) -> Path:
     if os.path.exists(path):
         return path
 
-    message = "no such file, and no recipe of that name ships" if is_bare else "no such file"
+    message = (
+        "no such file, and no recipe of that name ships" if is_bare else "no such file"
+    )
     hint = suggestion(path.stem, ships) if is_bare else ""
     files = path.parent.glob(f"*{SUFFIX}") if os.path.isdir(path.parent) else ()
-    candidates = {stem: stem for stem in ships} | {file.stem: file.name for file in files}
+    candidates = {stem: stem for stem in ships} | {
+        file.stem: file.name for file in files
+    }
     similar = nearest(path.stem, candidates)
     if similar:
         hint = f" - did you mean '{Path(name).with_name(candidates[similar])}'?"
     raise RecipeError([Problem(Place(path), "", message + hint)])
 
 
-def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapping: Node | None = None) -> list[Node]:
-    """Returns what a recipe is made from: what its file extends, the lowest first, the file, and each assignment.
+def layers(
+    path: Path,
+    sets: Sequence[str | Node],
+    problems: list[Problem],
+    mapping: Node | None = None,
+) -> list[Node]:
+    """Returns what a recipe is made from: what its file extends, the lowest first, the file, and
+    each assignment.
 
     A ``mapping`` takes the place of the file.
     """
@@ -273,7 +337,8 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
     while not is_lock(path):
         root = mapping if not chain else None
         if root is None:
-            # A file that another one names may be anything; only the first is quoted whatever it holds.
+            # A file that another one names may be anything; only the first is quoted whatever it
+            # holds.
             root = read(path, problems, quotes=not chain)
         _refuse_experiment(root)
         children = dict(root.children)
@@ -288,7 +353,12 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
         path = _find_named(extends, "extends", path.parent, problems)
         if path.resolve() in chain:
             circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
+            raise RecipeError(
+                [
+                    *problems,
+                    Problem(extends.place, "extends", f"runs in a circle: {circle}"),
+                ]
+            )
     else:
         files.append(_locked(read(path, problems)))
     overrides = [_assignment(override, problems) for override in sets]
@@ -302,10 +372,14 @@ def _refuse_experiment(root: Node) -> None:
         return
     hint = _command_hint(kind)
     if hint:
-        raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is not a recipe{hint}")])
+        raise RecipeError(
+            [Problem(kind.place, "kind", f"{kind.shown} is not a recipe{hint}")]
+        )
 
 
-def _find_named(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
+def _find_named(
+    name: Node, key: str, folder: Path, problems: Sequence[Problem]
+) -> Path:
     """Returns the file of ``find``; raises a RecipeError with the place of the name if there is no
     such recipe file.
     """
@@ -318,7 +392,9 @@ def _find_named(name: Node, key: str, folder: Path, problems: Sequence[Problem])
             return path
         message = "is not a file"
         if os.path.isfile(path):
-            message = f"is not a recipe: names of recipe files end in {' or '.join(SUFFIXES)}"
+            message = (
+                f"is not a recipe: names of recipe files end in {' or '.join(SUFFIXES)}"
+            )
     raise RecipeError([*problems, Problem(name.place, key, f"{name.shown}: {message}")])
 
 
@@ -328,7 +404,9 @@ def _locked(root: Node) -> Node:
     """
     recipe = root.get("recipe")
     if recipe is None or not isinstance(recipe.value, dict):
-        raise LockError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
+        raise LockError(
+            [Problem(root.place, "recipe", "is missing: this is not a lock file")]
+        )
     origins = root.get("origins")
     if origins is None:
         return recipe
@@ -337,7 +415,11 @@ def _locked(root: Node) -> Node:
         *sections, key = path.split(".")
         section = recipe.get(*sections)
         values = None if section is None else section.value
-        if origin.value != DEFAULT.source or not isinstance(values, dict) or key not in values:
+        if (
+            origin.value != DEFAULT.source
+            or not isinstance(values, dict)
+            or key not in values
+        ):
             continue
         if values[key].value == MASK:
             del values[key]
@@ -354,8 +436,15 @@ def merge(base: Node, over: Node) -> Node:
         return over
     base_kind = base.get("kind")
     over_kind = over.get("kind")
-    is_other_kind = base_kind is not None and over_kind is not None and base_kind.value != over_kind.value
-    children = {key: replace(node, leftover=node.leftover or is_other_kind) for key, node in base.value.items()}
+    is_other_kind = (
+        base_kind is not None
+        and over_kind is not None
+        and base_kind.value != over_kind.value
+    )
+    children = {
+        key: replace(node, leftover=node.leftover or is_other_kind)
+        for key, node in base.value.items()
+    }
     for key, node in over.value.items():
         children[key] = merge(children[key], node) if key in children else node
     # The place is that of the first definition, except for a section whose kind changed.
@@ -376,7 +465,9 @@ def _assignment(assignment: str | Node, problems: list[Problem]) -> Node:
     keys = dotted.split(".")
     is_path = bool(equals) and all(keys) and dotted == "".join(dotted.split())
     if not is_path or keys[0] == "extends":
-        message = "extends is only valid in a file" if is_path else "should be a.b.c=VALUE"
+        message = (
+            "extends is only valid in a file" if is_path else "should be a.b.c=VALUE"
+        )
         raise RecipeError([*problems, Problem(start, "", message)])
 
     # Blank lines and columns instead of everything before the value keep its position.

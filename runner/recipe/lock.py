@@ -14,11 +14,25 @@ from runner import __version__
 from runner.plugin.config import Config
 from runner.plugin.registry import Provider, Registry, Section
 from runner.recipe.dumping import dump
-from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
+from runner.recipe.provenance import (
+    Checkout,
+    code_digests,
+    plugin_sources,
+    source,
+    versions,
+)
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.tuning import TUNING, settings_of_data
 from runner.recipe.validation import fill, secrets_of
-from runner.recipe.yaml_nodes import MAPPING, LockError, Place, Problem, RecipeError, parse, read
+from runner.recipe.yaml_nodes import (
+    MAPPING,
+    LockError,
+    Place,
+    Problem,
+    RecipeError,
+    parse,
+    read,
+)
 from runner.system.escapes import restore_undecodable
 from runner.system.faults import reach
 from runner.system.files import read_regular, remove, sha256, write_durably
@@ -30,33 +44,54 @@ from runner.system.workspace_paths import LOCK_NAME
 
 VERSION = 1
 PATCH_NAME = "source.patch"
-DATA = "data"  # the data of the training, which only a built source can report
-PLUGIN_FILES = "plugin_files"  # their paths: a hint for a repetition, excluded from comparisons
-# SHA-256 of these files and of the files that they import, by path
+# Only a source that was built can report the fingerprint of its data.
+DATA = "data"
+# The paths are a hint for a repetition. They are not compared, because files may be moved.
+PLUGIN_FILES = "plugin_files"
 PLUGIN_SOURCES = "plugin_sources"
+"""SHA-256 of the plugin files and of the files that they import, by path."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide about results
-# Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate.
+_MATTERS = (
+    "recipe",
+    "code",
+    "plugins",
+    "packages",
+)
+"""Sections on which results depend."""
+# These change results at most in their digits: resuming on another machine, or at a commit with
+# another text, is legitimate.
 _SHOWN = ("source", "tools", "hardware", "threads")
 # A run that has imported torch has more entries than one that has not.
 _OF_MACHINE = ("hardware", "threads")
-_FREE = {"recipe.system.wait"}  # settings that change no digit
-_REMEDY = "the lock cannot be used: restore it from the run's artifacts in MLflow, or start a new run from the recipe"
-PROCESSOR = "system"  # how the run used the processor at its start; excluded from comparisons
-_SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})) | {
-    "recipe": (dict[str, Any], ...)
-}
+_FREE = {"recipe.system.wait"}
+"""Settings that change no digit."""
+_HINT = (
+    "the lock cannot be used: restore it from the run's artifacts in MLflow, "
+    "or start a new run from the recipe"
+)
+PROCESSOR = "system"
+"""Section with the use of the processor at the start of the run; it is not compared."""
+_SECTIONS: Any = dict.fromkeys(
+    (*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})
+) | {"recipe": (dict[str, Any], ...)}
 _LockForm = create_model("_LockForm", __base__=Config, lock=(int, ...), **_SECTIONS)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A difference between a lock and the present state."""
+    """A difference between a lock and the present state.
 
-    name: str  # dotted path in the lock: "packages.torch"
-    locked: str  # the value in the lock, "absent" if it has none
-    now: str  # the present value, "absent" if there is none
-    matters: bool  # whether results may change because of it
+    Attributes:
+        name: Dotted path in the lock: ``packages.torch``.
+        locked: The value in the lock, ``absent`` if it has none.
+        now: The present value, ``absent`` if there is none.
+        matters: Whether results may change because of it.
+    """
+
+    name: str
+    locked: str
+    now: str
+    matters: bool
 
     def __str__(self) -> str:
         return f"{self.name}: {self.locked} in the lock, {self.now} now"
@@ -112,7 +147,9 @@ def write_lock(
 
 
 def _plugin_facts(recipe: Recipe, run_dir: Path, catalog: Registry) -> dict[str, Any]:
-    """Returns where the plugin files in use are, and the digests of all sources that run because of them."""
+    """Returns where the plugin files in use are, and the digests of all sources that run because of
+    them.
+    """
     names = {provider.name for provider in _providers(recipe, catalog).values()}
     files = [Path(name) for name in names if name.endswith(".py")]
     sources = plugin_sources(_faces(recipe), files) if files else []
@@ -139,8 +176,11 @@ def _recorded_path(path: Path, run_dir: Path) -> str:
     return str(absolute)
 
 
-def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None) -> Drift | None:
-    """Returns the difference between the data of a lock and those that are there now; None if there is none.
+def data_drift(
+    locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None
+) -> Drift | None:
+    """Returns the difference between the data of a lock and those that are there now; None if there
+    is none.
 
     If the settings of the data differ, that is reported as a drift of the settings, and the result
     is None.
@@ -191,7 +231,9 @@ def update_lock(
     origins = dict(locked.get("origins") or {})
     for name, value in flatten(facts["recipe"]):
         if name not in locked_values or locked_values[name] != value:
-            origins[name] = recipe.origins[name].cited() if name in recipe.origins else "resume"
+            origins[name] = (
+                recipe.origins[name].cited() if name in recipe.origins else "resume"
+            )
 
     # The code comes last, so that a truncated lock never has a complete code.
     locked.pop("code", None)
@@ -221,7 +263,8 @@ def write_tuning(run_dir: Path, data: Mapping[str, Any]) -> None:
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
-    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since.
+    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was
+    replaced since.
 
     A recipe that was passed as a mapping is written with all of its values.
     """
@@ -232,7 +275,9 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     # The file may have been changed, and be damaged, since it was loaded.
     with suppress(RecipeError):
         document = parse(text, recipe.path, [])
-        secrets = [leaf for leaf in secrets_of(recipe, document) if leaf.value is not None]
+        secrets = [
+            leaf for leaf in secrets_of(recipe, document) if leaf.value is not None
+        ]
         # A value that an alias repeats occurs once.
         spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in secrets}
         for start, end in sorted(spans, reverse=True):
@@ -241,21 +286,30 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
-    """Returns a lock as plain values; that it is missing, damaged, or of a newer runner is a ``LockError``."""
+    """Returns a lock as plain values; that it is missing, damaged, or of a newer runner is a
+    ``LockError``.
+    """
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
-        sections = {key: node for key, node in root.children.items() if key in _LockForm.model_fields}
+        sections = {
+            key: node
+            for key, node in root.children.items()
+            if key in _LockForm.model_fields
+        }
         fill(_LockForm, replace(root, value=sections), "", problems)
     except RecipeError as error:
         problems += error.problems
     if problems:
-        raise LockError([*problems, Problem(Place(lock), "", _REMEDY)])
+        raise LockError([*problems, Problem(Place(lock), "", _HINT)])
     values: dict[str, Any] = root.plain()
     recorded_files = values.get(PLUGIN_FILES) or ()
     values[PLUGIN_FILES] = [_plugin_file(lock, str(path)) for path in recorded_files]
     recorded_digests = values.get(PLUGIN_SOURCES) or {}
-    values[PLUGIN_SOURCES] = {_plugin_file(lock, str(path)): str(digest) for path, digest in recorded_digests.items()}
+    values[PLUGIN_SOURCES] = {
+        _plugin_file(lock, str(path)): str(digest)
+        for path, digest in recorded_digests.items()
+    }
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise LockError([Problem(root.asked("lock"), "lock", message)])
@@ -263,16 +317,26 @@ def read_lock(lock: Path) -> dict[str, Any]:
 
 
 def _plugin_file(lock: Path, recorded: str) -> str:
-    """Returns the path of a plugin file; of a lock that was copied elsewhere, that of the same name here."""
-    path = Path(os.path.normpath(lock.absolute().parent / restore_undecodable(recorded)))
+    """Returns the path of a plugin file; of a lock that was copied elsewhere, that of the same name
+    here.
+    """
+    path = Path(
+        os.path.normpath(lock.absolute().parent / restore_undecodable(recorded))
+    )
     same_name = Path(path.name).absolute()
     return str(same_name if same_name.is_file() and not path.exists() else path)
 
 
 def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
-    """Returns the plugin files that a lock, as ``read_lock`` returns it, was written with and whose names none has."""
+    """Returns the plugin files that a lock, as ``read_lock`` returns it, was written with and whose
+    names none has.
+    """
     names = {path.name for path in given}
-    return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
+    return [
+        path
+        for path in map(Path, locked.get(PLUGIN_FILES) or ())
+        if path.name not in names
+    ]
 
 
 def is_trusted(lock: Path) -> bool:
@@ -280,13 +344,18 @@ def is_trusted(lock: Path) -> bool:
     unchanged since then.
     """
     try:
-        return is_signed(read_regular(lock).decode("utf-8", "surrogateescape"), lock.parent)
+        return is_signed(
+            read_regular(lock).decode("utf-8", "surrogateescape"), lock.parent
+        )
     except OSError:
         return False
 
 
-def changed_sources(locked: Mapping[str, Any], files: Iterable[Path]) -> dict[Path, str]:
-    """Returns the sources of plugins that are not as a lock records them, each with what is wrong with it.
+def changed_sources(
+    locked: Mapping[str, Any], files: Iterable[Path]
+) -> dict[Path, str]:
+    """Returns the sources of plugins that are not as a lock records them, each with what is wrong
+    with it.
 
     Args:
         locked: The lock, as ``read_lock`` returns it.
@@ -349,7 +418,9 @@ def _faces(recipe: Recipe) -> list[type]:
     return [type(recipe.model), type(recipe.data), *map(type, stages)]
 
 
-def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:
+def _facts(
+    recipe: Recipe, catalog: Registry, checkout: Checkout | None
+) -> dict[str, Any]:
     """Returns what can change a result except code, redacted for locks and comparisons."""
     threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
     # Importing torch for its number of threads would take seconds.
@@ -366,7 +437,10 @@ def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict
         "recipe": recipe.values(),
         "source": commit,
         # A local file is identified by its name and content: its folder has no influence.
-        "plugins": {name: f"{Path(provider.name).name} {provider.version}" for name, provider in providers.items()},
+        "plugins": {
+            name: f"{Path(provider.name).name} {provider.version}"
+            for name, provider in providers.items()
+        },
         "packages": packages,
         "tools": {"runner": __version__} | tools,
         "hardware": dict(hardware()),
@@ -377,6 +451,13 @@ def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict
 
 def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
     """Returns the providers of the plugins in use."""
-    used: dict[Section, Iterable[str]] = {"model": [recipe.model.kind], "data": [recipe.data.kind]}
+    used: dict[Section, Iterable[str]] = {
+        "model": [recipe.model.kind],
+        "data": [recipe.data.kind],
+    }
     used |= {"optimization": recipe.stages, "inference": recipe.inference}
-    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kinds in used.items() for kind in kinds}
+    return {
+        f"{section}.{kind}": catalog.provider(section, kind)
+        for section, kinds in used.items()
+        for kind in kinds
+    }

@@ -6,7 +6,12 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
+from runner.plugin.optimizer import (
+    RUNNER_SETTINGS,
+    OptimizerSettings,
+    kinds,
+    settings_of,
+)
 from runner.recipe.validation import face_of, fill, split_kind
 from runner.recipe.yaml_nodes import Node, Problem, parse
 from runner.system.suggestions import nearest
@@ -23,7 +28,8 @@ _USUAL_KIND = "adamw"
 def optimizers(
     root: Node, model: LearnerConfig | None, catalog: Registry, problems: list[Problem]
 ) -> dict[str, OptimizerSettings]:
-    """Returns the optimizer of every role of a learner, from one section for all roles or one for each.
+    """Returns the optimizer of every role of a learner, from one section for all roles or one for
+    each.
 
     Without a valid learner, the section is validated for the learner that was probably meant.
     """
@@ -41,7 +47,9 @@ def optimizers(
         key = settings_of_all[0]
         paths = ", ".join(f"optimizer.{role}.{key}" for role in roles)
         message = f"settings are given for each role here; write {paths}"
-        problems.append(Problem(section.children[key].anchor, f"optimizer.{key}", message))
+        problems.append(
+            Problem(section.children[key].anchor, f"optimizer.{key}", message)
+        )
         return {}
 
     result: dict[str, OptimizerSettings] = {}
@@ -67,30 +75,30 @@ def _optimizer(
     default: Mapping[str, Any],
     problems: list[Problem],
 ) -> OptimizerSettings | None:
-    """Returns the optimizer of one role, with the defaults of the learner; None if it is not valid."""
+    """Returns the optimizer of one role, with the learner's defaults; None if it is not valid."""
     default_kind = default.get("kind", _USUAL_KIND)
-    kind_and_settings = split_kind(
-        node,
-        path,
-        kinds(),
-        problems,
-        default_kind,
-    )
+    kind_and_settings = split_kind(node, path, kinds(), problems, default_kind)
     if kind_and_settings is None:
         return None
     kind, settings = kind_and_settings
     if str(kind.value) not in kinds():
         return None
-    # Another optimizer has other scales, so that the default learning rate and the like are not for it.
+    # Another optimizer has other scales, so it does not get the default learning rate.
     is_default_kind = kind.value == default_kind
-    defaults = {key: value for key, value in default.items() if key in OWN or (is_default_kind and key != "kind")}
+    defaults = {
+        key: value
+        for key, value in default.items()
+        if key in RUNNER_SETTINGS or (is_default_kind and key != "kind")
+    }
     base = parse(json.dumps(defaults), f"default of role {role}", problems)
     complete = replace(settings, value={**base.children, **settings.children})
     return fill(settings_of(str(kind.value)), complete, path, problems)
 
 
 def _face_meant(root: Node, catalog: Registry) -> Any:
-    """Returns the face of the learner that a recipe names or misspells; None without a similar name."""
+    """Returns the face of the learner that a recipe names or misspells; None without a similar
+    name.
+    """
     kind = root.get("model", "kind")
     name = "" if kind is None else str(kind.value)
     model_kinds = catalog.kinds("model")
@@ -99,12 +107,14 @@ def _face_meant(root: Node, catalog: Registry) -> Any:
 
 
 def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
-    """Validates the optimizers of a learner that is unknown, as far as that is possible without it."""
+    """Validates the optimizers of an unknown learner, as far as that is possible."""
     section = root.get("optimizer")
     if section is None:
         return
     known_keys = {key for kind in kinds() for key in settings_of(kind).model_fields}
-    has_roles = bool(section.children) and not section.children.keys() & (known_keys | {"kind"})
+    has_roles = bool(section.children) and not section.children.keys() & (
+        known_keys | {"kind"}
+    )
     nodes = {"optimizer": section}
     if has_roles:
         nodes = {f"optimizer.{role}": node for role, node in section.children.items()}
@@ -126,11 +136,15 @@ def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
         fill(settings_of(str(kind.value)), settings, path, certain)
         # The learner's default may be another optimizer, which has other settings.
         if "kind" not in node.children:
-            certain = [problem for problem in certain if _is_certain(problem, known_keys)]
+            certain = [
+                problem for problem in certain if _is_certain(problem, known_keys)
+            ]
     problems += certain
 
 
 def _is_certain(problem: Problem, known_keys: set[str]) -> bool:
-    """Returns whether a problem does not depend on the kind: a wrong value, or a key that no optimizer has."""
+    """Returns whether a problem does not depend on the kind: a wrong value, or a key that no
+    optimizer has.
+    """
     key = problem.path.rpartition(".")[2]
     return key not in known_keys or not problem.message.startswith("unknown key")

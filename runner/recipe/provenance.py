@@ -28,21 +28,38 @@ _ELSEWHERE = ("plugins", "recipes")
 # Folders of distributions, in whichever environment.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Excluded from a patch even if they are tracked:
-_SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
+_SECRETS = (
+    ".env*",
+    "*.pem",
+    "*.key",
+    "id_*",
+    ".netrc",
+    ".pypirc",
+    "*credential*",
+    "*secret*",
+)
 _COMPUTES = ("torch", "numpy")
-_TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})  # no result depends on them; others bring what computes
-_DEVELOPMENT = frozenset({"dev", "docs", "lint", "reference", "test", "testing", "tests"})  # extras that no run uses
+# Packages of these extras are tools; those of others compute, so that results depend on them.
+_TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})
+# No run uses the packages of these extras.
+_DEVELOPMENT = frozenset(
+    {"dev", "docs", "lint", "reference", "test", "testing", "tests"}
+)
 
 
 def code_digests(faces: Iterable[type]) -> dict[str, str]:
-    """SHA-256 of the Python sources that take part in a run with these classes of plugins; imports none of them.
+    """SHA-256 of the Python sources that take part in a run with these classes of plugins; imports
+    none of them.
 
-    They do not depend on where or how it is installed. By package: ``runner`` with the plugins that ship, for every
-    other plugin the package that its face is defined in, and what these import from outside of installed packages,
-    whose versions a lock has; by file name where that is a single file.
+    They do not depend on where or how it is installed. By package: ``runner`` with the plugins that
+    ship, for every other plugin the package that its face is defined in, and what these import from
+    outside of installed packages, whose versions a lock has; by file name where that is a single
+    file.
     """
     sources = _sources(faces)
-    plugin_digests = {name: _digest(files) for name, files in sources.items() if name != _PACKAGE}
+    plugin_digests = {
+        name: _digest(files) for name, files in sources.items() if name != _PACKAGE
+    }
     return {_PACKAGE: _runner_digest(), **plugin_digests}
 
 
@@ -54,7 +71,11 @@ def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[
     del sources[_PACKAGE]
     imported = {path.resolve() for files in sources.values() for path in files.values()}
     imported -= {path.resolve() for path in paths}
-    paths |= {path for path in imported if any(path.is_relative_to(folder) for folder in folders)}
+    paths |= {
+        path
+        for path in imported
+        if any(path.is_relative_to(folder) for folder in folders)
+    }
     return sorted(paths)
 
 
@@ -62,11 +83,17 @@ def _sources(faces: Iterable[type]) -> dict[str, dict[str, Path]]:
     """Returns the files of ``code_digests``, by package and by name in it."""
     sources = {_PACKAGE: dict(_runner_files())}
     visited = set(sources[_PACKAGE].values())
-    modules = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
+    modules = sorted(
+        {face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE}
+    )
     queue = [(name, _outermost(name)) for name in modules]
     # The queue grows by the imports of the files.
     for name, spec in queue:
-        files = {file_name: path for file_name, path in _files(spec).items() if path not in visited}
+        files = {
+            file_name: path
+            for file_name, path in _files(spec).items()
+            if path not in visited
+        }
         package = _package_name(name, spec, files, sources)
         sources.setdefault(package, {}).update(files)
         visited.update(files.values())
@@ -95,7 +122,7 @@ def _package_name(
     return name
 
 
-# What this process has imported stays as it is, whatever becomes of the files.
+# Imported code does not change with its files, so the digest is computed once.
 @cache
 def _runner_digest() -> str:
     """Returns the digest of the runner and the plugins that ship."""
@@ -107,12 +134,18 @@ def _runner_files() -> dict[str, Path]:
     """Returns the files of the runner and of the plugins that ship, by name."""
     package = _files(find_spec(_PACKAGE))
     plugins = _files(find_spec(f"{_PACKAGE}.plugins"))
-    files = {name: path for name, path in package.items() if name.split("/")[0] not in _ELSEWHERE}
+    files = {
+        name: path
+        for name, path in package.items()
+        if name.split("/")[0] not in _ELSEWHERE
+    }
     return files | {f"plugins/{name}": path for name, path in plugins.items()}
 
 
 def _files(spec: ModuleSpec | None) -> dict[str, Path]:
-    """The Python files of a package that can be imported, by their path in it; or the file that a module is."""
+    """The Python files of a package that can be imported, by their path in it; or the file that a
+    module is.
+    """
     if spec is None or spec.origin is None:
         return {}
     if not spec.submodule_search_locations:
@@ -156,8 +189,14 @@ def _named_modules(assignment: ast.Assign | ast.AnnAssign) -> set[str]:
     """Returns the module of an assignment like ``implementation = "module:Class"``; a relative one
     is in the same package.
     """
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    if "implementation" not in map(ast.unparse, targets) or not isinstance(assignment.value, ast.Constant):
+    targets = (
+        assignment.targets
+        if isinstance(assignment, ast.Assign)
+        else [assignment.target]
+    )
+    if "implementation" not in map(ast.unparse, targets) or not isinstance(
+        assignment.value, ast.Constant
+    ):
         return set()
     module_name, _ = split_name(str(assignment.value.value))
     return set() if module_name.startswith(".") else {module_name} - {""}
@@ -170,7 +209,10 @@ def _outside(name: str, importer: Path) -> ModuleSpec | None:
     top = name.partition(".")[0]
     if top in (_PACKAGE, *sys.stdlib_module_names):
         return None
-    folder = next((path for path in FOLDERS.paths() if importer.is_relative_to(path)), importer.parent)
+    folder = next(
+        (path for path in FOLDERS.paths() if importer.is_relative_to(path)),
+        importer.parent,
+    )
     private = FOLDERS.private_name(top, folder)
     spec = _outermost(name) if private is None else find_spec(private)
     if spec is None:
@@ -181,7 +223,9 @@ def _outside(name: str, importer: Path) -> ModuleSpec | None:
 
 
 def _outermost(name: str) -> ModuleSpec | None:
-    """The outermost package or module around a name that is not a mere namespace; None if there is none."""
+    """The outermost package or module around a name that is not a mere namespace; None if there is
+    none.
+    """
     for outer in accumulate(name.split("."), "{}.{}".format):
         try:
             # Finding it imports its parents, which are namespaces that run no code.
@@ -204,10 +248,10 @@ def _digest(files: dict[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A commit and what has been changed since in tracked files."""
+    """A commit, and a patch for ``git apply`` with the later changes of tracked files."""
 
     commit: str
-    patch: str  # for "git apply"; empty if nothing has changed
+    patch: str
 
     @property
     def patch_sha256(self) -> str | None:
@@ -218,7 +262,9 @@ class Checkout:
 
 
 def source(recipe: Path, results: Path | None = None) -> Checkout | None:
-    """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
+    """The checkout that the runner itself runs from, or else the one that a recipe lies in; as
+    ``checkout``.
+    """
     package = Path(runner.__file__).parent
     # An installed package may be inside a checkout of another project without being part of it.
     runner_checkout = _checkout(package, results, tracked=package)
@@ -228,19 +274,25 @@ def source(recipe: Path, results: Path | None = None) -> Checkout | None:
 
 
 def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
-    """Returns the checkout that a folder lies in, except ``results`` in it; None if there is none, or git fails."""
+    """Returns the checkout that a folder lies in, except ``results`` in it; None if there is none,
+    or git fails.
+    """
     return _checkout(folder, results)
 
 
-def _checkout(folder: Path, results: Path | None, tracked: Path | None = None) -> Checkout | None:
-    """Returns the checkout around a folder; with ``tracked``, None if that path is not part of it."""
+def _checkout(
+    folder: Path, results: Path | None, tracked: Path | None = None
+) -> Checkout | None:
+    """Returns the checkout around a folder; None if ``tracked`` is given and not part of it."""
     excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
     try:
         with open_repository(folder) as repository:
             if tracked is not None and not repository.is_tracked(tracked):
                 return None
             if results is not None and results.resolve().is_relative_to(repository.top):
-                excluded.append(f":(exclude,literal,top){results.resolve().relative_to(repository.top)}")
+                excluded.append(
+                    f":(exclude,literal,top){results.resolve().relative_to(repository.top)}"
+                )
             return Checkout(repository.commit, repository.patch(excluded))
     except (GitError, OSError):
         return None
@@ -250,8 +302,9 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns versions of installed distributions by normalised name: those that can change a
     result, then all others in use.
 
-    The former are torch, numpy, environments, the distributions of the plugins in use (what is none, such as a file, is
-    passed over) and all that they need; an extra is in use as far as its packages are installed.
+    The former are torch, numpy, environments, the distributions of the plugins in use (what is
+    none, such as a file, is passed over) and all that they need; an extra is in use as far as its
+    packages are installed.
     """
     # Something may have been installed since the last call.
     _installed.cache_clear()
@@ -302,8 +355,10 @@ def _needs(name: str) -> list[tuple[str, set[str]]]:
 
 
 class _Installed(NamedTuple):
+    """Version and requirements of a distribution, according to its metadata."""
+
     version: str = "unknown"
-    needs: tuple[str, ...] = ()  # as its metadata has them
+    needs: tuple[str, ...] = ()
 
 
 @cache

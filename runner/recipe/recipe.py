@@ -26,6 +26,7 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
+from runner.recipe.stopping import StopConfig
 from runner.recipe.yaml_nodes import DEFAULT, MAPPING, Place
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tensor_trees import leaves
@@ -58,24 +59,38 @@ class TrainConfig(Config):
     batch_size: Count = 128
     """Samples of one update; a stage may cut them into micro-batches."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of the average of the parameters that is evaluated instead of them; null evaluates them as they are."""
+    """Decay of the average of the parameters that is evaluated instead of them; null evaluates them
+    as they are.
+    """
     evaluate_every: Count | None = None
     """Between two evaluations; null evaluates at the end only."""
     checkpoint_every: Count | None = None
-    """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so far."""
+    """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so
+    far.
+    """
     preemptible: bool = False
     """Whether SIGTERM and SIGINT end the run with exit code 75, so that a scheduler resumes it."""
     stall_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds without an update or a finished evaluation after which the run fails; null only reports it."""
+    """Seconds without an update or a finished evaluation after which the run fails; null only
+    reports it.
+    """
     memory_budget: Annotated[
         MemoryBudgetConfig | None,
-        BeforeValidator(budget_of, json_schema_input_type=str | MemoryBudgetConfig | None),
+        BeforeValidator(
+            budget_of, json_schema_input_type=str | MemoryBudgetConfig | None
+        ),
     ] = None
-    """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no limit."""
+    """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no
+    limit.
+    """
+    stop: StopConfig | None = None
+    """Condition that ends the training before its length; null trains to the end."""
     sentinel: SentinelConfig | None = None
     """Repeats some updates with the baseline meanwhile and compares; null repeats none."""
     log_every: Count | None = None
-    """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
+    """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 %
+    of the training.
+    """
 
     @property
     def length(self) -> tuple[Unit, int]:
@@ -105,11 +120,15 @@ class SystemConfig(Config):
     """Use of the machine by a computation."""
 
     threads: Literal["auto"] | Count = "auto"
-    """Threads of one computation; auto takes as many as torch does, at most the cores that are allowed."""
+    """Threads of one computation; auto takes as many as torch does, at most the cores that are
+    allowed.
+    """
     wait: Literal["auto", "active", "passive"] = "auto"
     """How threads wait for each other: active spins, passive sleeps, auto sleeps under load."""
     deterministic: bool = False
-    """Use only GPU kernels that have the same result every time; an operator without one is an error."""
+    """Use only GPU kernels that have the same result every time; an operator without one is an
+    error.
+    """
 
     @field_validator("threads", mode="wrap")
     @classmethod
@@ -118,7 +137,9 @@ class SystemConfig(Config):
         try:
             return validate(value)
         except ValidationError:
-            raise ValueError(f"should be auto or an integer of at least 1, got {value!r}") from None
+            raise ValueError(
+                f"should be auto or an integer of at least 1, got {value!r}"
+            ) from None
 
 
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._:-]+)$", max_length=253)]
@@ -135,23 +156,32 @@ class ServeConfig(Config):
     port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
     """The port; 0 takes a free one."""
     hosts: list[HostName] = Field(default_factory=list)
-    """Further names under which clients reach the server, besides ``host`` and names without a dot; "*" allows all."""
+    """Further names under which clients reach the server, besides ``host`` and names without a dot;
+    "*" allows all.
+    """
     max_batch: Count = 32
     """Requests that are answered together, at most."""
     bit_exact: bool = False
-    """Whether every request is computed alone, so that its answer is the same to the bit whatever else is requested."""
+    """Whether every request is computed alone, so that its answer is the same to the bit whatever
+    else is requested.
+    """
     wait_ms: Annotated[float, Field(ge=0)] = 20.0
-    """How long a request waits for others to be answered with, as long as there are clients that do not wait, too."""
+    """How long a request waits for others to be answered with, as long as there are clients that do
+    not wait, too.
+    """
     queue: Count = 256
     """Requests that may wait; to more the answer is 503."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """After which the answer is 504."""
     max_body_bytes: Count = 2**21
-    """Of a request; to more the answer is 413. Larger ones than 64 KiB are received 16 at a time."""
+    """Of a request; to more the answer is 413. Larger ones than 64 KiB are received 16 at a time.
+    """
     client_s: Annotated[float, Field(gt=0)] = 10.0
     """How long a client may take to send a request, or to read an answer."""
     connections: Count = 1024
-    """Connections; idle ones end for new ones, and then the answer is 503. /health and /ready have 64 more."""
+    """Connections; idle ones end for new ones, and then the answer is 503. /health and /ready have
+    64 more.
+    """
     drain_s: Count = 30
     """How long requests are still answered after SIGTERM."""
 
@@ -173,30 +203,42 @@ class Head(Config):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The values of a run, with the place where each was written."""
+    """The values of a run, with the place where each was written.
 
-    path: Path  # the requested file
+    Attributes:
+        path: The requested file.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        optimizer: Settings of optimizers, by role.
+        stages: Stages of the training that are on, in the order in which they attach.
+        off: Stages that the recipe switches off.
+        inference: Stages of the trained model that are on, in the order in which they attach.
+        origins: The place of every value, by dotted path.
+        tuning: Choices of the lock from which the recipe was loaded.
+    """
+
+    path: Path
     name: str
     seed: int
-    device: str  # "auto", "cpu", "cuda" or "cuda:N"
+    device: str
     model: LearnerConfig
     data: SourceConfig
-    optimizer: Mapping[str, OptimizerSettings]  # by role
+    optimizer: Mapping[str, OptimizerSettings]
     lr_scheduler: LrSchedulerConfig
     train: TrainConfig
     tracking: TrackingConfig
     system: SystemConfig
     serve: ServeConfig
-    stages: Mapping[str, StageConfig]  # those that are on, in the order in which they attach
-    off: tuple[str, ...]  # the stages that the recipe names and switches off
-    inference: Mapping[str, StageConfig]  # those that are on once the model is trained, in the order of attaching
-    origins: Mapping[str, Place]  # of every value, by dotted path
-    tuning: Setup | None = None  # choices of the lock that it was loaded from
+    stages: Mapping[str, StageConfig]
+    off: tuple[str, ...]
+    inference: Mapping[str, StageConfig]
+    origins: Mapping[str, Place]
+    tuning: Setup | None = None
 
     def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.
 
-        A stage is ``off``, ``on``, or its settings. Unmasked, the values may go to a child process and nowhere else.
+        A stage is ``off``, ``on``, or its settings. Unmasked, the values may go to a child process
+        and nowhere else.
         """
 
         def dumped(config: Config) -> dict[str, Any]:
@@ -204,9 +246,13 @@ class Recipe:
                 return config.model_dump(mode="json")
             return dict(json.loads(json.dumps(config.model_dump(), default=_clear)))
 
-        optimizers = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
+        optimizers = {
+            role: optimizer.values() for role, optimizer in self.optimizer.items()
+        }
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
-        inference_stages = {kind: dumped(stage) or "on" for kind, stage in self.inference.items()}
+        inference_stages = {
+            kind: dumped(stage) or "on" for kind, stage in self.inference.items()
+        }
         model = {"kind": self.model.kind}
         if self.model.init_from is not None:
             model["init_from"] = self.model.init_from
@@ -216,7 +262,9 @@ class Recipe:
             "device": self.device,
             "model": {**model, **dumped(self.model)},
             "data": {"kind": self.data.kind, **dumped(self.data)},
-            "optimizer": optimizers if len(optimizers) > 1 else next(iter(optimizers.values()), {}),
+            "optimizer": optimizers
+            if len(optimizers) > 1
+            else next(iter(optimizers.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json", exclude=self._unset()),
             "optimization": stages | dict.fromkeys(self.off, "off"),
@@ -224,7 +272,8 @@ class Recipe:
         }
         if inference_stages:
             values["inference"] = inference_stages
-        # Sections that are left out if nothing in them is set: their defaults then change no digest.
+        # Sections that are left out if nothing in them is set: their defaults then change no
+        # digest.
         system = self.system.model_dump(mode="json", exclude_defaults=True)
         if system:
             values["system"] = system
@@ -243,7 +292,8 @@ class Recipe:
     def printable(self) -> dict[str, Any]:
         """The values as commands print them for other commands to read.
 
-        A masked secret that is a default is left out, because a plugin finds it again (in the environment).
+        A masked secret that is a default is left out, because a plugin finds it again (in the
+        environment).
         """
         values = self.values()
         for path, value in flatten(self.values()):
@@ -260,13 +310,16 @@ class Recipe:
         assigned_paths = [
             path
             for path, origin in self.origins.items()
-            if isinstance(origin.source, str) and origin.source not in (DEFAULT.source, MAPPING)
+            if isinstance(origin.source, str)
+            and origin.source not in (DEFAULT.source, MAPPING)
         ]
         flat = dict(flatten(self.values()))
         overrides = {}
         for path in assigned_paths:
             # The settings of a stage show that it was switched on.
-            has_settings = any(assigned.startswith(f"{path}.") for assigned in assigned_paths)
+            has_settings = any(
+                assigned.startswith(f"{path}.") for assigned in assigned_paths
+            )
             if path in flat or not has_settings:
                 overrides[path] = flat.get(path, "on")
         return overrides
@@ -278,7 +331,9 @@ class Recipe:
 
     @property
     def declared_objective(self) -> Objective | None:
-        """The objective that the source declares, or else the learner; every evaluation must measure it."""
+        """The objective that the source declares, or else the learner; every evaluation must
+        measure it.
+        """
         return self.data.objective or self.model.objective
 
     @property
@@ -303,10 +358,14 @@ class Recipe:
         # Neither of them changes a digit.
         values.get("system", {}).pop("wait", None)
         values["train"].pop("sentinel", None)
+        if not values["train"].get("stop"):
+            values["train"].pop("stop", None)
         if not values.get("system"):
             values.pop("system", None)
         stages = values["optimization"]
-        values["optimization"] = {kind: stage for kind, stage in stages.items() if stage != "off"}
+        values["optimization"] = {
+            kind: stage for kind, stage in stages.items() if stage != "off"
+        }
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -322,7 +381,14 @@ def _clear(value: Any) -> Any:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
+    """Yields the leaves of nested mappings with their dotted paths.
+
+    A list or an empty mapping is a leaf.
+    """
     if not values:
         return iter(())
-    return leaves(values, prefix, lambda value: value if isinstance(value, Mapping) and value else None)
+
+    def children(value: Any) -> Mapping[Any, Any] | None:
+        return value if isinstance(value, Mapping) and value else None
+
+    return leaves(values, prefix, children)

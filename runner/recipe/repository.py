@@ -28,7 +28,13 @@ _PLAIN_VALUE = re.compile(r"[A-Za-z0-9]+")
 _LINKED = ("objects", "refs", "reftable", "packed-refs")
 _LFS = "lfs"
 _LFS_ID = re.compile(rb"^oid sha256:([0-9a-f]{64})$", re.MULTILINE)
-_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
+_DIFF = (
+    "diff",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--ignore-submodules=dirty",
+    "--no-color",
+)
 
 
 class GitError(Exception):
@@ -138,7 +144,9 @@ def _find(folder: Path) -> tuple[Path, Path]:
             break
         path = top / ".git"
         if path.is_file():
-            target = read_regular(path, _MAX_BYTES, follow=True).decode(errors="surrogateescape")
+            target = read_regular(path, _MAX_BYTES, follow=True).decode(
+                errors="surrogateescape"
+            )
             return top, top / target.removeprefix("gitdir:").strip()
         if (path / "HEAD").is_file():
             return top, path
@@ -176,12 +184,20 @@ def _copy(path: Path, target: Path) -> None:
     write_text(target, content.decode("utf-8", "surrogateescape"))
 
 
-def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str, str]) -> None:
+def _write_settings(
+    view: Path, files: Sequence[Path], environment: Mapping[str, str]
+) -> None:
     """Writes the configuration of a view: the user's and the repository's ways to compare files."""
     # The user's configuration is read outside of the repository, in a view without settings.
     write_text(view / "config", "[core]\n")
-    user_environment = {name: value for name, value in environment.items() if not name.startswith("GIT_CONFIG_")}
-    listings = [_run(["config", "--includes", "--list", "-z"], user_environment, Path("/"))]
+    user_environment = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("GIT_CONFIG_")
+    }
+    listings = [
+        _run(["config", "--includes", "--list", "-z"], user_environment, Path("/"))
+    ]
     for file in files:
         if file.is_file():
             content = read_regular(file, _MAX_BYTES, follow=True)
@@ -196,7 +212,9 @@ def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str,
                 settings[name] = value
     # Git reads extensions only in a repository of version 1.
     is_version_1 = any(name.startswith("extensions.") for name in settings)
-    lines = [f"[core]\n\trepositoryformatversion = {int(is_version_1)}\n\tbare = false\n"]
+    lines = [
+        f"[core]\n\trepositoryformatversion = {int(is_version_1)}\n\tbare = false\n"
+    ]
     for name, value in settings.items():
         section, key = name.split(".")
         lines.append(f"[{section}]\n\t{key} = {value}\n")
@@ -205,7 +223,9 @@ def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str,
 
 def _closed_environment() -> dict[str, str]:
     """Returns this process's environment without what configures git."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+    }
     return environment | {
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,

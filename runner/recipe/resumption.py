@@ -10,7 +10,13 @@ from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS
 from runner.plugin.registry import Registry, Section
-from runner.recipe.recipe import Recipe, SystemConfig, TrackingConfig, TrainConfig, flatten
+from runner.recipe.recipe import (
+    Recipe,
+    SystemConfig,
+    TrackingConfig,
+    TrainConfig,
+    flatten,
+)
 from runner.system.errors import UsageError
 
 REMEDY = "start a new run, with model.init_from to start with the weights of this one"
@@ -59,6 +65,7 @@ _APPLIED = {
     "train.stall_s": "",
     "train.memory_budget": "the plan is compared with it before the next update",
     "train.sentinel": "no result depends on it",
+    "train.stop": "from the next evaluation or update",
     "system.wait": "",
     "system.deterministic": "other kernels may change the last digits",
     "tracking.system_metrics": "",
@@ -89,7 +96,9 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
     if setting in _APPLIED:
         return Rule("applied", _APPLIED[setting])
     section, _, name = path.partition(".")
-    if any(path == fixed_path or path.startswith(f"{fixed_path}.") for fixed_path in fixed):
+    if any(
+        path == fixed_path or path.startswith(f"{fixed_path}.") for fixed_path in fixed
+    ):
         return Rule("refused", "it decides how a training starts")
     if section == "train" and name in UNITS:
         return Rule("applied", "as the new length; another unit is refused")
@@ -107,7 +116,10 @@ def _rule_of_optimizer(name: str) -> Rule:
     if name == "spare":
         return Rule("refused", "the parameter groups follow from it")
     if name == "weight_decay":
-        return Rule("applied", "from the next update; where spare is not empty, not from or to 0")
+        return Rule(
+            "applied",
+            "from the next update; where spare is not empty, not from or to 0",
+        )
     if name == "momentum":
         return Rule("applied", "from the next update; of RMSprop, not from or to 0")
     return Rule("applied", "from the next update")
@@ -136,7 +148,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
         old = old_values.get(path)
         new = new_values.get(path)
         # A stage that is not named is off.
-        is_off = path.startswith("optimization.") and old in (None, "off") and new in (None, "off")
+        is_off = (
+            path.startswith("optimization.")
+            and old in (None, "off")
+            and new in (None, "off")
+        )
         if old != new and not is_off:
             differences.append(Change(path, old, new))
     return differences
@@ -160,7 +176,9 @@ def refuse_fixed(before: Mapping[str, Any], recipe: Recipe) -> list[Change]:
     changes_since_start = changes(before, recipe.values())
     fixed = fixed_settings(recipe)
     # Another kind brings other settings with it, which are not the reason.
-    for change in sorted(changes_since_start, key=lambda change: not change.path.endswith("kind")):
+    for change in sorted(
+        changes_since_start, key=lambda change: not change.path.endswith("kind")
+    ):
         reason = _refusal(change, recipe, fixed)
         if reason:
             values = f"{_text(change.before)} cannot become {_text(change.after)} in a resumed run"
@@ -212,7 +230,9 @@ def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
     for name in TrainConfig.model_fields:
         yield f"train.{name}", rule_of(f"train.{name}")
     yield "optimizer.kind", rule_of("optimizer.kind")
-    for name in sorted({name for kind in kinds() for name in settings_of(kind).model_fields}):
+    for name in sorted(
+        {name for kind in kinds() for name in settings_of(kind).model_fields}
+    ):
         yield f"optimizer.{name}", rule_of(f"optimizer.{name}")
     for schedule in get_args(Schedule):
         kind = schedule.model_fields["kind"].default
@@ -241,14 +261,17 @@ def _plugin_rows(registry: Registry, section: Section) -> Iterator[tuple[str, Ru
             if config.prepares:
                 fixed.add(prefix)
             yield prefix, rule_of(prefix, frozenset(fixed))
-        # Settings of a learner or a source depend on its kind, which their path in a recipe does not contain.
+        # Settings of a learner or a source depend on its kind, which their path in a recipe does
+        # not contain.
         label = prefix if is_stage else f"{section}[{kind}]"
         for name in config.model_fields:
             yield f"{label}.{name}", rule_of(f"{prefix}.{name}", frozenset(fixed))
 
 
 def table(registry: Registry) -> str:
-    """Returns the rules of all settings as a Markdown table; settings of one section and rule share a row."""
+    """Returns the rules of all settings as a Markdown table; settings of one section and rule share
+    a row.
+    """
     grouped: dict[tuple[str, Rule], list[str]] = {}
     for path, rule in rows(registry):
         prefix, _, name = path.rpartition(".")
@@ -258,5 +281,7 @@ def table(registry: Registry) -> str:
         grouped.setdefault((prefix, rule), []).append(name)
     lines = ["| section | settings | another value is | |", "|---|---|---|---|"]
     for (prefix, rule), names in grouped.items():
-        lines.append(f"| `{prefix or 'recipe'}` | {', '.join(names)} | {rule.action} | {rule.reason} |")
+        lines.append(
+            f"| `{prefix or 'recipe'}` | {', '.join(names)} | {rule.action} | {rule.reason} |"
+        )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""The JSON Schemas of recipes and experiments, for editors; of recipes from the plugins that are registered."""
+"""The JSON Schemas of recipes and experiments, for editors; of recipes from the plugins that are
+registered.
+"""
 
 from typing import Any, get_args
 
@@ -6,7 +8,13 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.registry import Registry, Section
-from runner.recipe.recipe import Head, ServeConfig, SystemConfig, TrackingConfig, TrainConfig
+from runner.recipe.recipe import (
+    Head,
+    ServeConfig,
+    SystemConfig,
+    TrackingConfig,
+    TrainConfig,
+)
 from runner.recipe.validation import face_of
 
 Json = dict[str, Any]
@@ -23,9 +31,9 @@ _VALUES = ("const", "default", "enum", "examples")
 def schema(catalog: Registry) -> Json:
     """JSON Schema (draft 2020-12) of a recipe.
 
-    Nothing is required, because a recipe may leave anything to the one that it extends; for the same reason
-    alternatives are ``anyOf``: a section without its ``kind`` fits several of them. A plugin that cannot be imported
-    accepts any settings.
+    Nothing is required, because a recipe may leave anything to the one that it extends; for the
+    same reason alternatives are ``anyOf``: a section without its ``kind`` fits several of them. A
+    plugin that cannot be imported accepts any settings.
     """
     definitions: Json = {}
     head: Json = _model(Head, "recipe", {})["properties"]
@@ -38,7 +46,8 @@ def schema(catalog: Registry) -> Json:
         "lr_scheduler": {
             "description": "Schedule of the learning rates; constant by default.",
             "anyOf": [
-                _model(schedule, f"lr_scheduler.{schedule.__name__}", definitions) for schedule in get_args(Schedule)
+                _model(schedule, f"lr_scheduler.{schedule.__name__}", definitions)
+                for schedule in get_args(Schedule)
             ],
         },
         "train": _model(TrainConfig, "train", definitions),
@@ -48,13 +57,19 @@ def schema(catalog: Registry) -> Json:
         },
         "inference": {
             **_stages("inference", catalog, definitions),
-            "description": "Stages that make a trained model faster or smaller: each is on, off, or has settings.",
+            "description": "Stages that make a trained model faster or smaller: "
+            "each is on, off, or has settings.",
         },
         "tracking": _model(TrackingConfig, "tracking", definitions),
         "system": _model(SystemConfig, "system", definitions),
         "serve": _model(ServeConfig, "serve", definitions),
     }
-    document = {"$schema": DIALECT, "title": "Recipe", **_closed(properties), "$defs": definitions}
+    document = {
+        "$schema": DIALECT,
+        "title": "Recipe",
+        **_closed(properties),
+        "$defs": definitions,
+    }
     return dict(_loosened(document))
 
 
@@ -70,7 +85,9 @@ def experiment_schema(model: type[Config], title: str) -> Json:
     return dict(_loosened(document, whole=True))
 
 
-def _section(section: Section, description: str, catalog: Registry, definitions: Json) -> Json:
+def _section(
+    section: Section, description: str, catalog: Registry, definitions: Json
+) -> Json:
     forms = []
     for kind in catalog.kinds(section):
         form = _plugin(section, kind, catalog, definitions)
@@ -80,7 +97,12 @@ def _section(section: Section, description: str, catalog: Registry, definitions:
 
 
 def _stages(section: Section, catalog: Registry, definitions: Json) -> Json:
-    return _closed({kind: _stage(section, kind, catalog, definitions) for kind in catalog.kinds(section)})
+    return _closed(
+        {
+            kind: _stage(section, kind, catalog, definitions)
+            for kind in catalog.kinds(section)
+        }
+    )
 
 
 def _stage(section: Section, kind: str, catalog: Registry, definitions: Json) -> Json:
@@ -88,12 +110,17 @@ def _stage(section: Section, kind: str, catalog: Registry, definitions: Json) ->
     description = settings.pop("description", "")
     if settings.get("properties") == {}:
         return {"description": description, **_SWITCH}
-    return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
+    return {
+        "description": description,
+        "anyOf": [_SWITCH, {**settings, "minProperties": 1}],
+    }
 
 
 def _plugin(section: Section, kind: str, catalog: Registry, definitions: Json) -> Json:
     face = face_of(catalog, section, kind)
-    return _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
+    return (
+        _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
+    )
 
 
 def _optimizer(catalog: Registry, definitions: Json) -> Json:
@@ -113,8 +140,14 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     reference: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
-    description = "One optimizer of torch.optim for all roles of the learner, or one per role; default: the learner's."
-    by_role = {role: {**reference, "description": f"The optimizer of the role {role}."} for role in roles}
+    description = (
+        "One optimizer of torch.optim for all roles of the learner, or one per role; "
+        "default: the learner's."
+    )
+    by_role = {
+        role: {**reference, "description": f"The optimizer of the role {role}."}
+        for role in roles
+    }
     return {"description": description, "anyOf": [reference, _closed(by_role)]}
 
 
@@ -126,7 +159,9 @@ def _model(model: type[Config], name: str, definitions: Json) -> Json:
     """Returns the schema of a model; the models inside it move to ``definitions``."""
     model_schema = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
     inner_models = model_schema.pop("$defs", {})
-    definitions.update({f"{name}.{inner_name}": inner for inner_name, inner in inner_models.items()})
+    definitions.update(
+        {f"{name}.{inner_name}": inner for inner_name, inner in inner_models.items()}
+    )
     return model_schema
 
 

@@ -24,7 +24,8 @@ def locked_tuning(root: Node, recipe: Recipe) -> Setup | None:
         recipe: The recipe of the lock, with all overrides.
 
     Returns:
-        The choices; None if there are none, or if they were made for other settings, which is logged.
+        The choices; None if there are none, or if they were made for other settings, which is
+        logged.
 
     Raises:
         LockError: The section has another form.
@@ -41,16 +42,25 @@ def locked_tuning(root: Node, recipe: Recipe) -> Setup | None:
     changed = list(_changed_settings(recorded_values, recipe.values()))
     if not setup.choices or not changed:
         return setup
-    _log.warning("tuning choices of the lock are not used, because %s has changed", ", ".join(changed))
+    _log.warning(
+        "tuning choices of the lock are not used, because %s has changed",
+        ", ".join(changed),
+    )
     return None
 
 
 def settings_of_data(values: Mapping[str, Any]) -> dict[str, str]:
     """Returns what decides which data are read, not from where or by how many processes."""
-    return {name: str(value) for name, value in flatten(values) if name not in _PLACES_OF_DATA}
+    return {
+        name: str(value)
+        for name, value in flatten(values)
+        if name not in _PLACES_OF_DATA
+    }
 
 
-def _changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Iterator[str]:
+def _changed_settings(
+    recorded: Mapping[str, Any], present: Mapping[str, Any]
+) -> Iterator[str]:
     """Yields the settings that tuning choices depend on and that differ, as dotted paths."""
     recorded_settings = dict(_relevant_settings(recorded))
     present_settings = dict(_relevant_settings(present))

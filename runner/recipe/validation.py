@@ -52,7 +52,8 @@ _WORDING = (
     ("an object", "a mapping"),
 )
 """Replacements in messages of pydantic: terms of JSON and of Python, and the terms of YAML."""
-_QUOTED = re.compile(r"'([^']*)'")  # the names in pydantic's "'a', 'b' or 'c'"
+# Messages of pydantic contain names in the form "'a', 'b' or 'c'".
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 def fill(
@@ -62,7 +63,8 @@ def fill(
     problems: list[Problem],
     others: Iterable[str] = (),
 ) -> Model | None:
-    """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
+    """Validates a mapping strictly; its paths are made absolute, each from the file that it is
+    written in.
 
     Mistakes are added to ``problems``, with their dotted paths below ``path``; the result is then
     None. ``others`` are keys that are allowed in addition to the model's, for suggestions.
@@ -86,16 +88,9 @@ def fill(
             errors = validation_error.errors(include_url=False)
         leftovers = list(_leftover_keys(errors, node))
         if not leftovers:
-            problems += [
-                _problem(
-                    error,
-                    model,
-                    node,
-                    path,
-                    others,
-                )
-                for error in errors
-            ]
+            problems.extend(
+                _problem(error, model, node, path, others) for error in errors
+            )
             return None
         # They are in no list, because lists are not merged.
         for *sections, key in leftovers:
@@ -113,13 +108,18 @@ def _leftover_keys(errors: Iterable[ErrorDetails], node: Node) -> Iterator[list[
 
 def _anchor_of(field: FieldInfo) -> Anchor | None:
     """Returns the mark of a setting that is a path, also where it is optional."""
-    members = [getattr(member, "__metadata__", ()) for member in get_args(field.annotation)]
+    members = [
+        getattr(member, "__metadata__", ()) for member in get_args(field.annotation)
+    ]
     marks = itertools.chain(field.metadata, *members)
     return next((mark for mark in marks if isinstance(mark, Anchor)), None)
 
 
-def plugin_section(root: Node, section: Section, catalog: Registry, problems: list[Problem]) -> Any:
-    """The settings of a section with a ``kind``: an instance of the kind's face, or None if anything is wrong with it.
+def plugin_section(
+    root: Node, section: Section, catalog: Registry, problems: list[Problem]
+) -> Any:
+    """The settings of a section with a ``kind``: an instance of the kind's face, or None if
+    anything is wrong with it.
 
     Those of an unknown kind are validated only if its name is similar to that of another one.
     """
@@ -153,7 +153,9 @@ def plugin_section(root: Node, section: Section, catalog: Registry, problems: li
 
 
 def _misspelled(node: Node, section: Section, catalog: Registry) -> Any:
-    """Returns the face whose kind was misspelled: of a similar name, and with at least half of the keys."""
+    """Returns the face whose kind was misspelled: of a similar name, and with at least half of the
+    keys.
+    """
     kind = node.get("kind")
     if kind is None:
         return None
@@ -175,12 +177,22 @@ def face_of(catalog: Registry, section: Section, kind: str) -> Any:
     return None
 
 
-def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]) -> dict[str, StageConfig | None]:
-    """The stages of a section that are on, in the order of attaching; None instead of settings that are not valid."""
+def stages(
+    root: Node, name: Section, catalog: Registry, problems: list[Problem]
+) -> dict[str, StageConfig | None]:
+    """The stages of a section that are on, in the order of attaching; None instead of settings that
+    are not valid.
+    """
     switched_on: dict[str, StageConfig | None] = {}
     section = root.get(name) or replace(root, value={})
     if not isinstance(section.value, dict):
-        problems.append(Problem(section.place, name, f"should be a mapping of stages, got {section.shown}"))
+        problems.append(
+            Problem(
+                section.place,
+                name,
+                f"should be a mapping of stages, got {section.shown}",
+            )
+        )
         return switched_on
     kinds = catalog.kinds(name)
     for kind, node in section.value.items():
@@ -189,10 +201,18 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
         has_settings = isinstance(node.value, dict) and bool(node.value)
         if kind not in kinds:
             hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
-            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, kinds)}{hint}"))
+            problems.append(
+                Problem(
+                    node.anchor, path, f"unknown stage{suggestion(kind, kinds)}{hint}"
+                )
+            )
         elif not is_switch and not has_settings:
             value = "an empty mapping" if node.value == {} else node.shown
-            problems.append(Problem(node.place, path, f"should be on, off or its settings, got {value}"))
+            problems.append(
+                Problem(
+                    node.place, path, f"should be on, off or its settings, got {value}"
+                )
+            )
         elif not is_switch or _SWITCH[node.value]:
             settings = replace(node, value={}) if is_switch else node
             switched_on[kind] = _stage(
@@ -207,7 +227,9 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
         stage = switched_on[kind]
         return (stage.phase if stage else 0), kind
 
-    return {kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)}
+    return {
+        kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)
+    }
 
 
 def _stage(
@@ -238,18 +260,27 @@ def split_kind(
     default: str | None = None,
     hint: str = "",
 ) -> tuple[Node, Node] | None:
-    """Returns the kind that a section names, registered or not, and its other settings; None if it names none.
+    """Returns the kind that a section names, registered or not, and its other settings; None if it
+    names none.
 
     The hint follows the message about an unknown kind.
     """
     if not isinstance(node.value, dict):
-        problems.append(Problem(node.place, path, f"should be a mapping with a kind, got {node.shown}"))
+        problems.append(
+            Problem(
+                node.place, path, f"should be a mapping with a kind, got {node.shown}"
+            )
+        )
         return None
     settings = dict(node.value)
     default_node = None if default is None else Node(default, node.place)
     kind = settings.pop("kind", default_node)
     if kind is None:
-        problems.append(Problem(node.anchor, f"{path}.kind", f"is missing: one of {', '.join(kinds)}"))
+        problems.append(
+            Problem(
+                node.anchor, f"{path}.kind", f"is missing: one of {', '.join(kinds)}"
+            )
+        )
         return None
     if str(kind.value) not in kinds:
         message = f"unknown kind {kind.shown}{suggestion(str(kind.value), kinds)}{hint}"
@@ -265,14 +296,19 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
         (recipe.data, document.get("data")),
     ]
     sections += [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]
-    sections += [(stage, document.get("inference", kind)) for kind, stage in recipe.inference.items()]
+    sections += [
+        (stage, document.get("inference", kind))
+        for kind, stage in recipe.inference.items()
+    ]
     for config, node in sections:
         if node is not None:
             yield from secret_nodes([type(config)], node)
 
 
 def secret_nodes(declared: Sequence[Any], node: Node) -> Iterator[Node]:
-    """The scalars in a node of one of these types that are written where one of them has a ``SecretStr``."""
+    """The scalars in a node of one of these types that are written where one of them has a
+    ``SecretStr``.
+    """
     if node.spelled and any(type_ in (SecretStr, SecretBytes) for type_ in declared):
         yield node
     for key, child in node.children.items():
@@ -307,7 +343,9 @@ def _problem(
     tag_path = f"{dotted}.{discriminator}"
     tag = innermost.get(discriminator)
     if tag is None:
-        return Problem(innermost.anchor, tag_path, "is missing: it determines the other settings")
+        return Problem(
+            innermost.anchor, tag_path, "is missing: it determines the other settings"
+        )
     hint = suggestion(str(tag.value), _QUOTED.findall(error["ctx"]["expected_tags"]))
     return Problem(tag.place, tag_path, f"unknown {discriminator} {tag.shown}{hint}")
 
@@ -334,8 +372,11 @@ def _message(error: ErrorDetails, node: Node) -> str:
     return message
 
 
-def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
-    """The keys of a location that are in the document, the node they lead to, and the last one if it leads nowhere.
+def _walk(
+    node: Node, loc: tuple[int | str, ...]
+) -> tuple[list[str], Node, int | str | None]:
+    """The keys of a location that are in the document, the node they lead to, and the last one if
+    it leads nowhere.
 
     Names of union members are skipped, because they are not part of the document.
     """
@@ -361,7 +402,11 @@ def _keys_at(model: type[Config], loc: tuple[int | str, ...]) -> set[str]:
 
 def _types_at(types: Iterable[Any], key: int | str) -> list[Any]:
     """The types of a field of models among these types."""
-    fields = [model.model_fields[str(key)] for model in _models_in(types) if key in model.model_fields]
+    fields = [
+        model.model_fields[str(key)]
+        for model in _models_in(types)
+        if key in model.model_fields
+    ]
     return [type_ for field in fields for type_ in _types_in(field.annotation)]
 
 
@@ -373,9 +418,17 @@ def _types_in(annotation: Any) -> list[Any]:
 
 
 def _models_in(types: Iterable[Any]) -> list[type[BaseModel]]:
-    return [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, BaseModel)]
+    return [
+        type_
+        for type_ in types
+        if isinstance(type_, type) and issubclass(type_, BaseModel)
+    ]
 
 
 def _tags(model: type[BaseModel]) -> set[Any]:
-    tags = {tag for field in model.model_fields.values() for tag in get_args(field.annotation)}
+    tags = {
+        tag
+        for field in model.model_fields.values()
+        for tag in get_args(field.annotation)
+    }
     return {model.__name__, *tags}

@@ -16,24 +16,35 @@ from runner.system.secrets import redact
 from runner.system.suggestions import shown_path
 
 SUFFIXES = (".yaml", ".yml")
-"""Of files that hold a recipe or an experiment."""
+"""Endings of the names of recipes and experiments."""
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MAX_NODES = 20_000  # keys and values, after aliases have been expanded; all of them together within MAX_BYTES
-# Characters of a source line that are shown around the caret.
+# Aliases that are expanded can make a small file fill the memory.
+MAX_NODES = 20_000
+"""Largest number of keys and values, after the expansion of aliases; together they are within
+``MAX_BYTES``.
+"""
 _LONGEST_EXCERPT = 120
+"""Characters of a source line that are shown around the caret."""
 _LONGEST_VALUE = 60
 TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a value was written."""
+    """The place where a value was written.
 
-    source: Path | str  # a file, or the name of another origin (OVERRIDE, "default")
-    line: int = 0  # counted from 1; 0 for the entire source
-    column: int = 0  # counted from 1, in characters
-    text: str = ""  # the complete line
+    Attributes:
+        source: A file, or the name of another origin (``OVERRIDE``, "default").
+        line: Counted from 1; 0 for the entire source.
+        column: Counted from 1, in characters.
+        text: The complete line.
+    """
+
+    source: Path | str
+    line: int = 0
+    column: int = 0
+    text: str = ""
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
@@ -43,7 +54,11 @@ class Place:
 
     def cited(self) -> str:
         """The place in the middle of a sentence, where no excerpt follows."""
-        return f"{self} {self.text}" if isinstance(self.source, str) and self.text else str(self)
+        return (
+            f"{self} {self.text}"
+            if isinstance(self.source, str) and self.text
+            else str(self)
+        )
 
     def excerpt(self) -> str:
         """The line and below it a caret; empty if the place has no line."""
@@ -60,14 +75,18 @@ class Place:
             start = max(0, column - _LONGEST_EXCERPT // 2)
         line = text[start : start + _LONGEST_EXCERPT].rstrip()
         # Tabs stay tabs, so that a terminal puts the caret below its character.
-        margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
+        margin = "".join(
+            "\t" if character == "\t" else " " for character in text[start:column]
+        )
         return f"    {line}\n    {margin}^"
 
 
 MAPPING = "<mapping>"
 """The source of a mapping that a program passed instead of a file."""
-DEFAULT = Place("default")  # the origin of a default value
-OVERRIDE = "override"  # the source of an assignment of the command line
+DEFAULT = Place("default")
+"""The origin of a default value."""
+OVERRIDE = "override"
+"""The source of an assignment of the command line."""
 
 
 def is_lock(path: Path) -> bool:
@@ -77,10 +96,16 @@ def is_lock(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake in a recipe."""
+    """A mistake in a recipe.
+
+    Attributes:
+        place: Where the value was written.
+        path: Dotted path of the key; empty for the document.
+        message: The problem and its fix.
+    """
 
     place: Place
-    path: str  # the dotted path of the key; empty for the document
+    path: str
     message: str
 
     def __str__(self) -> str:
@@ -114,14 +139,24 @@ class LockError(RecipeError):
 
 @dataclass(frozen=True)
 class Node:
-    """A value of a document and where it was written."""
+    """A value of a document and where it was written.
+
+    Attributes:
+        value: A scalar, or the nodes of a mapping or a list.
+        place: Place of the value.
+        key: Place of its key, if it has one.
+        leftover: Whether it was inherited from another kind; it is dropped if the new kind has no
+            such key.
+        spelled: A scalar as written in the document, with quotes and escapes.
+        start: Index of its first character in the text.
+    """
 
     value: "Scalar | dict[str, Node] | list[Node]"
     place: Place
-    key: Place | None = None  # of this value, if it has one
-    leftover: bool = False  # inherited from another kind; dropped if the new one has no such key
-    spelled: str = ""  # a scalar as written in the document, with quotes and escapes
-    start: int = 0  # index of its first character in the text
+    key: Place | None = None
+    leftover: bool = False
+    spelled: str = ""
+    start: int = 0
 
     @property
     def children(self) -> "Mapping[Any, Node]":
@@ -162,7 +197,7 @@ class Node:
         return self.key or self.place
 
     def asked(self, path: str) -> Place:
-        """Returns the place to show for a dotted path: its key, or the innermost existing section."""
+        """Returns the place to show for a dotted path: its key, or the innermost section."""
         keys = path.split(".")
         for depth in range(len(keys), 0, -1):
             node = self.get(*keys[:depth])
@@ -198,10 +233,11 @@ def read(path: Path, problems: list[Problem], quotes: bool = True) -> Node:
     """Reads a file that holds one YAML mapping; as ``parse``.
 
     Args:
-        path: The file. A lock is a regular file, as the manifest next to it describes it if there is one.
+        path: The file. A lock is a regular file, as the manifest next to it describes it if there
+            is one.
         problems: Receives what is wrong without making the rest unreadable.
-        quotes: Whether an error may quote lines of a file that holds no mapping. Of a file that is named otherwise than
-            a recipe it never does, because it may be any file of this machine.
+        quotes: Whether an error may quote lines of a file that holds no mapping. Of a file that is
+            named otherwise than a recipe it never does, because it may be any file of this machine.
 
     Raises:
         RecipeError: The file cannot be read, or is none.
@@ -233,7 +269,11 @@ def _text(path: Path) -> str:
             raise refusal(f"is larger than {MAX_BYTES:,} bytes")
         return content.decode("utf-8-sig")
     except OSError as error:
-        message = "is a folder, not a file" if path.is_dir() else f"cannot be read: {error.strerror or error}"
+        message = (
+            "is a folder, not a file"
+            if path.is_dir()
+            else f"cannot be read: {error.strerror or error}"
+        )
         raise refusal(message) from None
     except UnicodeDecodeError as error:
         raise refusal(f"is not UTF-8 text (byte {error.start})") from None
@@ -247,20 +287,27 @@ def _mapping(text: str, path: Path, problems: list[Problem], quotes: bool) -> No
         if node.value is None:
             raise RecipeError([Problem(Place(path), "", "is empty")])
         if not isinstance(node.value, dict):
-            raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
+            raise RecipeError(
+                [Problem(node.place, "", "a recipe is a mapping of keys to values")]
+            )
     except RecipeError as error:
         if quotes and has_suffix(path):
             raise
         position = replace(error.problems[-1].place, text="")
-        raise RecipeError([Problem(position, "", "is not a YAML mapping, so it is not a recipe")]) from None
+        raise RecipeError(
+            [Problem(position, "", "is not a YAML mapping, so it is not a recipe")]
+        ) from None
     return node
 
 
-def parse(text: str, source: Path | str, problems: list[Problem], shown: str | None = None) -> Node:
-    """Parses one YAML document; a ``RecipeError`` if it is none, holds more than plain values, or exceeds a limit.
+def parse(
+    text: str, source: Path | str, problems: list[Problem], shown: str | None = None
+) -> Node:
+    """Parses one YAML document; a ``RecipeError`` if it is none, holds more than plain values, or
+    exceeds a limit.
 
-    ``problems`` receives what is wrong without making the rest unreadable: duplicate and merge keys. Errors quote
-    ``shown`` instead of the text, column for column.
+    ``problems`` receives what is wrong without making the rest unreadable: duplicate and merge
+    keys. Errors quote ``shown`` instead of the text, column for column.
     """
     try:
         reader = _Reader(text, source, problems, shown or text)
@@ -273,28 +320,36 @@ def parse(text: str, source: Path | str, problems: list[Problem], shown: str | N
     except yaml.MarkedYAMLError as error:
         message = f"invalid YAML: {error.problem or error.context}"
         if error.problem and error.context and error.context_mark:
-            message += f" ({error.context} that starts on line {error.context_mark.line + 1})"
+            message += (
+                f" ({error.context} that starts on line {error.context_mark.line + 1})"
+            )
         reader.fail(error.problem_mark or error.context_mark, message)
     return Node(None, Place(source)) if root is None else reader.node(root, None, ())
 
 
 class _Reader(yaml.SafeLoader):
-    """PyYAML's parser without its idea of types, that stops as soon as a document is too deep or too long."""
+    """PyYAML's parser without its idea of types, that stops as soon as a document is too deep or
+    too long.
+    """
 
-    def __init__(self, text: str, source: Path | str, problems: list[Problem], shown: str) -> None:
+    def __init__(
+        self, text: str, source: Path | str, problems: list[Problem], shown: str
+    ) -> None:
         self.source = source
         self.problems = problems
         self.text = text
         self.lines = shown.splitlines()
         self.depth = 0
-        self.composed = 0  # nodes before aliases are expanded
-        self.count = 0  # nodes after that
+        # Nodes are counted before and after the expansion of aliases: both can be too many.
+        self.composed = 0
+        self.count = 0
         self.characters = 0
-        self.open: set[int] = set()  # the nodes around the present one, by identity
+        # The identities of the nodes around the present one: an alias may refer to one of them.
+        self.open: set[int] = set()
         super().__init__(text)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The non-specific tags of YAML: ``?`` for what is left to resolve, ``!`` for quoted text."""
+        """Returns a non-specific tag of YAML: ``?`` for plain values, ``!`` for quoted text."""
         return "?" if kind is not yaml.ScalarNode or implicit[0] else "!"
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -321,7 +376,9 @@ class _Reader(yaml.SafeLoader):
             self.fail(mark, "an alias that contains itself")
         if node.tag not in ("?", "!"):
             tag = node.tag.replace(TAG, "!!")
-            self.fail(mark, f"tag '{tag}' is not allowed: a recipe holds plain values only")
+            self.fail(
+                mark, f"tag '{tag}' is not allowed: a recipe holds plain values only"
+            )
         if is_scalar:
             return self._scalar(node, key)
 
@@ -330,7 +387,10 @@ class _Reader(yaml.SafeLoader):
         if isinstance(node, yaml.MappingNode):
             children = self._mapping(node, path)
         else:
-            children = [self.node(item, None, (*path, str(index))) for index, item in enumerate(node.value)]
+            children = [
+                self.node(item, None, (*path, str(index)))
+                for index, item in enumerate(node.value)
+            ]
         self.open.discard(id(node))
         return Node(children, self._place(mark), key)
 
@@ -346,21 +406,36 @@ class _Reader(yaml.SafeLoader):
         start = mark.index + len(anchored) - len(spelled)
         return Node(value, self._place(mark), key, spelled=spelled, start=start)
 
-    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Node]:
+    def _mapping(
+        self, node: yaml.MappingNode, path: tuple[str, ...]
+    ) -> dict[str, Node]:
         value: dict[str, Node] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.fail(key_node.start_mark, "a key must be a word")
-            self.node(key_node, None, path)  # it counts, too
+            # A key is a node, which counts for the limits.
+            self.node(key_node, None, path)
             key = key_node.value
             position = self._place(key_node.start_mark)
             child = self.node(value_node, position, (*path, key))
             dotted = ".".join((*path, key))
             if key == "<<" and key_node.tag == "?":
-                self.problems.append(Problem(position, dotted, "merge keys are not part of YAML 1.2 - use 'extends'"))
+                self.problems.append(
+                    Problem(
+                        position,
+                        dotted,
+                        "merge keys are not part of YAML 1.2 - use 'extends'",
+                    )
+                )
             elif key in value:
                 first = value[key].anchor.line
-                self.problems.append(Problem(position, dotted, f"duplicate key - the first is on line {first}"))
+                self.problems.append(
+                    Problem(
+                        position,
+                        dotted,
+                        f"duplicate key - the first is on line {first}",
+                    )
+                )
             else:
                 value[key] = child
         return value
@@ -377,4 +452,6 @@ class _Reader(yaml.SafeLoader):
 
     def fail(self, mark: Any, message: str) -> NoReturn:
         """Gives the document up."""
-        raise RecipeError([*self.problems, Problem(self._place(mark), "", message)]) from None
+        raise RecipeError(
+            [*self.problems, Problem(self._place(mark), "", message)]
+        ) from None

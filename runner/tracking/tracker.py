@@ -254,7 +254,8 @@ class Tracker(Recorder):
             thread.stop()
         self._sample()
         self._folder.use_reserve()
-        self.spool.append(urgent=True, status=status, tags={"error": text(reason)} if reason else {})
+        tag = "ended" if status == "FINISHED" else "error"
+        self.spool.append(urgent=True, status=status, tags={tag: text(reason)} if reason else {})
         self.closed = time.perf_counter()
         self._write_record(self.closed, status=status, reason=reason)
         self.spool.sync()

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from runner.plugin.end_training import EndTraining
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
@@ -32,6 +33,7 @@ from runner.training.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.training.roofline import measure_fraction
 from runner.training.state_schema import fitting
 from runner.training.step import Step
+from runner.training.stopping import EarlyStop
 
 if TYPE_CHECKING:
     from runner.plugin.progress import Progress
@@ -88,7 +90,13 @@ class Loop:
         self.best = -math.inf
         self.score: float | None = None
         self.saved_position: int | None = None
+        self.evaluated_position: int | None = None
         self.complete = False
+        stop_config = pipeline.recipe.train.stop
+        objective = pipeline.recipe.objective
+        self.early_stop = EarlyStop(stop_config, objective) if stop_config else None
+        # Why the training ended before its length.
+        self.ended_early = ""
 
         # Seconds by activity, since the first update of this process was over.
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -129,23 +137,24 @@ class Loop:
             try:
                 if not position:
                     self._rehearse_checkpoint()
-                while position < end and self.stop.received is None:
-                    previous = position
-                    started = perf_counter()
-                    # A training never ends inside a stretch of steps at the same position.
-                    while position == previous:
-                        if self.has_updated:
-                            if (output := step()) is not None:
-                                self.follow(output)
-                        elif (inputs := self.step.draw()) is not None:
-                            with self._first_update():
-                                self.output = self.step(inputs) or {}
-                        position = progress.position
-                    self.display.advance(progress.done, self.metrics)
-                    self.stop.pace = perf_counter() - started
-                    # At the end, everything is done in any case.
-                    if self.next_due <= position < end:
-                        self._perform_due(previous, position)
+                with self._may_end_early():
+                    while position < end and not self._is_stopped():
+                        previous = position
+                        started = perf_counter()
+                        # A training never ends inside a stretch of steps at the same position.
+                        while position == previous:
+                            if self.has_updated:
+                                if (output := step()) is not None:
+                                    self.follow(output)
+                            elif (inputs := self.step.draw()) is not None:
+                                with self._first_update():
+                                    self.output = self.step(inputs) or {}
+                            position = progress.position
+                        self.display.advance(progress.done, self.metrics)
+                        self.stop.pace = perf_counter() - started
+                        # At the end, everything is done in any case.
+                        if self.next_due <= position < end:
+                            self._perform_due(previous, position)
                 if self.stop.received is None and not self.complete:
                     self._end()
                 self.stop.acknowledged = True
@@ -155,6 +164,23 @@ class Loop:
             finally:
                 self.writer.wait()
             self._refuse_failed_write()
+
+    def _is_stopped(self) -> bool:
+        """Returns whether a signal or the recipe's condition stops the training here."""
+        if self.stop.received is not None:
+            return True
+        if self.early_stop is None or not self.early_stop.ends(self.progress):
+            return False
+        self.ended_early = self.early_stop.reason
+        return True
+
+    @contextmanager
+    def _may_end_early(self) -> Iterator[None]:
+        """Makes an EndTraining inside the ``with`` the end of the training."""
+        try:
+            yield
+        except EndTraining as ended:
+            self.ended_early = str(ended) or "a plugin ended it"
 
     def follow(self, output: dict[str, Any]) -> None:
         """Performs the work that is due after each update."""
@@ -235,7 +261,9 @@ class Loop:
             self.gradients.end(self.progress.updates, idle)
         self.check()
         try:
-            self.evaluate()
+            # A training that ends early may have been evaluated here.
+            if self.evaluated_position != self.progress.position:
+                self.evaluate()
         finally:
             self.report()
         self.complete = True
@@ -266,6 +294,9 @@ class Loop:
             metrics = evaluated(self.pipeline)
         self.pipeline.tuning.commit()
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
+        self.evaluated_position = self.progress.position
+        if self.early_stop is not None:
+            self.early_stop.observe(metrics, self.progress)
         recipe = self.pipeline.recipe
         objective = recipe.objective
         if objective is None:
@@ -323,7 +354,9 @@ class Loop:
 
     def state_dict(self) -> State:
         """Returns everything that a resumed training needs."""
+        early_stop = self.early_stop
         return {
+            **({} if early_stop is None else {"early_stop": early_stop.state_dict()}),
             "pipeline": self.pipeline.state_dict(),
             "step": self.progress.done,
             "means": self.means.state_dict(),
@@ -345,6 +378,8 @@ class Loop:
             self.metrics = state["metrics"]
             self.complete = state["complete"]
             self.best = float(state["best"])
+            if self.early_stop is not None and "early_stop" in state:
+                self.early_stop.load_state_dict(state["early_stop"])
             objective = self.pipeline.recipe.objective
             if objective and math.isfinite(self.best):
                 self.display.improved(self.best * objective.sign)

@@ -329,6 +329,7 @@ def _concluded(
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
+        reason = loop.ended_early
         _record_results(loop, tracker)
     except KeyboardInterrupt:
         status = "KILLED"

@@ -53,6 +53,8 @@ def training_order(
         recipe.length[0]: length,
         "log_every": length,
         "checkpoint_every": None,
+        # Comparisons need trainings of equal length.
+        "stop": None,
     }
     selecting = [kind for kind in kinds if recipe.stages[kind].prepares]
     if not selecting:

@@ -9,7 +9,7 @@ from ablations import analysed, case, result
 from typer.testing import CliRunner
 
 from runner.ablation.recommendation import recommend
-from runner.cli.proof import ablate
+from runner.cli.ablate import ablate
 from runner.plugin.registry import Registry
 from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import ExitCode

@@ -8,8 +8,8 @@ import pytest
 from run_folders import run_folder
 from typer.testing import CliRunner
 
-from runner.cli import app, doctor
-from runner.cli.doctor import examine, show
+from runner.cli import app, diagnosis
+from runner.cli.diagnosis import examine, show
 from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.tracking.workspace import Workspace
@@ -77,7 +77,7 @@ def test_a_broken_plugin_is_named_with_its_reason(checks):
 
 
 def test_no_compiler_is_a_warning(checks, monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda _: None)
     assert checks()["compiler"].status == "warn"
 
 

@@ -29,3 +29,17 @@ def test_an_option_has_one_name_for_its_value_everywhere():
     for name in ("--budget", "--set", "--plugin", "--out", "--note", "--quiet", "--json", "bare"):
         assert len({found[name].metavar for verb in VERBS if name in (found := options(*verb))}) == 1, name
     assert options("verify")["--budget"].metavar == options("ablate")["--budget"].metavar == "SECONDS"
+
+
+def commands(group, path=()):
+    """Yields every command of a group with the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_a_command_is_in_the_file_of_its_name():
+    for words, command in commands(typer.main.get_command(app)):
+        assert command.callback.__module__ == f"runner.cli.{words[0]}", words

@@ -13,7 +13,7 @@ from torch import nn
 
 from runner.api import Context, GradientLearner, Slots, UsageError
 from runner.plugin.lr_scheduler import Schedule
-from runner.plugin.optimizer import HOW_TO_COMPUTE, OWN, SPARED, kinds, settings_of
+from runner.plugin.optimizer import IMPLEMENTATION_SETTINGS, RUNNER_SETTINGS, SPARED, kinds, settings_of
 from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line_that_points_at_it(tmp_path, section, expected):
     assert complaint(tmp_path, section) == [expected]
 
 
-@pytest.mark.parametrize("key", HOW_TO_COMPUTE)
+@pytest.mark.parametrize("key", IMPLEMENTATION_SETTINGS)
 def test_how_to_compute_is_for_stages(tmp_path, key):
     (found,) = complaint(tmp_path, f"{{{key}: true}}")
     assert found.startswith(f"13 optimizer.{key}: selects an implementation, which is the task of stages")
@@ -158,8 +158,8 @@ def test_a_lock_says_the_same_optimizer_again(tmp_path, kind):
 def test_every_setting_of_torch_may_be_given_but_those_that_say_how_to_compute(kind):
     (actual,) = (each for name, each in vars(torch.optim).items() if name.lower() == kind and isinstance(each, type))
     given = {name: each.default for name, each in inspect.signature(actual).parameters.items()}
-    known = {name: given[name] for name in given.keys() - {"params", *HOW_TO_COMPUTE}}
-    assert {name: each.default for name, each in settings_of(kind).model_fields.items() if name not in OWN} == known
+    known = {name: given[name] for name in given.keys() - {"params", *IMPLEMENTATION_SETTINGS}}
+    assert {name: each.default for name, each in settings_of(kind).model_fields.items() if name not in RUNNER_SETTINGS} == known
 
 
 def test_what_torch_refuses_is_one_message(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from run_folders import run_folder
 from running import train_here
 
-from runner.cli.doctor import examine
+from runner.cli.diagnosis import examine
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load as load_recipe
 from runner.recipe.lock import read_lock

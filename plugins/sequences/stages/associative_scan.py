@@ -8,12 +8,13 @@ from runner.api import Close, Pipeline, Setting, Stage, StageConfig
 
 
 class AssociativeScanConfig(StageConfig):
-    """Computes the recurrence of a state space model for all symbols in parallel, in
+    """Computes the recurrence of a state-space model for all tokens in parallel, in
     log2 of their number steps.
 
-    When it helps: meant for hardware where steps cost more than arithmetic; it was measured on a CPU alone.
-    When it hurts: it keeps the states of all symbols, and does log2 of their number times the arithmetic; on a CPU, and
-    wherever ``chunked_scan`` can be used, that is slower.
+    When it helps: meant for hardware where steps cost more than arithmetic; it was measured on a
+    CPU alone.
+    When it hurts: it keeps the states of all tokens, and does log2 of their number times the
+    arithmetic; on a CPU, and wherever ``chunked_scan`` can be used, that is slower.
     """
 
     kind: ClassVar[str] = "associative_scan"

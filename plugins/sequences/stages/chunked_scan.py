@@ -11,12 +11,13 @@ from runner.api import Close, Pipeline, Setting, Stage, StageConfig
 
 
 class ChunkedScanConfig(StageConfig):
-    """Computes the recurrence of a state space model chunk by chunk, each as products of matrices.
+    """Computes the recurrence of a state-space model chunk by chunk, each as products of matrices.
 
-    Inside of a chunk every symbol is compared with those before it, as in attention; from chunk to chunk one state is
-    handed on. (Dao and Gu 2024: state space duality.)
+    Inside of a chunk every token is compared with those before it, as in attention; one state is
+    passed from chunk to chunk (Dao and Gu 2024: state-space duality).
 
-    When it helps: windows of more than a few symbols, on any hardware: the recurrence has a step for every symbol.
+    When it helps: windows of more than a few tokens, on any hardware: the recurrence has a step for
+    every token.
     When it hurts: very large chunks, whose cost grows with the square of their length.
     """
 
@@ -26,7 +27,7 @@ class ChunkedScanConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"scan"})
 
     chunk: Annotated[int, Field(ge=1)] = 64
-    """Symbols that are computed in parallel."""
+    """Tokens that are computed in parallel."""
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
@@ -40,4 +41,6 @@ class ChunkedScan(Stage):
         """Replaces the recurrence by a scan in chunks."""
         from ..scans import chunked
 
-        pipeline.slots.replace("scan", partial(chunked, chunk=self.config.chunk))
+        pipeline.slots.replace(
+            "scan", partial(chunked, chunk=self.config.chunk)
+        )

@@ -1,4 +1,4 @@
-"""Walks that are made once."""
+"""Cache of walks through molecules."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Exact, Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import (
+    Exact,
+    Pipeline,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+)
 
 from ..graph_config import GraphWalksConfig
 
 if TYPE_CHECKING:
-    from ..graph_walks import KeptWalks
+    from ..graph_walks import CachedWalks
 
 
 class WalkCacheConfig(StageConfig):
@@ -38,7 +46,8 @@ class WalkCacheConfig(StageConfig):
         """Returns ``Exact`` if every molecule has one walk anyway; otherwise ``Statistical``,
         because there are fewer different ones.
         """
-        return Statistical() if getattr(setting.data, "redraw", True) else Exact()
+        has_many_walks = getattr(setting.data, "redraw", True)
+        return Statistical() if has_many_walks else Exact()
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason without walks, or with processes that would cache walks separately.
@@ -49,34 +58,47 @@ class WalkCacheConfig(StageConfig):
         if not isinstance(setting.data, GraphWalksConfig):
             return f"'{setting.data.kind}' has no walks"
         if self.variants > 1 and not setting.data.redraw:
-            remedy = "set variants: 1, or data.redraw: true"
-            raise UsageError(f"without data.redraw a molecule has one walk, and variants is {self.variants}; {remedy}")
+            problem = (
+                f"a molecule has one walk, and variants is {self.variants}"
+            )
+            hint = "set variants: 1, or data.redraw: true"
+            raise UsageError(f"without data.redraw {problem}; {hint}")
+        reason = "would cache walks separately"
         if setting.data.workers:
-            return f"each of the {setting.data.workers} workers would cache walks separately; set data.workers: 0"
+            workers = f"each of the {setting.data.workers} workers"
+            return f"{workers} {reason}; set data.workers: 0"
         if "prefetch" in setting.stages:
-            return "each worker of prefetch would cache walks separately; switch one of the two off"
+            return (
+                f"each worker of prefetch {reason}; switch one of the two off"
+            )
         return None
 
 
 class WalkCache(Stage):
-    """Puts a memory between a source and its walks."""
+    """Puts a cache between a source and its walks."""
 
-    kept: KeptWalks | None = None
+    cache: CachedWalks | None = None
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Replaces what the source trains on.
+        """Replaces the training samples of the source.
 
         Raises:
-            UsageError: the source is another one.
+            UsageError: The source has no walks.
         """
-        from ..graph_walks import GraphWalks, KeptWalks
+        from ..graph_walks import CachedWalks, GraphWalks
 
-        if not isinstance(pipeline.source, GraphWalks):
-            raise UsageError(f"walk_cache keeps walks of a GraphWalks, not of a {type(pipeline.source).__name__}")
-        self.kept = pipeline.source.train = KeptWalks(pipeline.source.train, self.config.variants)
+        source = pipeline.source
+        if not isinstance(source, GraphWalks):
+            name = type(source).__name__
+            raise UsageError(
+                f"walk_cache keeps walks of a GraphWalks, not of a {name}"
+            )
+        self.cache = CachedWalks(source.train, self.config.variants)
+        source.train = self.cache
 
     def closing_notes(self) -> Sequence[str]:
         """Returns the number of computed and reused walks."""
-        if self.kept is None:
+        if self.cache is None:
             return ()
-        return (f"walks: {self.kept.made:,} made, {self.kept.found:,} found again",)
+        walks = self.cache
+        return (f"walks: {walks.misses:,} made, {walks.hits:,} found again",)

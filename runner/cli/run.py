@@ -1,14 +1,12 @@
-"""Commands that train: ``run`` and ``resume``."""
+"""The command ``run``: trains a recipe."""
 
-import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Option
 
-from runner.cli import completion
 from runner.cli.common import (
     AsJson,
     Bare,
@@ -17,16 +15,15 @@ from runner.cli.common import (
     RecipeName,
     Sets,
     load_lock,
-    output,
     registry_of,
-    run_and_settings,
     run_folders,
-    say,
     settings,
 )
 from runner.cli.data import fetched
+from runner.cli.resume import resume
 from runner.cli.timing import process_start
-from runner.system.errors import KEEP_BATCH, CheckpointError, UsageError
+from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,41 +35,18 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
     from runner.training.result import RunResult
 
-_SHOWN_REASONS = 8
-
 GoOn = Annotated[
     bool,
     Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
-AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
-Takeover = Annotated[
-    bool,
-    Option("--takeover", help="Take the run over from another machine, where it must have stopped."),
-]
-Retune = Annotated[
-    bool,
-    Option(
-        "--retune",
-        help="Search again for tuning choices, instead of taking over those of the lock.",
-    ),
-]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
     list[str] | None,
     Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable."),
 ]
 Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its description in MLflow.")]
-KeepBatch = Annotated[bool, Option("--keep-batch", help="Write the batch to a file if an update runs out of memory.")]
-Run = Annotated[
-    str,
-    Argument(
-        metavar="[RUN]",
-        help="Name, digits or MLflow id of a run, a unique beginning of one, or 'latest'.",
-        autocompletion=completion.runs,
-    ),
-]
 
 
 def run(
@@ -114,7 +88,7 @@ def run(
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 
-        _say_drift(changes)
+        say_drift(changes)
         run_folders("run", quiet)
         recipes = _by_seed(loaded, path, assignments, registry, seeds, retune)
         options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
@@ -125,7 +99,7 @@ def run(
         # The lock does not contain secrets.
         all_sets = [*secret_assignments(loaded), *assignments]
         resume(folder.name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
-    _say_drift(changes)
+    say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
@@ -134,74 +108,7 @@ def run(
         options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
         return train(loaded, registry, Workspace(), display, **options)
 
-    _train(loaded, quiet, as_json, begin, keep_batch)
-
-
-def resume(
-    run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
-    plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
-    quiet: Quiet = False, as_json: AsJson = False,
-) -> NoReturn:  # fmt: skip
-    """Continue a run that was killed, stopped or failed, from its newest undamaged checkpoint.
-
-    On a CPU the result is bit for bit that of a run without the interruption. 'latest' is the
-    newest run that can be resumed. A run of another machine that may still be training is refused
-    without --takeover.
-
-    [bold]runner resume[/]
-
-    [bold]runner resume marl_phase2-3f2a91c0[/]
-    """
-    from runner.system.text_lines import amount
-    from runner.system.workspace_paths import LOCK_NAME
-    from runner.tracking.lookup import find
-    from runner.tracking.workspace import Workspace
-
-    run, bare = run_and_settings(run, bare)
-    all_folders = run_folders("resume", quiet)
-    if run == "latest":
-        folder = _newest_resumable(all_folders, Workspace().runs, takeover)
-    else:
-        folder = find(Workspace().runs, run)
-    lock = folder.path / LOCK_NAME
-    registry = registry_of(plugin, quiet)
-    reason = folder.obstacle(takeover)
-    if reason:
-        error = UsageError if lock.exists() else CheckpointError
-        raise error(f"run {folder.name} cannot be resumed: {reason}")
-    command = f"runner resume {folder.name}"
-    recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, command, "--allow-drift")
-    _say_drift(changes)
-    drifted = [str(change) for change in changes if change.matters]
-    if drifted and not allow_drift:
-        raise UsageError(
-            f"run {folder.name} would not continue as it started: {len(drifted)} of the changes above matter; "
-            "undo them, or accept them with --allow-drift"
-        )
-    record = folder.record()
-    done = folder.last_checkpoint or 0
-    unit, goal = recipe.length
-    # A new length that the run has reached would train nothing.
-    if record is not None and record.unit == unit and record.goal != goal <= done:
-        raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
-
-    def begin(display: "ProgressDisplay") -> "RunResult":
-        from runner.training.run import run as train
-
-        options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
-        return train(recipe, registry, Workspace(), display, folder, drifted, **options)
-
-    say(f"resuming {folder.name} at {amount(done, unit)}")
-    _train(recipe, quiet, as_json, begin, keep_batch, done)
-
-
-def _newest_resumable(folders: "Sequence[RunFolder]", runs: "Path", takeover: bool) -> "RunFolder":
-    """Returns the newest run that can be resumed; a ``UsageError`` with the reasons if there is none."""
-    for folder in folders:
-        if not folder.obstacle(takeover):
-            return folder
-    reasons = "".join(f"\n    {folder.name}: {folder.resumable}" for folder in folders[:_SHOWN_REASONS])
-    raise UsageError(f"no run in {runs} can be resumed{':' + reasons if reasons else ''}")
+    train_recipe(loaded, quiet, as_json, begin, keep_batch)
 
 
 def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe":
@@ -261,29 +168,3 @@ def _tag(text: str) -> tuple[str, str]:
     if not equals or not name or name.startswith("mlflow."):
         raise UsageError(f"--tag '{text}': should be NAME=VALUE; names in 'mlflow.' are reserved")
     return name, value
-
-
-def _say_drift(changes: "Sequence[Drift]") -> None:
-    for change in changes:
-        say(f"drift: {change}")
-
-
-def _train(
-    recipe: "Recipe",
-    quiet: bool,
-    as_json: bool,
-    train: "Callable[[ProgressDisplay], RunResult]",
-    keep_batch: bool,
-    step: int = 0,
-) -> NoReturn:
-    """Trains from a step on with a progress display, prints the result, and exits."""
-    from runner.cli.progress import ProgressDisplay, show
-    from runner.system.console import Console
-
-    # A variable, because the place that writes the batch is far inside the training.
-    if keep_batch:
-        os.environ[KEEP_BATCH] = "1"
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step) as display:
-        result = train(display)
-    output(as_json, result.data, show, result, recipe.headline)
-    raise Exit(result.exit_code)

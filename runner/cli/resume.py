@@ -1,0 +1,98 @@
+"""The command ``resume``: continues a run."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    Run,
+    Sets,
+    load_lock,
+    registry_of,
+    run_and_settings,
+    run_folders,
+    say,
+    settings,
+)
+from runner.cli.timing import process_start
+from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.system.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.cli.progress import ProgressDisplay
+    from runner.tracking import RunFolder
+    from runner.training.result import RunResult
+
+_SHOWN_REASONS = 8
+
+
+def resume(
+    run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
+    plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
+    quiet: Quiet = False, as_json: AsJson = False,
+) -> NoReturn:  # fmt: skip
+    """Continue a run that was killed, stopped or failed, from its newest undamaged checkpoint.
+
+    On a CPU the result is bit for bit that of a run without the interruption. 'latest' is the
+    newest run that can be resumed. A run of another machine that may still be training is refused
+    without --takeover.
+
+    [bold]runner resume[/]
+
+    [bold]runner resume marl_phase2-3f2a91c0[/]
+    """
+    from runner.system.text_lines import amount
+    from runner.system.workspace_paths import LOCK_NAME
+    from runner.tracking.lookup import find
+    from runner.tracking.workspace import Workspace
+
+    run, bare = run_and_settings(run, bare)
+    all_folders = run_folders("resume", quiet)
+    if run == "latest":
+        folder = _newest_resumable(all_folders, Workspace().runs, takeover)
+    else:
+        folder = find(Workspace().runs, run)
+    lock = folder.path / LOCK_NAME
+    registry = registry_of(plugin, quiet)
+    reason = folder.obstacle(takeover)
+    if reason:
+        error = UsageError if lock.exists() else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    command = f"runner resume {folder.name}"
+    recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, command, "--allow-drift")
+    say_drift(changes)
+    drifted = [str(change) for change in changes if change.matters]
+    if drifted and not allow_drift:
+        raise UsageError(
+            f"run {folder.name} would not continue as it started: {len(drifted)} of the changes above matter; "
+            "undo them, or accept them with --allow-drift"
+        )
+    record = folder.record()
+    done = folder.last_checkpoint or 0
+    unit, goal = recipe.length
+    # A new length that the run has reached would train nothing.
+    if record is not None and record.unit == unit and record.goal != goal <= done:
+        raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
+
+    def begin(display: "ProgressDisplay") -> "RunResult":
+        from runner.training.run import run as train
+
+        options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
+        return train(recipe, registry, Workspace(), display, folder, drifted, **options)
+
+    say(f"resuming {folder.name} at {amount(done, unit)}")
+    train_recipe(recipe, quiet, as_json, begin, keep_batch, done)
+
+
+def _newest_resumable(folders: "Sequence[RunFolder]", runs: "Path", takeover: bool) -> "RunFolder":
+    """Returns the newest run that can be resumed; a ``UsageError`` with the reasons if there is none."""
+    for folder in folders:
+        if not folder.obstacle(takeover):
+            return folder
+    reasons = "".join(f"\n    {folder.name}: {folder.resumable}" for folder in folders[:_SHOWN_REASONS])
+    raise UsageError(f"no run in {runs} can be resumed{':' + reasons if reasons else ''}")

@@ -1,0 +1,160 @@
+"""The command ``verify``: checks whether stages keep their contracts."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Exit, Option
+
+from runner.cli import completion
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    OfRun,
+    Plugins,
+    Quiet,
+    RecipeName,
+    Sets,
+    load_recipe,
+    output,
+    settings,
+    sharing_processor,
+    working,
+)
+from runner.system.errors import ExitCode
+from runner.verify.options import Options
+
+if TYPE_CHECKING:
+    from runner.cli.live import LiveBar
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.verify.verification import Verification
+
+StageNames = Annotated[
+    list[str] | None,
+    Option(
+        help="Judge only this stage, or 'all' for all together. Repeatable.",
+        autocompletion=completion.stages,
+    ),
+]
+Horizon = Annotated[
+    int,
+    Option(
+        "--horizon",
+        min=0,
+        help="Updates of the long run; errors rarer than one in this many updates may be missed.",
+    ),
+]
+Compared = Annotated[int, Option(min=2, help="Compared updates for Exact and Close stages.")]
+Steps = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Length of a training for Statistical stages; by default, as much of the recipe's as the budget allows.",
+    ),
+]
+Seeds = Annotated[int, Option(min=8, help="Largest number of pairs of trainings for a stage.")]
+Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time budget of the verification.")]
+Explain = Annotated[bool, Option("--explain", help="Print the checks and what they cost, and run none.")]
+
+
+def verify(
+    recipe: RecipeName,
+    bare: Bare = None,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    stage: StageNames = None,
+    updates: Compared = Options.updates,
+    horizon: Horizon = Options.horizon,
+    steps: Steps = Options.steps,
+    seeds: Seeds = Options.seeds,
+    budget: Patience = Options.budget,
+    of: OfRun = None,
+    explain: Explain = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether the stages of a recipe keep their contracts, each stage alone and all together.
+
+    Exact: the same bits as without the stage. Close: the same algebra in float64, and in float32 no
+    more rounding than the baseline has. Statistical: trainings with paired seeds, until it is clear
+    that the objective is not worse by more than the margin.
+
+    With --of, the stages of the recipe's inference section are judged: the answers and the
+    objective of a run's model.
+
+    Exit codes: 0 all pass, 3 a stage fails, 4 inconclusive. The verdict names what the budget does
+    not cover. A budget of 0 trains nothing and has no limit.
+
+    [bold]runner verify marl_phase1[/]
+
+    [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
+
+    [bold]runner verify marl_phase3 --explain[/]
+
+    [bold]runner verify grasp_serve --of latest[/]
+    """
+    with working("verify", "reading the recipe", quiet) as bar:
+        loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
+        options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+        if explain:
+            with bar.phase("listing the checks"):
+                _explain(loaded, registry, options, as_json)
+            return
+        bar.name = loaded.name
+        if of is None:
+            bar.total = budget or None
+        with bar.phase(f"verifying {loaded.name}"):
+            from runner.verify.verification import show
+
+            if of is None:
+                report = _verify_training(loaded, registry, options, bar)
+            else:
+                report = _verify_inference(loaded, registry, of, stage or (), bar)
+    output(as_json, report.data, show, report)
+    raise Exit(report.exit_code)
+
+
+def _verify_training(recipe: "Recipe", registry: "Registry", options: Options, bar: "LiveBar") -> "Verification":
+    """Verifies the stages of a training, and those that its memory budget needs."""
+    from runner.training.budget import fitted
+    from runner.verify.gate import verify_recipe
+    from runner.verify.time_limit import Interrupted, interruptible
+
+    recipe = fitted(recipe, registry, bar.say)
+    try:
+        # Trainings in child processes end, too, and verdicts that were reached are printed.
+        with interruptible(), sharing_processor(recipe):
+            return verify_recipe(recipe, registry, options, bar.say, bar.phase)
+    except Interrupted as interruption:
+        raise Exit(interruption.exit_code) from None
+
+
+def _verify_inference(
+    recipe: "Recipe", registry: "Registry", run: str, stages: Sequence[str], bar: "LiveBar"
+) -> "Verification":
+    """Verifies the stages of a recipe's inference section on the model of a run, and records a complete result."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    from runner.training.model_versions import record_verification, require_place_for_verification
+    from runner.training.trained_run import trained
+    from runner.verify.inference_gate import verify_inference
+
+    model = trained(run, plugins=registry.files).under(recipe)
+    if not stages:
+        require_place_for_verification(run, model)
+    with sharing_processor(recipe):
+        report = verify_inference(model, stages, bar.say, bar.phase)
+    # A verification of some stages is not one of the model.
+    if not stages:
+        objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")
+        record_verification(run, model, report.outcome, objections)
+    return report
+
+
+def _explain(recipe: "Recipe", registry: "Registry", options: Options, as_json: bool) -> None:
+    """Prints the checks of a verification."""
+    from runner.verify.explanation import explain, show
+
+    explanation = explain(recipe, registry, options)
+    output(as_json, explanation.data, show, explanation)
