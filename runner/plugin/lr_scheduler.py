@@ -99,5 +99,69 @@ class OneCycleConfig(_Schedule):
         return low + (1 - low) * (1 + math.cos(math.pi * distance)) / 2
 
 
-Schedule = ConstantConfig | LinearConfig | CosineConfig | StepConfig | OneCycleConfig
+class PolynomialConfig(_Schedule):
+    """Falls with a power of the share of the training that is left."""
+
+    kind: Literal["polynomial"] = "polynomial"
+    """Polynomial decay."""
+    power: Annotated[float, Field(gt=0, le=10)] = 2.0
+    """The power; 1 is a linear decay."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that is left in the end."""
+
+    def _after(self, fraction: float) -> float:
+        return float(self.floor + (1 - self.floor) * (1 - fraction) ** self.power)
+
+
+class CosineRestartsConfig(_Schedule):
+    """Falls along half a cosine several times (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5)."""
+
+    kind: Literal["cosine_restarts"] = "cosine_restarts"
+    """Cosine decay with warm restarts."""
+    cycles: Annotated[int, Field(ge=1, le=100)] = 3
+    """Number of cycles; each begins with the complete learning rate."""
+    growth: Annotated[float, Field(ge=1, le=10)] = 2.0
+    """How many times as long as its predecessor a cycle is."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that is left at the end of a cycle."""
+
+    def _after(self, fraction: float) -> float:
+        lengths = [self.growth**number for number in range(self.cycles)]
+        start = 0.0
+        for length in lengths[:-1]:
+            end = start + length / sum(lengths)
+            # A sum of shares is rounded: an update at the end of a cycle begins the next one.
+            if fraction < end - 1e-9:
+                break
+            start = end
+        else:
+            end = 1.0
+        share = min(1.0, max(0.0, (fraction - start) / (end - start)))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+class InverseSqrtConfig(_Schedule):
+    """Falls with the inverse square root of the updates after a warm-up (Vaswani et al. 2017, section 5.3)."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    """Decay with the inverse square root."""
+    warmup: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the training in which the learning rate rises linearly from 1 % to all of it; after four
+    times as long, half of it is left.
+    """
+
+    def _after(self, fraction: float) -> float:
+        return math.sqrt(self.warmup / (self.warmup + fraction * (1 - self.warmup)))
+
+
+Schedule = (
+    ConstantConfig
+    | LinearConfig
+    | CosineConfig
+    | StepConfig
+    | OneCycleConfig
+    | PolynomialConfig
+    | CosineRestartsConfig
+    | InverseSqrtConfig
+)
 LrSchedulerConfig = Annotated[Schedule, Field(discriminator="kind")]

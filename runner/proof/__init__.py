@@ -1,4 +1,4 @@
-"""Is a change of a training step harmless, and is it faster? For any PyTorch loop; no recipe is needed.
+"""Checks and times a change of a training step, for any PyTorch loop; it needs no recipe.
 
 A step and its state make a ``Subject``; ``verify`` compares two of them, and ``clock`` times them.
 """
@@ -17,6 +17,22 @@ from runner.proof.verdict import Outcome, Verdict, worst
 from runner.proof.verify_subjects import verify
 
 __all__ = [
-    "Build", "Close", "Difference", "Exact", "NonInferiority", "Outcome", "Ratio", "Subject", "Timing", "Verdict",
-    "clock", "close", "exact", "fresh", "health", "ratio", "verify", "worst",
-]  # fmt: skip
+    "Build",
+    "Close",
+    "Difference",
+    "Exact",
+    "NonInferiority",
+    "Outcome",
+    "Ratio",
+    "Subject",
+    "Timing",
+    "Verdict",
+    "clock",
+    "close",
+    "exact",
+    "fresh",
+    "health",
+    "ratio",
+    "verify",
+    "worst",
+]

@@ -18,7 +18,7 @@ from runner.proof.difference import (
     LOADED_TOLERANCE,
     Difference,
     absolute_difference,
-    comparable,
+    compared_values,
     described,
     differing,
     not_same_bits,
@@ -26,31 +26,29 @@ from runner.proof.difference import (
 )
 from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.subject import Build
-from runner.proof.subject_states import on_host
+from runner.proof.subject_states import on_host, scaled
 from runner.proof.trajectory import Trajectory, Update
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import map_tensors
 
 Signature = tuple[tuple[str, bool | None], ...]
-"""The operators of an update, with the results of those that decide."""
+"""The operators of an update, with the result of each operator that decides."""
 Line = Callable[[float], Update]
 """Makes an update with numbers that are larger by a factor."""
+# Factors between which decisions are searched.
 _FACTORS = tuple(4.0**exponent for exponent in range(-4, 7))
-"""Factors between which decisions are searched."""
+# Relative distance of two factors between which a decision is located. Float32 decides the same
+# on both sides up to a hundredth of it; 16 bits are off by up to 400 of it.
 _WIDTH = 1e-5
-"""Relative distance of two factors between which a decision is located.
-
-Float32 decides the same on both sides up to a hundredth of it; 16 bits are off by up to 400 of it.
-"""
+# Relative size of perturbations; a sum in float32 rounds by less.
 _PERTURBATION = 1e-6
-"""Relative size of perturbations; a sum in float32 rounds by less."""
 _PERTURBATIONS = 5
+# Times by which a difference is larger than that of the perturbed baseline.
 _TIMES = 3.0
-"""Times by which a difference is larger than that of the perturbed baseline."""
+# The operator by which code reads a single number.
 _READS = "_local_scalar_dense"
-"""The operator by which code reads a single number."""
+# Decisions that are located on each line.
 _MOST_DECISIONS = 4
-"""Decisions that are located on each line."""
 
 
 class DecisionDifference(NamedTuple):
@@ -77,7 +75,9 @@ class Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[tuple[str, bool | None]] = []
 
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         output = func(*args, **(kwargs or {}))
         truths = [leaf for leaf in tree_leaves(output) if _is_truth(leaf)]
         self.made.append((str(func), bool(truths[0]) if truths else None))
@@ -105,7 +105,9 @@ class DecisionSearch:
         seed: Of the global random generators.
     """
 
-    def __init__(self, baseline: Build, changed: Build, *, is_exact: bool, seed: int = 0) -> None:
+    def __init__(
+        self, baseline: Build, changed: Build, *, is_exact: bool, seed: int = 0
+    ) -> None:
         self.is_exact = is_exact
         self.seed = seed
         self.reference = Isolation(baseline, seed, float64=not is_exact)
@@ -125,33 +127,49 @@ class DecisionSearch:
         }
         for name, line in lines.items():
             for factors in itertools.islice(self._decisions(line), _MOST_DECISIONS):
-                sides = [(factor, self._compare(line(factor))) for factor in factors]
-                differing_sides = [(factor, found) for factor, found in sides if found is not None]
+                differences = []
+                for factor in factors:
+                    side = self._compare(line(factor))
+                    if side is not None:
+                        differences.append((factor, side))
                 # A difference on both sides has another reason than the decision.
-                if len(differing_sides) == 1:
-                    factor, difference = differing_sides[0]
+                if len(differences) == 1:
+                    factor, difference = differences[0]
                     words = f"a {name} {factor:.6g} times as large"
-                    return DecisionDifference(words, difference, self._trajectory(line(factor)))
+                    trajectory = self._trajectory(line(factor))
+                    return DecisionDifference(words, difference, trajectory)
         return None
 
     def has_more_decisions(self, start: Update) -> bool:
-        """Returns whether the candidate reads more truth values and single numbers than the baseline."""
-        counts = []
-        for isolation in (self.reference, self.candidate):
-            signature = self._signature(isolation, start) or ()
-            counts.append(sum(truth is not None or _READS in name for name, truth in signature))
-        return counts[1] > counts[0]
+        """Returns whether the candidate reads more truth values and single numbers than the
+        baseline.
+        """
+        baseline_count = self._count_decisions(self.reference, start)
+        return self._count_decisions(self.candidate, start) > baseline_count
+
+    def _count_decisions(self, isolation: Isolation, update: Update) -> int:
+        signature = self._signature(isolation, update) or ()
+        return sum(truth is not None or _READS in name for name, truth in signature)
 
     def _decisions(self, line: Line) -> Iterator[tuple[float, float]]:
         """Yields the factors on both sides of each decision of the candidate."""
-        signatures = [(factor, self._signature(self.candidate, line(factor))) for factor in _FACTORS]
-        for (low, below), (high, above) in itertools.pairwise(signatures):
-            if below is None or above is None or below == above:
+        signatures = [
+            (factor, self._signature(self.candidate, line(factor)))
+            for factor in _FACTORS
+        ]
+        for (low, low_signature), (high, high_signature) in itertools.pairwise(
+            signatures
+        ):
+            if low_signature is None or high_signature is None:
+                continue
+            if low_signature == high_signature:
                 continue
             while high / low > 1 + _WIDTH:
                 middle = math.sqrt(low * high)
-                is_below = self._signature(self.candidate, line(middle)) == below
-                low, high = (middle, high) if is_below else (low, middle)
+                if self._signature(self.candidate, line(middle)) == low_signature:
+                    low = middle
+                else:
+                    high = middle
             yield low, high
 
     def _signature(self, isolation: Isolation, update: Update) -> Signature | None:
@@ -171,38 +189,42 @@ class DecisionSearch:
 
     def _compare(self, update: Update) -> Difference | None:
         expected = self._frame(self.reference, update)
-        frame = self._frame(self.candidate, update)
-        if expected is None or frame is None:
+        actual = self._frame(self.candidate, update)
+        if expected is None or actual is None:
             return None
-        names = comparable(expected, frame, self.parts)
-        values = {location: expected[location] for location in names}
-        locations = not_same_bits(values, frame) if self.is_exact else differing(values, frame, LOADED_TOLERANCE)
-        differences = list(locations)
+        compared = compared_values(expected, actual, self.parts)
+        if self.is_exact:
+            differences = list(not_same_bits(compared, actual))
+        else:
+            differences = list(differing(compared, actual, LOADED_TOLERANCE))
         if not differences:
             return None
 
         # Rounding may change a decision of the baseline, too, if it is as near as that.
-        perturbed = [self._frame(self.reference, _perturb(update, number)) for number in range(_PERTURBATIONS)]
-        yardsticks = [other for other in perturbed if other is not None]
+        yardsticks = []
+        for number in range(_PERTURBATIONS):
+            frame = self._frame(self.reference, _perturb(update, number))
+            if frame is not None:
+                yardsticks.append(frame)
         for location in differences:
-            size = _distance(values[location], frame.get(location))
-            near = (_distance(values[location], other.get(location)) for other in yardsticks)
-            if size > _TIMES * max(near, default=0.0):
-                return described(1, location, values[location], frame.get(location))
+            value = compared[location]
+            distances = [_distance(value, frame.get(location)) for frame in yardsticks]
+            actual_value = actual.get(location)
+            if _distance(value, actual_value) > _TIMES * max(distances, default=0.0):
+                return described(1, location, value, actual_value)
         return None
 
     def _frame(self, isolation: Isolation, update: Update) -> Frame | None:
-        """Returns the visible values after an update; None if it raises."""
-        try:
-            frame: Frame = on_host(next(self._trajectory(update).updated(isolation)))
-        except (StepError, RunnerError):
-            return None
+        """Returns the visible values after an update, on the host; None if it raises."""
+        frame: Frame | None = on_host(self._trajectory(update).first_frame(isolation))
         return frame
 
 
-def _distance(value: Any, other: Any) -> float:
-    """Returns the largest difference of an element; infinite for values that cannot be subtracted."""
-    error = absolute_difference(value, other)
+def _distance(expected: Any, actual: Any) -> float:
+    """Returns the largest difference of an element; infinite for values that cannot be
+    subtracted.
+    """
+    error = absolute_difference(expected, actual)
     if error is None:
         return math.inf
     return float(error.max()) if error.numel() else 0.0
@@ -215,23 +237,24 @@ def _perturb(update: Update, number: int) -> Update:
     def perturb(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or tensor.layout != torch.strided:
             return tensor
-        shares = _PERTURBATION * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        shares = _PERTURBATION * torch.randn(
+            tensor.shape, generator=generator, dtype=torch.float64
+        )
         return (tensor * (1 + shares.to(tensor.device))).to(tensor.dtype)
 
-    return replace(update, batch=map_tensors(perturb, update.batch), states=map_tensors(perturb, update.states))
+    # Batch and states draw from the same generator, in this order.
+    batch = map_tensors(perturb, update.batch)
+    states = map_tensors(perturb, update.states)
+    return replace(update, batch=batch, states=states)
 
 
 def _scale_batch(start: Update, factor: float) -> Update:
-    return replace(start, batch=map_tensors(partial(_times, factor), start.batch))
+    return replace(start, batch=scaled(factor, start.batch))
 
 
 def _scale_state(start: Update, factor: float) -> Update:
-    return replace(start, states=map_tensors(partial(_times, factor), start.states))
+    return replace(start, states=scaled(factor, start.states))
 
 
 def _scale_both(start: Update, factor: float) -> Update:
     return _scale_state(_scale_batch(start, factor), factor)
-
-
-def _times(factor: float, tensor: Tensor) -> Tensor:
-    return tensor * factor if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""Queues of a device that computes later than the host asks for it."""
+"""Queues of a device that computes later than the host submits the work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,12 +54,12 @@ class CudaQueues(DeviceQueues):
         """Notes every stream object that is created inside the ``with``."""
         create: Any = torch.cuda.Stream.__new__
 
-        def create_noted(cls: Any, *args: Any, **kwargs: Any) -> torch.cuda.Stream:
+        def create_and_note(cls: Any, *args: Any, **kwargs: Any) -> torch.cuda.Stream:
             stream: torch.cuda.Stream = create(cls, *args, **kwargs)
             self._sides[stream.cuda_stream] = stream
             return stream
 
-        torch.cuda.Stream.__new__ = create_noted  # type: ignore[method-assign]
+        torch.cuda.Stream.__new__ = create_and_note  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -84,9 +85,10 @@ class CudaQueues(DeviceQueues):
 
     def _cycles(self, seconds: float) -> int:
         if not self._cycles_per_second:
-            torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-            taken = self.seconds(lambda: torch.cuda._sleep(_CALIBRATION_CYCLES))  # type: ignore[no-untyped-call]
-            self._cycles_per_second = _CALIBRATION_CYCLES / taken
+            # The first kernel is slower than later ones.
+            calibrate: Any = partial(torch.cuda._sleep, _CALIBRATION_CYCLES)
+            calibrate()
+            self._cycles_per_second = _CALIBRATION_CYCLES / self.seconds(calibrate)
         return int(seconds * self._cycles_per_second)
 
 

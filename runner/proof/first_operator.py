@@ -12,7 +12,12 @@ import torch
 
 from runner.proof.difference import LOADED_TOLERANCE, TOLERANCE
 from runner.proof.isolation import Isolation
-from runner.proof.operator_search import Compared, DivergingOperator, OperatorSearch, Recording
+from runner.proof.operator_search import (
+    Compared,
+    DivergingOperator,
+    OperatorSearch,
+    Recording,
+)
 from runner.proof.operators import TRUSTED, OperatorRecorder
 from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_error import MOST_ULPS
@@ -35,53 +40,71 @@ def name_operator(verdict: Verdict, seconds: float = SECONDS) -> Verdict:
 
     Args:
         verdict: Its ``reproduction`` makes the update again.
-        seconds: After which operators are not recorded any more.
+        seconds: Operators are not recorded any more afterwards.
     """
     if verdict.outcome is not Outcome.FAIL or verdict.reproduction is None:
         return verdict
     try:
         operator = find_first_operator(verdict.reproduction, seconds)
     except Exception as error:
+        # The verdict stands whatever the search raises: it only adds an explanation.
         lines = str(error).strip().splitlines() or [""]
-        operator = f"the diverging operator was not found: {type(error).__name__}: {lines[0]}"
-    data = operator.data() if isinstance(operator, DivergingOperator) else {"remark": operator}
-    evidence = verdict.evidence | {EVIDENCE: data}
-    return replace(verdict, summary=f"{verdict.summary}; {operator}", evidence=evidence, reproduction=None)
+        reason = f"{type(error).__name__}: {lines[0]}"
+        operator = f"the diverging operator was not found: {reason}"
+    if isinstance(operator, DivergingOperator):
+        data = operator.data()
+    else:
+        data = {"remark": operator}
+    return replace(
+        verdict,
+        summary=f"{verdict.summary}; {operator}",
+        evidence=verdict.evidence | {EVIDENCE: data},
+        reproduction=None,
+    )
 
 
-def find_first_operator(reproduction: Reproduction, seconds: float = SECONDS) -> DivergingOperator | str:
+def find_first_operator(
+    reproduction: Reproduction, seconds: float = SECONDS
+) -> DivergingOperator | str:
     """Makes the update of both again, and compares the values of their operators.
 
-    Values are matched by content and not by position: a change may merge, reorder or leave out operators as long as
-    what depends on them is the same. From the tensors that differ after the update, the search follows the candidate's
-    operators backward as far as their values are not the baseline's. The earliest operator that it reaches is the one
-    that diverges.
+    Values are matched by content and not by position: a change may merge, reorder or leave out
+    operators as long as what depends on them is the same. From the tensors that differ after the
+    update, the search follows the candidate's operators backward as far as their values are not the
+    baseline's. The earliest operator that it reaches is the one that diverges.
 
     Args:
         reproduction: The update.
-        seconds: After which operators are not recorded any more.
+        seconds: Operators are not recorded any more afterwards.
 
     Returns:
         The operator; a sentence with the reason if none can be named.
     """
     reproduction = reproduction.narrowed()
+    trajectory = reproduction.trajectory
+    update = reproduction.update
     started = time.monotonic()
     deadline = started + seconds
+    # One table for both, so that equal values have the same number.
     table = ValueTable(_tolerance(reproduction))
     recorder = OperatorRecorder(table, deadline=deadline)
-    reference = record(reproduction.trajectory, reproduction.baseline, reproduction.update, recorder)
+    reference = record(trajectory, reproduction.baseline, update, recorder)
     elapsed = time.monotonic() - started
     recorder = OperatorRecorder(table, is_reference=False, deadline=deadline)
-    candidate = record(reproduction.trajectory, reproduction.changed, reproduction.update, recorder)
+    candidate = record(trajectory, reproduction.changed, update, recorder)
     search = OperatorSearch(table, reference, candidate)
     operator = search.first()
-    if isinstance(operator, str) or search.compared is None or operator.baseline is None:
+    if isinstance(operator, str) or operator.baseline is None:
         return operator
-    if reproduction.trajectory.float64:
+    if search.compared is None:
+        return operator
+    if trajectory.float64:
         return replace(operator, float64=operator.baseline)
-    if reproduction.update == 0 or 2 * elapsed > deadline - time.monotonic():
+    # Another recording of the baseline must fit into the remaining time.
+    if update == 0 or 2 * elapsed > deadline - time.monotonic():
         return operator
-    return replace(operator, float64=_in_float64(reproduction, reference, search.compared))
+    exact = _in_float64(reproduction, reference, search.compared)
+    return replace(operator, float64=exact)
 
 
 def _tolerance(reproduction: Reproduction) -> float:
@@ -95,20 +118,27 @@ def _tolerance(reproduction: Reproduction) -> float:
     return LOADED_TOLERANCE if is_loaded else TOLERANCE
 
 
-def _in_float64(reproduction: Reproduction, reference: Recording, compared: Compared) -> float | None:
-    """Returns the element of the baseline's operator in float64; None if it has no such operator there."""
+def _in_float64(
+    reproduction: Reproduction, reference: Recording, compared: Compared
+) -> float | None:
+    """Returns the element of the baseline's operator in float64; None if it has no such
+    operator there.
+    """
     table = ValueTable(0.0)
     batch = reproduction.trajectory.updates[reproduction.update - 1].batch
     update = Update(batch, reference.start, seed_of(reproduction))
     trajectory = Trajectory([update], reproduction.trajectory.seed, float64=True)
+    recorder = OperatorRecorder(table)
     try:
-        recording = record(trajectory, reproduction.baseline, 1, OperatorRecorder(table))
+        operators = record(trajectory, reproduction.baseline, 1, recorder).operators
     except Exception:
         # A baseline need not run in float64.
         return None
+    if compared.position >= len(operators):
+        return None
     expected = reference.operators[compared.position]
-    operator = recording.operators[compared.position] if compared.position < len(recording.operators) else None
-    if operator is None or (operator.name, operator.shapes) != (expected.name, expected.shapes):
+    operator = operators[compared.position]
+    if operator.name != expected.name or operator.shapes != expected.shapes:
         return None
     match = operator.outputs[compared.output]
     if match is None or match == TRUSTED:
@@ -117,7 +147,7 @@ def _in_float64(reproduction: Reproduction, reference: Recording, compared: Comp
 
 
 def seed_of(reproduction: Reproduction) -> int:
-    """Returns the seed with which a subject makes the update as if it had made all before."""
+    """Returns the seed with which a subject makes the update as if it had made all earlier ones."""
     first = 0
     updates = reproduction.trajectory.updates[: reproduction.update]
     for number, update in enumerate(updates):
@@ -127,13 +157,15 @@ def seed_of(reproduction: Reproduction) -> int:
     return first + reproduction.update - 1
 
 
-def record(trajectory: Trajectory, build: Build, number: int, recorder: OperatorRecorder) -> Recording:
+def record(
+    trajectory: Trajectory, build: Build, number: int, recorder: OperatorRecorder
+) -> Recording:
     """Makes the first updates of a trajectory, and records the operators of the last of them.
 
     Args:
         trajectory: The updates.
         build: Makes the subject.
-        number: Of the update that is recorded; 0 for building the subject.
+        number: Number of the update that is recorded; 0 for building the subject.
         recorder: Records the operators.
     """
     if number == 0:
@@ -144,9 +176,10 @@ def record(trajectory: Trajectory, build: Build, number: int, recorder: Operator
     recorder.name_modules(isolation.subject)
     start: dict[str, Any] = {}
     copies = trajectory.copies()
-    *before, last = trajectory.updates[:number]
-    for update in before:
-        isolation.advance([trajectory.prepare(isolation, update, copies)], lambda _: None)
+    *earlier, last = trajectory.updates[:number]
+    for update in earlier:
+        batch = trajectory.prepare(isolation, update, copies)
+        isolation.advance([batch], lambda _: None)
     batch = trajectory.prepare(isolation, last, copies)
     with _recording(recorder, isolation, start):
         (output,) = isolation.advance([batch], lambda returned: returned)
@@ -154,7 +187,9 @@ def record(trajectory: Trajectory, build: Build, number: int, recorder: Operator
 
 
 @contextmanager
-def _recording(recorder: OperatorRecorder, isolation: Isolation, start: dict[str, Any]) -> Iterator[None]:
+def _recording(
+    recorder: OperatorRecorder, isolation: Isolation, start: dict[str, Any]
+) -> Iterator[None]:
     """Copies the state of a subject, and records its operators inside of the ``with``."""
     start.update(saved(isolation.subject))
     with recorder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ from runner.proof.subject_states import leaves
 from runner.system import tensor_trees
 
 POOL = 16
-"""Batches from which further ones are drawn where a callable or an iterator has repeated one."""
+"""Batches from which further ones are made if a callable or an iterator has repeated one."""
 SHRINKAGE = 1e-3
 """Largest share by which numbers become smaller where samples cannot be exchanged."""
 ATTEMPTS = 20
 
 
 class FreshBatches:
-    """Draws batches of which no two have the same content.
+    """Draws batches that all have different content.
 
     Batches come from the given source first. When that is exhausted, or repeats itself, further
     batches are made of earlier ones. Samples (rows of the first dimension, if all tensors have the
@@ -38,48 +39,62 @@ class FreshBatches:
             recipe, which then gives a training the same ones, too.
 
     Raises:
-        ValueError: There is no batch, or no further batch can be made of those given.
+        ValueError: There is no batch, or no further batch can be made of the given ones.
     """
 
-    def __init__(self, batches: Sequence[Any] | Iterable[Any] | Callable[[], Any], *, may_repeat: bool = False) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Any] | Iterable[Any] | Callable[[], Any],
+        *,
+        may_repeat: bool = False,
+    ) -> None:
         self._may_repeat = may_repeat
         self._source = _endless(batches)
         self._pool: deque[Any] = deque(maxlen=POOL)
         self._digests: set[bytes] = set()
         self._generator = torch.Generator().manual_seed(0)
         self._mixes = True
-        self._given = 0
+        self._source_count = 0
         self._is_mixed = False
 
     def draw(self) -> Any:
         """Returns a batch in separate memory, with a content that no batch had before."""
         self._is_mixed = False
-        given = next(self._source, _EXHAUSTED)
-        if given is not _EXHAUSTED:
-            self._given += 1
-            self._pool.append(_copy(given))
-            if given is None:  # the step draws its data itself
+        source_batch = next(self._source, _EXHAUSTED)
+        if source_batch is not _EXHAUSTED:
+            self._source_count += 1
+            # Copies, because a loader may reuse the memory of its batches, and a step may write
+            # into it.
+            self._pool.append(_copy(source_batch))
+            # Without a batch, the step draws its data itself.
+            if source_batch is None:
                 return None
-            batch = _copy(given)
+            batch = _copy(source_batch)
             if self._is_new(batch):
                 return batch
         if not self._pool:
-            raise ValueError("batches: there is none, and a measurement needs one at least")
+            raise ValueError(
+                "batches: there is none, and a measurement needs one at least"
+            )
         if all(batch is None for batch in self._pool):
             return None
         for attempt in range(ATTEMPTS):
-            batch = self._made(shrinks=attempt > 0, whole=attempt > ATTEMPTS // 2)
+            shrinks_integers = attempt > ATTEMPTS // 2
+            batch = self._make(shrinks=attempt > 0, shrinks_integers=shrinks_integers)
             if self._is_new(batch):
                 return batch
         if self._may_repeat:
             return _copy(self._pool[-1])
         raise ValueError(
-            f"batches: {self._given} are too few for steps that never get the same one again, and no "
-            "further ones can be made of them; give a function that returns a new batch at each call"
+            f"batches: {self._source_count} are too few for steps that never get the same one "
+            "again, and no further ones can be made of them; give a function that returns a new "
+            "batch at each call"
         )
 
     def give(self, step: Callable[[Any], object], batch: Any) -> None:
-        """Makes a step with the batch drawn last; if it fails and samples were mixed, they are not mixed any more."""
+        """Makes a step with the batch drawn last; if it fails and samples were mixed, they are
+        not mixed any more.
+        """
         if not self._is_mixed:
             step(batch)
             return
@@ -94,41 +109,56 @@ class FreshBatches:
     def probe(self, step: Callable[[Any], object]) -> None:
         """Makes a step with a batch of mixed samples, if further batches will be made that way."""
         if any(batch is not None for batch in self._pool):
-            batch = self._made(shrinks=False)
+            batch = self._make(shrinks=False)
             if self._is_mixed:
                 self.give(step, batch)
 
     def _is_new(self, batch: Any) -> bool:
         content = hashlib.sha1(usedforsecurity=False)
         for name, value in leaves(batch):
+            # Names count, because tensors may exchange their contents.
             content.update(name.encode(errors="surrogatepass"))
             content.update(digest(value))
-        known = content.digest() in self._digests
-        self._digests.add(content.digest())
-        return not known
+        identity = content.digest()
+        is_new = identity not in self._digests
+        self._digests.add(identity)
+        return is_new
 
-    def _made(self, *, shrinks: bool, whole: bool = False) -> Any:
-        """Returns a batch made of one or two that were given, if needed with changed integers."""
-        first = self._pool[self._below(len(self._pool))]
-        second = self._pool[self._below(len(self._pool))]
+    def _make(self, *, shrinks: bool, shrinks_integers: bool = False) -> Any:
+        """Returns a batch made of one or two earlier ones.
+
+        Args:
+            shrinks: Whether floating-point numbers become smaller.
+            shrinks_integers: Whether tensors that contain integers only become smaller, too.
+        """
+        first = self._draw_from_pool()
+        second = self._draw_from_pool()
         if _form(second) != _form(first):
             second = first
         rows = _rows(first)
         self._is_mixed = rows > 1 and self._mixes
         if self._is_mixed:
             order = torch.randperm(2 * rows, generator=self._generator)[:rows]
-            mixed = _map_pairs(lambda one, other: _take(one, other, order), first, second)
+            mixed = _map_pairs(partial(_take, order), first, second)
         else:
             mixed = self._reordered(first)
             shrinks = True
-        return _map_pairs(lambda one, _: self._shrunk(one, whole), mixed, mixed) if shrinks else mixed
+        if not shrinks:
+            return mixed
 
-    def _below(self, count: int) -> int:
-        return int(torch.randint(count, (), generator=self._generator))
+        def shrink(value: Tensor, _: Tensor) -> Tensor:
+            return self._shrunk(value, shrinks_integers)
 
-    def _shrunk(self, value: Tensor, whole: bool) -> Tensor:
-        is_dense = value.is_floating_point() and value.layout == torch.strided
-        if not is_dense or (not whole and bool((value == value.round()).all())):
+        return _map_pairs(shrink, mixed, mixed)
+
+    def _draw_from_pool(self) -> Any:
+        number = torch.randint(len(self._pool), (), generator=self._generator)
+        return self._pool[int(number)]
+
+    def _shrunk(self, value: Tensor, shrinks_integers: bool) -> Tensor:
+        if not value.is_floating_point() or value.layout != torch.strided:
+            return value.detach().clone()
+        if not shrinks_integers and bool((value == value.round()).all()):
             return value.detach().clone()
         share = max(SHRINKAGE, 4 * torch.finfo(value.dtype).eps)
         factor = 1 - share * torch.rand(value.shape, generator=self._generator)
@@ -136,9 +166,11 @@ class FreshBatches:
 
     def _reordered(self, batch: Any) -> Any:
         """Puts single sequences of integers in another order, the same for all tensors."""
-        lengths = {value.shape[-1] for value in _arrays(batch) if value.ndim}
-        has_floats = any(torch.as_tensor(value).is_floating_point() for value in _arrays(batch))
-        if has_floats or len(lengths) != 1 or any(len(value) > 1 for value in _arrays(batch) if value.ndim > 1):
+        arrays = list(_arrays(batch))
+        lengths = {value.shape[-1] for value in arrays if value.ndim}
+        has_floats = any(torch.as_tensor(value).is_floating_point() for value in arrays)
+        has_rows = any(len(value) > 1 for value in arrays if value.ndim > 1)
+        if has_floats or has_rows or len(lengths) != 1:
             return batch
         order = torch.randperm(lengths.pop(), generator=self._generator)
 
@@ -151,8 +183,10 @@ class FreshBatches:
 _EXHAUSTED = object()
 
 
-def _endless(batches: Sequence[Any] | Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
-    """The source as an iterator; an iterable that can be started again (a loader) is."""
+def _endless(
+    batches: Sequence[Any] | Iterable[Any] | Callable[[], Any],
+) -> Iterator[Any]:
+    """Returns the source as an iterator, which starts a loader again at its end."""
     if callable(batches) and not isinstance(batches, Iterable):
         return iter(batches, _EXHAUSTED)
     if isinstance(batches, Sequence | Iterator):
@@ -177,39 +211,51 @@ def _arrays(batch: Any) -> Iterator[Any]:
 
 
 def _rows(batch: Any) -> int:
-    """The number of samples; 0 if tensors have different first dimensions, or there is none."""
-    arrays = [value for value in _arrays(batch) if value.ndim]
-    if any(isinstance(value, Tensor) and value.layout != torch.strided for value in arrays):
-        return 0
-    counts = {len(value) for value in arrays}
+    """Returns the number of samples; 0 if tensors have different first dimensions, or there is
+    none.
+    """
+    counts = set()
+    for value in _arrays(batch):
+        if not value.ndim:
+            continue
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            return 0
+        counts.add(len(value))
     return counts.pop() if len(counts) == 1 else 0
 
 
 def _form(batch: Any) -> list[Any]:
-    """Names, types and shapes: batches with the same form can exchange samples."""
-    form = []
+    """Returns names, types and shapes: batches with the same form can exchange samples."""
+    form: list[Any] = []
     for name, leaf in tensor_trees.leaves(batch):
-        is_array = isinstance(leaf, Tensor | np.ndarray)
-        form.append((name, leaf.dtype, leaf.shape) if is_array else (name, repr(leaf)))
+        if isinstance(leaf, Tensor | np.ndarray):
+            form.append((name, leaf.dtype, leaf.shape))
+        else:
+            form.append((name, repr(leaf)))
     return form
 
 
-def _take(one: Tensor, other: Tensor, order: Tensor) -> Tensor:
-    return torch.cat([one, other])[order.to(one.device)] if one.ndim else one.clone()
+def _take(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    if not first.ndim:
+        return first.clone()
+    return torch.cat([first, second])[order.to(first.device)]
 
 
 def _copy(batch: Any) -> Any:
-    return _map_pairs(lambda one, _: one.detach().clone(), batch, batch)
+    return _map_pairs(lambda value, _: value.detach().clone(), batch, batch)
 
 
-def _map_pairs(change: Callable[[Tensor, Tensor], Tensor], first: Any, second: Any) -> Any:
+def _map_pairs(
+    change: Callable[[Tensor, Tensor], Tensor], first: Any, second: Any
+) -> Any:
     """Applies a function to the tensors and arrays of two trees of one form, as tensors."""
-    others = _arrays(second)
+    second_values = _arrays(second)
 
     def changed(value: Any) -> Any:
-        other = next(others)
+        second_value = next(second_values)
         if isinstance(value, np.ndarray):
-            return change(torch.from_numpy(value), torch.from_numpy(other)).numpy()
-        return change(value, other).requires_grad_(value.requires_grad)
+            first_tensor = torch.from_numpy(value)
+            return change(first_tensor, torch.from_numpy(second_value)).numpy()
+        return change(value, second_value).requires_grad_(value.requires_grad)
 
     return tensor_trees.map_leaves(changed, first, (Tensor, np.ndarray))

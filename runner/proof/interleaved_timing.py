@@ -1,4 +1,6 @@
-"""Times two ways to do the same training step, fairly: interleaved, warm, and against the noise of the machine."""
+"""Times two implementations of the same training step, interleaved and warm, against the
+noise of the machine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -21,7 +23,12 @@ from runner.proof.fresh_batches import FreshBatches
 from runner.proof.ratios import FEWEST_ROUNDS, NO_RATIO, Effect, Ratio, effect, ratio
 from runner.proof.subject import Build
 from runner.proof.subject_states import clones, leaves, load, saved
-from runner.proof.timekeeping import LEAST_DEFERRED, Timekeepers, deferred_seconds, read_results
+from runner.proof.timekeeping import (
+    LEAST_DEFERRED,
+    Timekeepers,
+    deferred_seconds,
+    read_results,
+)
 from runner.proof.warm_up import WarmUp, warm_up
 from runner.proof.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.system import generators
@@ -32,10 +39,13 @@ from runner.system.text_lines import figure
 
 # Duration of a block of steps: long compared with the resolution of the clock and of the scheduler.
 BLOCK_SECONDS = 0.1
-DRAW_SECONDS = 0.3  # drawing the batches of a block takes no longer
-BLOCK_BYTES = 2**28  # and they take no more memory
-PERIOD = 60  # update numbers of both differ by a multiple of it: what is done now and then coincides
-YARDSTICKS = 2  # windows that the baseline repeats from a rounded state, each twice
+# Limits of the time and the memory for the batches of a block.
+DRAW_SECONDS = 0.3
+BLOCK_BYTES = 2**28
+# Update numbers of both differ by a multiple of it, so that periodic work coincides.
+PERIOD = 60
+# Number of windows that the baseline repeats from a rounded state, and how often.
+YARDSTICKS = 2
 # Factor between the total ratio and the median of the blocks from which a stall is reported.
 STALLING = 1.1
 
@@ -46,15 +56,18 @@ class Timing:
 
     Attributes:
         ratio: Baseline / changed: above 1, the change is faster. Not a number if ``caught``.
-        a_a: The baseline's even blocks against its odd ones: what the machine makes of no change at all.
-        total: The ratio of all the time that both took: a step that stalls now and then shows here alone.
+        a_a: The baseline's even blocks against its odd ones: the effect of the machine without a
+            change.
+        total: The ratio of all the time that both took: only here, a step that stalls now and then
+            has an effect.
         baseline_ms: Of one step, the median over blocks.
         changed_ms: The same of the change.
         baseline_warm_up: The baseline's steps before it was steady.
         changed_warm_up: The same of the change.
         compared: Number of updates between timed blocks that were compared with the baseline's.
-        caught: What the change did otherwise than the baseline, so that its time means nothing; else empty.
-        not_compared: Why the numbers of the state were not compared; else empty.
+        caught: The change's deviation from the baseline's work, which makes its time meaningless;
+            empty if there is none.
+        not_compared: The reason why the numbers of the state were not compared; else empty.
     """
 
     ratio: Ratio
@@ -70,18 +83,25 @@ class Timing:
 
     @property
     def effect(self) -> Effect:
-        """Faster, slower, or unclear: not beyond the noise of the machine; invalid if something was caught."""
+        """Returns faster, slower, or unclear: not beyond the noise of the machine; invalid if
+        something was caught.
+        """
         return Effect.INVALID if self.caught else effect(self.ratio, self.a_a)
 
     def __str__(self) -> str:
         if self.caught:
-            return f"{self.effect}: the change does other work than the baseline, so it has no ratio: {self.caught}"
+            reason = "the change does other work than the baseline, so it has no ratio"
+            return f"{self.effect}: {reason}: {self.caught}"
         stalls = not 1 / STALLING < self.total / self.ratio.value < STALLING
+        stall = f"but {self.total:.2f}x in all, for some stall, " if stalls else ""
+        baseline_ms = figure(self.baseline_ms, 3)
+        changed_ms = figure(self.changed_ms, 3)
+        baseline_first_s = figure(self.baseline_warm_up.first_s, 3)
+        changed_first_s = figure(self.changed_warm_up.first_s, 3)
         return (
-            f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if stalls else ''}"
-            f"{figure(self.baseline_ms, 3)} ms -> {figure(self.changed_ms, 3)} ms a step in "
-            f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {figure(self.baseline_warm_up.first_s, 3)} s -> "
-            f"{figure(self.changed_warm_up.first_s, 3)} s"
+            f"{self.effect}: {self.ratio}, {stall}{baseline_ms} ms -> {changed_ms} ms a step in "
+            f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {baseline_first_s} s -> "
+            f"{changed_first_s} s"
         )
 
 
@@ -95,21 +115,24 @@ def clock(
 ) -> Timing:
     """Times a change against its baseline in this process.
 
-    After the first call of each, and its warm-up, blocks of steps are timed in the order A B B A, so that a machine
-    that becomes slower or faster favours neither. No step gets a batch that another one has had: to remember one gains
-    nothing (``FreshBatches`` describes how further batches are made from those given).
+    After the first call of each, and its warm-up, blocks of steps are timed in the order A B B A,
+    so that a machine that becomes slower or faster favours neither. No step gets a batch that
+    another one has had: to remember one gains nothing (``FreshBatches`` describes how further
+    batches are made from those given).
 
-    Work that is finished only when a state or a result is read counts as time of the block before. A change that
-    replaces a function by which time is measured has no ratio.
+    Work that is finished only when a state or a result is read counts as time of the block before.
+    A change that replaces a function by which time is measured has no ratio.
 
-    In the middle of every round, between timed blocks, a few updates are compared: the baseline is given the state of
-    the change, both make the same updates with the same seeds, and the state has to change by the same, as far as
-    rounding to 16 bits and other random numbers allow. A change that skips updates or returns earlier results has no
-    ratio: ``Timing.caught`` describes what it did.
+    In the middle of every round, between timed blocks, a few updates are compared: the baseline is
+    given the state of the change, both make the same updates with the same seeds, and the state has
+    to change by the same, as far as rounding to 16 bits and other random numbers allow. A change
+    that skips updates or returns earlier results has no ratio: ``Timing.caught`` describes what it
+    did.
 
-    The ratio holds for the two objects that were built here. Where memory lies can make one of two that do the same
-    faster by several percent for as long as both live, and rounds do not show that: believe an effect of that size only
-    if it is the same in several processes, which is what ``runner ablate`` starts for the stages of a recipe.
+    The ratio holds for the two objects that were built here. Where memory lies can make one of two
+    identical objects faster by several percent for as long as both live, and rounds do not show
+    that: believe an effect of that size only if it is the same in several processes, which is what
+    ``runner ablate`` starts for the stages of a recipe.
 
     Args:
         baseline: Makes the subject without the change.
@@ -147,16 +170,18 @@ def clock(
 
 
 def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
-    """The result of all blocks and comparisons."""
+    """Returns the result of all blocks and comparisons."""
     caught = b.timekeepers.fault or compared.fault()
-    baseline_rounds, changed_rounds = (
-        [statistics.fmean(pair) for pair in zip(runner.blocks[::2], runner.blocks[1::2], strict=True)]
-        for runner in (a, b)
-    )
+    if caught:
+        measured = NO_RATIO
+        total = math.nan
+    else:
+        measured = ratio(a.round_seconds(), b.round_seconds())
+        total = sum(a.blocks) / sum(b.blocks)
     return Timing(
-        ratio=NO_RATIO if caught else ratio(baseline_rounds, changed_rounds),
+        ratio=measured,
         a_a=ratio(a.blocks[::2], a.blocks[1::2]),
-        total=math.nan if caught else sum(a.blocks) / sum(b.blocks),
+        total=total,
         baseline_ms=1e3 * statistics.median(a.blocks),
         changed_ms=1e3 * statistics.median(b.blocks),
         baseline_warm_up=a.warm_up,
@@ -168,27 +193,49 @@ def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
 
 
 class _Runner:
-    """A subject after its warm-up, with separate global settings."""
+    """A subject after its warm-up, with separate global settings.
 
-    def __init__(self, build: Build, fresh: FreshBatches, timekeepers: Timekeepers) -> None:
+    Attributes:
+        updates: Number of updates that it has made.
+        count: Number of steps in a block.
+        blocks: Seconds of one step, in the mean over each block; two blocks are a round.
+        trains: Whether its state changes.
+    """
+
+    def __init__(
+        self, build: Build, fresh: FreshBatches, timekeepers: Timekeepers
+    ) -> None:
         self.globals = Globals()
         self.fresh = fresh
         self.timekeepers = timekeepers
         self.updates = 0
-        self.count = 1  # steps in a block
-        self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
+        self.count = 1
+        self.blocks: list[float] = []
         # The batches of the last blocks stay in memory: another one at the same address would look
         # like a repetition.
         self.recent: deque[list[Any]] = deque(maxlen=2)
         self._next: Any = None
         with self.globals.apart():
             self.subject = build()
-            before = self._digest()
-            held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
-            self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
-            self.warm_up = self._with_deferred(warm_up(self._step_next, self.stopwatch, prepare=self._draw_next))
+            initial = self._digest()
+            self.stopwatch = Stopwatch(self._device())
+            steps = warm_up(self._step_next, self.stopwatch, prepare=self._draw_next)
+            self.warm_up = self._with_deferred(steps)
             fresh.probe(self._step)
-            self.trains = self._digest() != before
+            self.trains = self._digest() != initial
+
+    def _device(self) -> torch.device:
+        """Returns the GPU of the state, if any of it is on one."""
+        for stateful in self.subject.state.values():
+            for tensor in tensors(stateful.state_dict()):
+                if tensor.is_cuda:
+                    return tensor.device
+        return torch.device("cpu")
+
+    def round_seconds(self) -> list[float]:
+        """Returns the seconds of one step in each round."""
+        pairs = zip(self.blocks[::2], self.blocks[1::2], strict=True)
+        return [statistics.fmean(pair) for pair in pairs]
 
     def block(self) -> None:
         """Times a block of steps, after one that is not timed."""
@@ -224,12 +271,13 @@ class _Runner:
         copies = clones(list(batches))
         with self.globals.apart():
             generators.seed(number)
-            found = observe(self._state, [partial(self._seeded_step, batch, number) for batch in copies])
+            steps = [partial(self._seeded_step, batch, number) for batch in copies]
+            window = observe(self._state, steps)
         self.recent.append(copies)
-        return found
+        return window
 
     def state(self) -> dict[str, Any]:
-        """A copy of the state."""
+        """Returns a copy of the state."""
         with self.globals.apart():
             return saved(self.subject)
 
@@ -239,18 +287,18 @@ class _Runner:
             load(self.subject, state)
 
     def _state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.subject.state.items()}
+        return {name: value.state_dict() for name, value in self.subject.state.items()}
 
     def _digest(self) -> list[bytes]:
         return [digest(value) for _, value in leaves(self._state())]
 
-    def _with_deferred(self, found: WarmUp) -> WarmUp:
-        """Adds the time of work that the steps have left to be done later."""
-        count = found.steps + 1
+    def _with_deferred(self, steps: WarmUp) -> WarmUp:
+        """Adds the time of work that the steps have deferred."""
+        count = steps.steps + 1
         deferred = deferred_seconds(self.stopwatch, self.subject, None) / count
-        return (
-            replace(found, steady_s=found.steady_s + deferred) if deferred > LEAST_DEFERRED * found.steady_s else found
-        )
+        if deferred > LEAST_DEFERRED * steps.steady_s:
+            return replace(steps, steady_s=steps.steady_s + deferred)
+        return steps
 
     def _settle(self) -> None:
         # Copies of states leave caches cold, and the first step after them is slower.
@@ -283,7 +331,9 @@ def _align(a: _Runner, b: _Runner) -> None:
 
 
 def _block_length(a: _Runner, b: _Runner, fresh: FreshBatches) -> int:
-    """The number of steps in a block, the same for both, for which there are time and memory."""
+    """Returns the number of steps in a block, the same for both, for which there are time and
+    memory.
+    """
     count = BLOCK_SECONDS / math.sqrt(a.warm_up.steady_s * b.warm_up.steady_s)
     started = time.perf_counter()
     batch = fresh.draw()
@@ -294,17 +344,37 @@ def _block_length(a: _Runner, b: _Runner, fresh: FreshBatches) -> int:
     return max(1, round(count))
 
 
+class _DeviatingWindow(NamedTuple):
+    """A window in which the candidate is far from the baseline.
+
+    Attributes:
+        state: The state before it.
+        batches: The batches of its updates.
+        number: Number of the round, which seeds the random generators.
+        baseline: The baseline's window.
+    """
+
+    state: dict[str, Any]
+    batches: list[Any]
+    number: int
+    baseline: Window
+
+
 class _Compared:
     """Updates between timed blocks, which both subjects make from the same state."""
 
-    def __init__(self, a: _Runner, b: _Runner, fresh: FreshBatches, contract: Contract) -> None:
+    def __init__(
+        self, a: _Runner, b: _Runner, fresh: FreshBatches, contract: Contract
+    ) -> None:
         self.a = a
         self.b = b
         self.fresh = fresh
         shared = [name for name in b.subject.state if name in a.subject.state]
         self.comparison = Comparison(contract, compares_numbers=bool(shared))
-        self.reason = "" if shared else "the subjects have no part of the state with the same name"
-        self.deviating: list[tuple[dict[str, Any], list[Any], int, Window]] = []
+        self.reason = ""
+        if not shared:
+            self.reason = "the subjects have no part of the state with the same name"
+        self.deviating: list[_DeviatingWindow] = []
 
     def add_window(self, number: int) -> None:
         """Lets the change make a few updates, and the baseline the same from the same state."""
@@ -315,32 +385,45 @@ class _Compared:
         candidate = self.b.window(batches, number)
         self._give(state)
         optimizers: set[Optimizer] = set()
-        hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.add(optimizer))
+        hook = register_optimizer_step_post_hook(
+            lambda optimizer, *_: optimizers.add(optimizer)
+        )
         try:
             baseline = self.a.window(batches, number)
         finally:
             hook.remove()
-        if not optimizers <= {part for part in self.a.subject.state.values() if isinstance(part, Optimizer)}:
+        state_objects = self.a.subject.state.values()
+        present = {value for value in state_objects if isinstance(value, Optimizer)}
+        if not optimizers <= present:
             self._stop("an optimizer that steps is missing in the state")
         self.comparison.add(baseline, candidate)
-        if len(self.deviating) < YARDSTICKS and self.comparison.is_deviating(baseline, candidate):
-            self.deviating.append((state if self.a.trains else self.a.state(), batches, number, baseline))
+        if len(self.deviating) >= YARDSTICKS:
+            return
+        if self.comparison.is_deviating(baseline, candidate):
+            if not self.a.trains:
+                state = self.a.state()
+            deviating = _DeviatingWindow(state, batches, number, baseline)
+            self.deviating.append(deviating)
 
     def fault(self) -> str | None:
         """Returns the fault of the change's updates, after comparing the baseline with itself."""
-        for state, batches, number, baseline in self.deviating:
+        for deviating in self.deviating:
             for seed in range(YARDSTICKS):
-                self._give(rounded(state, seed), always=True)
-                self.comparison.yardsticks.append((baseline, self.a.window(batches, number + 1000 * (seed + 1))))
+                self._give(rounded(deviating.state, seed), always=True)
+                number = deviating.number + 1000 * (seed + 1)
+                repeated = self.a.window(deviating.batches, number)
+                self.comparison.yardsticks.append((deviating.baseline, repeated))
         return self.comparison.fault()
 
     def _give(self, state: dict[str, Any], *, always: bool = False) -> None:
         if not (self.a.trains or always) or not self.comparison.compares_numbers:
             return
+        # The user's objects may raise anything.
         try:
             self.a.load(state)
-        except Exception as error:  # whatever the user's objects raise
-            self._stop(f"the baseline cannot load the state of the change: {type(error).__name__}: {error}")
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self._stop(f"the baseline cannot load the state of the change: {message}")
 
     def _stop(self, reason: str) -> None:
         self.comparison.compares_numbers = False

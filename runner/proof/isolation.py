@@ -14,10 +14,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from runner.proof.subject import Build
 from runner.proof.subject_states import (
+    clones,
     have_equal_leaves,
     leaves,
     load,
@@ -31,18 +35,27 @@ from runner.proof.verdict import Outcome, Verdict
 from runner.system import generators, torch_settings
 from runner.system.errors import RunnerError
 
-Kept = TypeVar("Kept")
-_LOOK_BACK = 3  # steps after which what was returned is still looked at
-STEP = "step"  # the slot that represents the entire update
+Result = TypeVar("Result")
+# Number of later steps after which a returned tensor is still compared with its copy.
+_LOOK_BACK = 3
+STEP = "step"
+"""The slot that represents the entire update."""
 
 
 class Location(NamedTuple):
-    """The place where a value was observed."""
+    """The place where a value was observed.
+
+    Attributes:
+        slot: The named step that returned it.
+        kind: What the value is.
+        name: Dotted path of the value.
+        visit: The number of times that the slot had returned before in this update.
+    """
 
     slot: str
     kind: Literal["output", "gradient", "state"]
     name: str
-    visit: int = 0  # how many times the slot had returned in this update before
+    visit: int = 0
 
     def __str__(self) -> str:
         return f"{self.name}.grad" if self.kind == "gradient" else self.name
@@ -53,47 +66,76 @@ class Location(NamedTuple):
         return None if self.slot == STEP else (self.slot, self.visit)
 
 
-class _Given(NamedTuple):
-    """A gradient as an optimizer was given it."""
+class _OptimizerGradient(NamedTuple):
+    """A gradient at the start of an optimizer's step.
+
+    Attributes:
+        tensor: The gradient itself.
+        version: Version of the tensor while the copy is valid: some optimizers (Nesterov by
+            ``foreach``) overwrite it.
+        copy: A copy of the gradient.
+    """
 
     tensor: Tensor
-    # Of the tensor while the copy is valid: some optimizers (Nesterov by ``foreach``) overwrite it.
     version: int
-    kept: Tensor  # a copy
+    copy: Tensor
 
 
-# The visible values of a subject after an update, in order; valid until the next one.
 Frame = dict[Location, Any]
+"""The visible values of a subject after an update, in order; valid until the next one."""
 
 
 class StepError(Exception):
-    """A subject's step, the loading of a state before it, or in float64 its making raised an exception: the cause."""
+    """Raised if a step, loading a state before it, or building in float64 raises the cause."""
 
     def __init__(self, isolation: Isolation, cause: Exception) -> None:
         last = traceback.extract_tb(cause.__traceback__)[-1]
         first_line = str(cause).strip().partition("\n")[0]
-        where = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
-        super().__init__(f"{type(cause).__name__}: {first_line} ({where})")
-        self.build, self.float64, self.update = isolation.build, isolation.float64, isolation.updates
+        line = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
+        super().__init__(f"{type(cause).__name__}: {first_line} ({line})")
+        self.build = isolation.build
+        self.float64 = isolation.float64
+        self.update = isolation.updates
 
     def verdict(self, contract: str, baseline: Build | None) -> Verdict:
         """Returns the verdict on a comparison with this error; raises it if the baseline has failed
         in its original precision.
         """
-        who = "the baseline" if self.build is baseline else "the changed step"
+        is_baseline = self.build is baseline
+        raising = (
+            f"{'the baseline' if is_baseline else 'the changed step'} raises {self}"
+        )
         if self.float64:
-            summary = f"the algebra cannot be compared: in float64 {who} raises {self}"
+            summary = f"the algebra cannot be compared: in float64 {raising}"
             return Verdict(Outcome.INCONCLUSIVE, contract, summary)
-        if self.build is baseline:
+        if is_baseline:
             raise self
-        return Verdict(Outcome.FAIL, contract, f"update {self.update}: {who} raises {self}", {"updates": self.update})
+        summary = f"update {self.update}: {raising}"
+        return Verdict(Outcome.FAIL, contract, summary, {"updates": self.update})
 
 
 class Isolation:
-    """A subject with its global state."""
+    """A subject with its global state.
+
+    Attributes:
+        build: Makes the subject.
+        float64: Whether it computes in float64.
+        updates: Number of updates that it has made.
+        subject: The subject.
+        events: Results of slots, if they are requested; part of the next frame.
+        untrained: Parameters that no finite gradient other than zero has reached so far, with
+            the reason.
+        autocasts: Types to which autocast casts, with the update in which it did first.
+        overwritten: Outputs that a later step has overwritten, with the step that returned them.
+    """
 
     def __init__(
-        self, build: Build, seed: int, float64: bool = False, watching: bool = False, as_trained: bool = False
+        self,
+        build: Build,
+        seed: int,
+        float64: bool = False,
+        watching: bool = False,
+        as_trained: bool = False,
     ) -> None:
         """Builds the subject with this seed, optionally in float64, or with observed slots.
 
@@ -101,63 +143,76 @@ class Isolation:
         On a GPU, torch selects kernels that have the same result every time, where it has any.
         """
         if torch.cuda.is_available():
-            gc.collect()  # the one before may hold the device's memory in a circle of references
-        self.build, self.float64, self.updates = build, float64, 0
-        self._own = generators.Globals()
-        self._inside: dict[str, Any] = {}  # torch's settings when an optimizer made its last step
-        self._before = self._own.random
-        self._number = 0  # offset of the count of updates for the seed of an update
-        self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
-        # Results of slots, at the start of the next frame, if they are requested.
+            # The last subject may hold the device's memory in a circle of references.
+            gc.collect()
+        self.build = build
+        self.float64 = float64
+        self.updates = 0
         self.events: Frame | None = None
+        self.autocasts: dict[str, int] = {}
+        self.overwritten: dict[str, int] = {}
+        self._globals = generators.Globals()
+        # Generators before the last step, and torch's settings in the optimizer's last step.
+        self._random_before = self._globals.random
+        self._optimizer_settings: dict[str, Any] = {}
+        # A loaded state may have a seed, from which the seeds of updates are counted.
+        self._seed_offset = 0
+        # Gradients in this update, by the id of the parameter and of the gradient.
+        self._gradients: dict[int, _OptimizerGradient] = {}
         self._visits: Counter[str] = Counter()
-        self._returned: deque[list[tuple[str, Tensor, Tensor]]] = deque(maxlen=_LOOK_BACK)  # with copies, by each step
-        self.autocasts: dict[str, int] = {}  # types to which autocast casts, with the update in which it did first
-        self.overwritten: dict[str, int] = {}  # outputs that did not outlive the next step, with the step they were of
-        with self._own.apart(), self._failing() if float64 else nullcontext():
-            if not as_trained:
-                torch_settings.inductor().fallback_random = True
-            if torch.cuda.is_available():
-                torch_settings.prefer_deterministic_kernels()
-            generators.seed(seed)
-            if float64:
-                torch.set_default_dtype(torch.float64)
-            self.subject = build()
-            if float64:
-                widen(self.subject)
-            # Parameters that no finite gradient other than zero has reached so far, with the reason.
-            self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
-            if watching and self.subject.watch is not None:
-                self.subject.watch(torch.compiler.disable(self._report))  # type: ignore[no-untyped-call]
+        # What each of the last steps has returned: names, tensors and copies.
+        self._returned: deque[list[tuple[str, Tensor, Tensor]]] = deque(
+            maxlen=_LOOK_BACK
+        )
+        with self._globals.apart(), self._failing() if float64 else nullcontext():
+            self._build(seed, watching, as_trained)
+
+    def _build(self, seed: int, watching: bool, as_trained: bool) -> None:
+        # Different random numbers could not be compared element by element.
+        if not as_trained:
+            torch_settings.inductor().fallback_random = True
+        if torch.cuda.is_available():
+            torch_settings.prefer_deterministic_kernels()
+        generators.seed(seed)
+        if self.float64:
+            torch.set_default_dtype(torch.float64)
+        self.subject = self.build()
+        if self.float64:
+            widen(self.subject)
+        names = named_parameters(self.subject)
+        self.untrained = dict.fromkeys(names, "receives no gradient")
+        if watching and self.subject.watch is not None:
+            listener = torch.compiler.disable(self._report)  # type: ignore[no-untyped-call]
+            self.subject.watch(listener)
 
     def initial(self) -> Frame:
-        """The state as it is, before the first update or between two."""
-        with self._own.apart():
+        """Returns the state as it is, before the first update or between two."""
+        with self._globals.apart():
             return self._state(STEP)
 
-    def advance(self, batches: Iterable[Any], keep: Callable[[Any], Kept]) -> list[Kept]:
+    def advance(
+        self, batches: Iterable[Any], keep: Callable[[Any], Result]
+    ) -> list[Result]:
         """Makes an update with each batch, and records a part of its result: much less
         than ``step`` observes.
         """
-        kept = []
-        with self._own.apart(), self._failing(), self._autocast():
+        results = []
+        with self._globals.apart(), self._failing(), self._autocast():
             for batch in batches:
                 self.updates += 1
-                if self.subject.seed is not None:
-                    self.subject.seed(self._number + self.updates)
-                kept.append(keep(self.subject.step(batch)))
-        return kept
+                self._seed_step()
+                results.append(keep(self.subject.step(batch)))
+        return results
 
     def step(self, batch: Any) -> Frame:
         """Makes one update with this batch, without a copy."""
         self.updates += 1
         self._visits.clear()
-        self._given.clear()
-        with self._own.apart(), self._failing():
-            if self.subject.seed is not None:
-                self.subject.seed(self._number + self.updates)
-            self._before = generators.state_dict()
-            # Many a loop forgets its gradients before it ends, and some optimizers write over them.
+        self._gradients.clear()
+        with self._globals.apart(), self._failing():
+            self._seed_step()
+            self._random_before = generators.state_dict()
+            # Many a loop forgets its gradients before it ends, and some optimizers overwrite them.
             with (
                 register_optimizer_step_pre_hook(self._before_optimizer),
                 register_optimizer_step_post_hook(self._after_optimizer),
@@ -165,63 +220,88 @@ class Isolation:
             ):
                 output = self.subject.step(batch)
             self._look_back(output)
-            observed, self.events = self.events or {}, None
+            # Slots that run while the frame is read do not belong to the update.
+            observed = self.events or {}
+            self.events = None
             frame = self._frame(STEP, 0, output)
-            for location, gradient in frame.items():
-                if location.kind == "gradient" and location.name in self.untrained:
-                    if not bool(gradient.isfinite().all()):
-                        self.untrained[location.name] = "receives a gradient that is not finite"
-                    elif not bool(gradient.any()):
-                        self.untrained[location.name] = "receives a gradient of zeros alone"
-                    else:
-                        del self.untrained[location.name]
+            self._note_trained(frame)
             return observed | frame
+
+    def _seed_step(self) -> None:
+        if self.subject.seed is not None:
+            self.subject.seed(self._seed_offset + self.updates)
+
+    def _note_trained(self, frame: Frame) -> None:
+        """Removes parameters that have received a gradient from the untrained ones."""
+        for location, gradient in frame.items():
+            if location.kind != "gradient" or location.name not in self.untrained:
+                continue
+            if not bool(gradient.isfinite().all()):
+                self.untrained[location.name] = "receives a gradient that is not finite"
+            elif not bool(gradient.any()):
+                self.untrained[location.name] = "receives a gradient of zeros alone"
+            else:
+                del self.untrained[location.name]
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Returns torch's settings during the last step of the optimizer, or after the update if
         there was none.
         """
-        return self._inside or self._own.settings
+        return self._optimizer_settings or self._globals.settings
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Loads another state, and new seeds if one is given."""
-        with self._own.apart(), self._failing():
-            load(self.subject, to_float64(states) if self.float64 else states)  # optimizers widen no complex numbers
+        with self._globals.apart(), self._failing():
+            # Optimizers do not widen complex numbers when they load them.
+            load(self.subject, to_float64(states) if self.float64 else states)
             if seed is not None:
                 generators.seed(seed)
-                self._number = seed - self.updates
+                self._seed_offset = seed - self.updates
 
     def sizes(self) -> dict[str, float]:
-        """The Euclidean size of every trainable parameter."""
-        return {name: float(each.detach().norm()) for name, each in named_parameters(self.subject).items()}
+        """Returns the Euclidean size of every trainable parameter."""
+        parameters = named_parameters(self.subject)
+        return {
+            name: float(value.detach().norm()) for name, value in parameters.items()
+        }
 
-    def moved(self, states: Mapping[str, Any], direction: Mapping[str, Tensor], distance: float) -> dict[str, Any]:
+    def moved(
+        self,
+        states: Mapping[str, Any],
+        direction: Mapping[str, Tensor],
+        distance: float,
+    ) -> dict[str, Any]:
         """Returns these states with parameters that are moved by a distance in a
         direction; loads them meanwhile.
         """
         self.load(states)
-        with self._own.apart(), torch.no_grad():
+        with self._globals.apart(), torch.no_grad():
             for name, parameter in named_parameters(self.subject).items():
                 if name in direction:
-                    parameter.add_(direction[name].to(parameter.device, parameter.dtype), alpha=distance)
+                    move = direction[name].to(parameter.device, parameter.dtype)
+                    parameter.add_(move, alpha=distance)
             return saved(self.subject)
 
     def draws_as(self, other: Isolation) -> bool:
         """Returns whether both can have drawn the same in their last step: as many numbers on the
         host, and none on a GPU.
         """
-        mine, own_gpus = self._own.random, self._own.random["cuda"]
-        return have_equal_leaves(mine, other._own.random) and have_equal_leaves(self._before["cuda"], own_gpus)
+        random = self._globals.random
+        return have_equal_leaves(random, other._globals.random) and have_equal_leaves(
+            self._random_before["cuda"], random["cuda"]
+        )
 
     @property
     def drew(self) -> bool:
         """Returns whether its last step has drawn from the global generators."""
-        return not have_equal_leaves(self._before, self._own.random)
+        return not have_equal_leaves(self._random_before, self._globals.random)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Exceptions of a subject become one kind; too little memory, and what has a message for the user, stay."""
+        """Converts exceptions of a subject to one kind, except too little memory and those
+        with a message for the user.
+        """
         try:
             yield
         except (RunnerError, torch.OutOfMemoryError):
@@ -236,46 +316,58 @@ class Isolation:
         """
         enter = torch.autocast.__enter__
 
-        def noted(autocast: torch.autocast) -> Any:
+        def record_and_enter(autocast: torch.autocast) -> Any:
             if autocast._enabled:
                 self.autocasts.setdefault(str(autocast.fast_dtype), self.updates)
             return enter(autocast)  # type: ignore[no-untyped-call]
 
-        torch.autocast.__enter__ = noted  # type: ignore[method-assign]
+        torch.autocast.__enter__ = record_and_enter  # type: ignore[method-assign]
         try:
             yield
         finally:
             torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
     def _look_back(self, output: Any) -> None:
-        """Looks whether what the last steps have returned is still what it was."""
+        """Compares the results of the last steps with their copies, and copies this result."""
         for age, returned in enumerate(reversed(self._returned), start=1):
-            for name, tensor, kept in returned:
-                if not torch.allclose(tensor.detach().to_dense(), kept, rtol=0.0, atol=0.0, equal_nan=True):
+            for name, tensor, copy in returned:
+                dense = tensor.detach().to_dense()
+                if not torch.allclose(dense, copy, rtol=0.0, atol=0.0, equal_nan=True):
                     self.overwritten.setdefault(name, self.updates - age)
-        tensors = (
-            (path or "output", value) for path, value in leaves(output, has_means=False) if isinstance(value, Tensor)
-        )
-        self._returned.append([(path, tensor, tensor.detach().to_dense().clone()) for path, tensor in tensors])
+        copies = []
+        for path, value in leaves(output, has_means=False):
+            if isinstance(value, Tensor):
+                copy = value.detach().to_dense().clone()
+                copies.append((path or "output", value, copy))
+        self._returned.append(copies)
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
             return
-        self._inside = torch_settings.read()
+        self._optimizer_settings = torch_settings.read()
         for parameter in _parameters(optimizer):
-            if (gradient := parameter.grad) is not None:
-                given = _Given(gradient, gradient._version, gradient.detach().clone())
-                self._given[id(parameter)] = self._given[id(gradient)] = given
+            gradient = parameter.grad
+            if gradient is not None:
+                version = gradient._version
+                copy = gradient.detach().clone()
+                self._record(parameter, _OptimizerGradient(gradient, version, copy))
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
             return
-        unscales = getattr(optimizer, "grad_scale", None) is not None  # and writes over what it was given
+        # An optimizer that removes a gradient scaler's factor itself overwrites the gradients.
+        unscales = getattr(optimizer, "grad_scale", None) is not None
         for parameter in _parameters(optimizer):
-            if given := self._given.get(id(parameter)):
-                kept = given.tensor.detach().clone() if unscales else given.kept
-                given = given._replace(version=given.tensor._version, kept=kept)
-                self._given[id(parameter)] = self._given[id(given.tensor)] = given
+            recorded = self._gradients.get(id(parameter))
+            if recorded is None:
+                continue
+            tensor = recorded.tensor
+            copy = tensor.detach().clone() if unscales else recorded.copy
+            self._record(parameter, _OptimizerGradient(tensor, tensor._version, copy))
+
+    def _record(self, parameter: Tensor, gradient: _OptimizerGradient) -> None:
+        self._gradients[id(parameter)] = gradient
+        self._gradients[id(gradient.tensor)] = gradient
 
     def _report(self, slot: str, output: Any) -> None:
         if self.events is None or _is_capturing():
@@ -290,39 +382,62 @@ class Isolation:
         """
         outputs = output_frame(output, slot, visit)
         if self.subject.gradients is not None:
-            found = dict(self.subject.gradients())
+            last_gradients = dict(self.subject.gradients())
         else:
-            found = {
-                name: given.kept if each.grad is None and (given := self._given.get(id(each))) else each.grad
-                for name, each in named_parameters(self.subject).items()
+            last_gradients = {
+                name: self._last_gradient(parameter)
+                for name, parameter in named_parameters(self.subject).items()
             }
-        known = [(name, self._as_given(each)) for name, each in found.items() if each is not None]
-        gradients = {Location(slot, "gradient", name, visit): each for name, each in known}
+        gradients = {
+            Location(slot, "gradient", name, visit): self._before_step(gradient)
+            for name, gradient in last_gradients.items()
+            if gradient is not None
+        }
         return outputs | gradients | self._state(slot, visit)
 
-    def _as_given(self, gradient: Tensor) -> Tensor:
-        """A gradient, dense, as its optimizer was given it."""
-        given = self._given.get(id(gradient))
-        if given is not None and gradient._version == given.version:
-            gradient = given.kept
+    def _last_gradient(self, parameter: Tensor) -> Tensor | None:
+        """Returns a parameter's gradient, or the recorded one if the step has deleted it."""
+        recorded = self._gradients.get(id(parameter))
+        if parameter.grad is None and recorded is not None:
+            return recorded.copy
+        return parameter.grad
+
+    def _before_step(self, gradient: Tensor) -> Tensor:
+        """Returns a gradient, dense, as it was at the start of its optimizer's step."""
+        recorded = self._gradients.get(id(gradient))
+        if recorded is not None and gradient._version == recorded.version:
+            gradient = recorded.copy
         return gradient.to_dense() if gradient.layout != torch.strided else gradient
 
     def _state(self, slot: str, visit: int = 0) -> Frame:
         return {
             Location(slot, "state", path, visit): value
-            for name, part in self.subject.state.items()
-            for path, value in leaves(part.state_dict(), name)
+            for name, stateful in self.subject.state.items()
+            for path, value in leaves(stateful.state_dict(), name)
         }
 
 
 def output_frame(output: Any, slot: str = STEP, visit: int = 0) -> Frame:
     """Returns the numbers and tensors that a slot has returned; None is ignored."""
-    values = [(path or "output", value) for path, value in leaves(output) if value is not None]
-    return {Location(slot, "output", path, visit): value for path, value in values}
+    return {
+        Location(slot, "output", path or "output", visit): value
+        for path, value in leaves(output)
+        if value is not None
+    }
+
+
+def copy_outputs(output: Any) -> Frame:
+    """Returns copies of everything that an update has returned, of None as well."""
+    return {
+        Location(STEP, "output", path or "output"): clones(value)
+        for path, value in leaves(output)
+    }
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
 
 
 def _is_capturing() -> bool:

@@ -13,80 +13,112 @@ import torch
 
 from runner.proof.verdict import Outcome
 
-FEWEST_PAIRS = 8  # for a PASS: with fewer, not even a change with which every third training collapses would be seen
-COLLAPSE = 10.0  # margins, from which on a loss counts as a collapse
-PATHS = 60_000  # simulated experiments, from which boundaries are taken: the error of a rate of 5 % is then 0.09 %
+# For a PASS: with fewer, not even a change with which every third training collapses would be seen.
+FEWEST_PAIRS = 8
+# Margins from which on a loss counts as a collapse.
+COLLAPSE = 10.0
+# Simulated experiments for the boundaries: the error of a rate of 5 % is then 0.09 %.
+PATHS = 60_000
 
 
 @dataclass(frozen=True)
 class Design:
-    """A plan for a sequential test, made before its first pair."""
+    """A plan for a sequential test, made before its first pair.
 
-    passes: Mapping[int, float]  # bound of ``hall`` for a PASS, by the number of pairs at a look
-    fails: Mapping[int, float]  # the same of the differences with their signs turned round, for a FAIL
-    allowed_deviation: float  # of a pair's difference, as a multiple of the margin, up to which the power is reached
+    Attributes:
+        passes: Bound of ``hall`` for a PASS, by the number of pairs at a look.
+        fails: The same for a FAIL, of the differences with the opposite sign.
+        allowed_deviation: Deviation of a pair's difference, as a multiple of the margin, up to
+            which the power is reached.
+    """
+
+    passes: Mapping[int, float]
+    fails: Mapping[int, float]
+    allowed_deviation: float
 
 
 def hall(differences: torch.Tensor) -> torch.Tensor:
     """Returns by how much the mean is above zero: Student's t, less the possible effect
     of a hidden lower tail.
 
-    The cubic transformation of Hall (1992, "On the removal of skewness by transformation"), which rises with the mean.
-    It is given twice the sample's skewness, because a small sample shows but a part of it, and none if that is
-    positive: a long tail on the upper side earns nothing.
+    The cubic transformation of Hall (1992, "On the removal of skewness by transformation"), which
+    rises with the mean. It is given twice the sample's skewness, because a small sample shows only
+    a part of it, and none if that is positive: a long tail on the upper side earns nothing.
 
     Args:
         differences: samples [..., n], each of which has values that differ.
     """
-    size, mean = differences.shape[-1], differences.mean(-1)
+    size = differences.shape[-1]
+    mean = differences.mean(-1)
     centred = differences - mean.unsqueeze(-1)
     squares = centred.square()
-    skewness = 2 * ((squares * centred).mean(-1) / squares.mean(-1).pow(1.5)).clamp(max=0)
+    scale = squares.mean(-1).pow(1.5)
+    skewness = 2 * ((squares * centred).mean(-1) / scale).clamp(max=0)
     ratio = mean / differences.std(-1)
-    return math.sqrt(size) * (ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27 + skewness / (6 * size))
+    quadratic = skewness * ratio**2 / 3
+    cubic = skewness**2 * ratio**3 / 27
+    return math.sqrt(size) * (ratio + quadratic + cubic + skewness / (6 * size))
 
 
 @lru_cache
 def design(looks: tuple[int, ...], alpha: float, power: float) -> Design:
-    """Boundaries that spend ``alpha`` over the looks, for PASS and for FAIL, and the noise that ``power`` allows."""
+    """Returns boundaries that spend ``alpha`` over the looks, for PASS and for FAIL, and the noise
+    that ``power`` allows.
+    """
     passes = boundaries(tuple(look for look in looks if look >= FEWEST_PAIRS), alpha)
-    draw = torch.Generator().manual_seed(1)
-    noise = torch.randn(PATHS // 4, looks[-1], generator=draw, dtype=torch.float64)
-    low, high = 0.0, math.sqrt(looks[-1])
-    while high - low > 0.004:  # the largest deviation with which enough pass if nothing is lost
+    generator = torch.Generator().manual_seed(1)
+    shape = (PATHS // 4, looks[-1])
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    # Bisection of the largest deviation with which enough pass if nothing is lost.
+    low = 0.0
+    high = math.sqrt(looks[-1])
+    while high - low > 0.004:
         middle = (low + high) / 2
-        gains = middle * noise
-        passed = [
-            (hall(gains[:, :look] + 1) > bound) & (gains[:, :look] > -COLLAPSE).all(1) for look, bound in passes.items()
-        ]
-        reached = bool(passed) and torch.stack(passed).any(0).double().mean() >= power
-        low, high = (middle, high) if reached else (low, middle)
+        if _pass_rate(middle * noise, passes) >= power:
+            low = middle
+        else:
+            high = middle
     return Design(passes, boundaries(looks, alpha), low)
+
+
+def _pass_rate(gains: torch.Tensor, passes: Mapping[int, float]) -> float:
+    """Returns the share of simulated experiments that pass, in units of the margin."""
+    passed = torch.zeros(len(gains), dtype=torch.bool)
+    for look, bound in passes.items():
+        is_above = hall(gains[:, :look] + 1) > bound
+        passed |= is_above & (gains[:, :look] > -COLLAPSE).all(1)
+    return float(passed.double().mean())
 
 
 def boundaries(looks: tuple[int, ...], alpha: float) -> Mapping[int, float]:
     """Returns bounds that ``hall`` exceeds at any of the looks with probability ``alpha`` at most,
     by simulation, if the mean is zero.
 
-    That holds for normal differences, and for lognormal ones (sigma 1) with their long tail on the lower side, which of
-    the usual families exceed a bound most often: Student's t would let 17 % of them pass after 20 pairs. Every look
-    spends in proportion to its pairs (alpha spending of Lan and DeMets 1983; Kim and DeMets 1987 with rho = 1).
+    That holds for normal differences, and for lognormal ones (sigma 1) with their long tail on the
+    lower side, which exceed a bound most often of the usual families: Student's t would let 17 % of
+    them pass after 20 pairs. Every look spends in proportion to its pairs (alpha spending of Lan
+    and DeMets 1983; Kim and DeMets 1987 with rho = 1).
     """
     if not looks:
         return {}
-    draw = torch.Generator().manual_seed(0)
-    normal = torch.randn(PATHS, looks[-1], generator=draw, dtype=torch.float64)
-    differences = torch.stack([normal, math.exp(0.5) - normal.exp()])  # [family, path, pair]
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(PATHS, looks[-1], generator=generator, dtype=torch.float64)
+    lognormal = math.exp(0.5) - normal.exp()
+    differences = torch.stack([normal, lognormal])  # [family, path, pair]
     alive = torch.ones(len(differences), PATHS, dtype=torch.bool)
     bounds: dict[int, float] = {}
     for look in looks:
         statistic = hall(differences[..., :look])
-        ordered = statistic.masked_fill(~alive, -math.inf).sort(descending=True).values
+        remaining = statistic.masked_fill(~alive, -math.inf)
+        ordered = remaining.sort(descending=True).values
         may_cross = int(alpha * look / looks[-1] * PATHS) - (~alive).sum(1)
         # The largest value of those that have not crossed yet; if none may cross, the
         # bound is infinite.
-        of_family = [float(row[may]) if may else math.inf for row, may in zip(ordered, may_cross, strict=True)]
-        bounds[look] = max(of_family)
+        family_bounds = [
+            float(row[count]) if count else math.inf
+            for row, count in zip(ordered, may_cross, strict=True)
+        ]
+        bounds[look] = max(family_bounds)
         alive &= statistic <= bounds[look]
     return bounds
 
@@ -97,7 +129,8 @@ def plain(value: float) -> float | str:
 
 
 class NonInferiority:
-    """A sequential, paired, one-sided test that a metric is not worse by more than a margin, and does not collapse.
+    """A sequential, paired, one-sided test that a metric is not worse by more than a margin, and
+    does not collapse.
 
     Pairs (one run of the baseline and one with the change, from the same seed) are added one by
     one. The test looks after some of them. A PASS, from the eighth pair on, has two meanings, each
@@ -130,16 +163,28 @@ class NonInferiority:
 
     def __init__(
         self,
-        margin: float, most: int = 20, *, larger_is_better: bool = True, relative: bool = False, alpha: float = 0.05,
-        power: float = 0.8, looks: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        margin: float,
+        most: int = 20,
+        *,
+        larger_is_better: bool = True,
+        relative: bool = False,
+        alpha: float = 0.05,
+        power: float = 0.8,
+        looks: Sequence[int] = (),
+    ) -> None:
         if margin <= 0 or not 0 < alpha < power < 1:
             raise ValueError("a margin is positive, and 0 < alpha < power < 1")
-        planned = [look for look in looks or (5, *range(FEWEST_PAIRS, most, 4)) if look < most] + [most]
+        looks = looks or (5, *range(FEWEST_PAIRS, most, 4))
+        planned = [look for look in looks if look < most] + [most]
         if planned[0] < 2 or planned != sorted(set(planned)):
             raise ValueError("looks are increasing numbers of pairs, two at least")
-        self.margin, self.relative, self.sign = margin, relative, 1 if larger_is_better else -1
-        self.alpha, self.power, self.most, self.looks = alpha, power, most, tuple(planned)
+        self.margin = margin
+        self.most = most
+        self.sign = 1 if larger_is_better else -1
+        self.relative = relative
+        self.alpha = alpha
+        self.power = power
+        self.looks = tuple(planned)
         self.design = design(self.looks, alpha, power)
         self.pairs: list[tuple[float, float]] = []
         self._decision: Outcome | None = None
@@ -151,20 +196,23 @@ class NonInferiority:
     def add(self, baseline_value: float, changed_value: float) -> None:
         """Adds a pair of finite values; after a decision, or the last look, it changes nothing."""
         if not (math.isfinite(baseline_value) and math.isfinite(changed_value)):
-            raise ValueError(f"a pair needs two finite values, got {baseline_value} and {changed_value}")
+            values = f"{baseline_value} and {changed_value}"
+            raise ValueError(f"a pair needs two finite values, got {values}")
+        # Another look after a decision would raise the error rate.
         if self._decision is not None or len(self.pairs) == self.most:
             return
         self.pairs.append((baseline_value, changed_value))
         if len(self) not in self.looks:
             return
         better, worse = self._statistics()
-        if better > self.design.passes.get(len(self), math.inf) and not self._collapses():
+        pass_bound = self.design.passes.get(len(self), math.inf)
+        if better > pass_bound and not self._collapses():
             self._decision = Outcome.PASS
         elif worse > self.design.fails[len(self)]:
             self._decision = Outcome.FAIL
 
     def decision(self) -> Outcome | None:
-        """PASS or FAIL as soon as one of them is clear, else None."""
+        """Returns PASS or FAIL as soon as one of them is clear, else None."""
         return self._decision
 
     def conclude(self) -> Outcome:
@@ -176,44 +224,78 @@ class NonInferiority:
         if len(self) < 2:
             return f"{len(self)} of {self.most} pairs, too few for a verdict"
         evidence = self.evidence()
-        state = self._decision or (Outcome.INCONCLUSIVE if len(self) == self.most else "not clear yet")
-        lost, sure = f"lost {evidence['collapse']:.3g} or more", f"{1 - self.alpha:.0%}"
-        collapses = f"{evidence['collapses']} of {len(self)} {lost}, which forbids a PASS"
-        if not evidence["collapses"]:
-            collapses = f"none {lost}: fewer than 1 in {1 / evidence['excluded_share']:.1f} do, with {sure}"
+        state = "not clear yet"
+        if self._decision is not None:
+            state = self._decision
+        elif len(self) == self.most:
+            state = Outcome.INCONCLUSIVE
+        loss = f"lost {evidence['collapse']:.3g} or more"
+        if evidence["collapses"]:
+            count = f"{evidence['collapses']} of {len(self)}"
+            collapses = f"{count} {loss}, which forbids a PASS"
+        else:
+            excluded = 1 / evidence["excluded_share"]
+            confidence = f"{1 - self.alpha:.0%}"
+            collapses = (
+                f"none {loss}: fewer than 1 in {excluded:.1f} do, with {confidence}"
+            )
+        mean = f"{evidence['mean_gain']:+.3g} in the mean"
+        deviation = f"(deviation {evidence['deviation']:.2g})"
         return (
-            f"{state} after {len(self)} of {self.most} pairs: {evidence['mean_gain']:+.3g} in the mean (deviation "
-            f"{evidence['deviation']:.2g}), margin {evidence['margin']:.3g}; {collapses}"
+            f"{state} after {len(self)} of {self.most} pairs: {mean} {deviation}, "
+            f"margin {evidence['margin']:.3g}; {collapses}"
         )
 
     def evidence(self) -> dict[str, Any]:
-        """The plan and the figures behind the conclusion, as plain data."""
-        several = len(self.pairs) > 1
-        statistics = self._statistics() if several else (0.0, 0.0)
-        gains, collapses = self._gains(), self._collapses()
-        passes, fails = self.design.passes, self.design.fails
-        looks = [(look, passes.get(look, math.inf), fails[look]) for look in self.looks]
+        """Returns the plan and the figures behind the conclusion, as plain data."""
+        gains = self._gains()
+        collapses = self._collapses()
+        mean_gain = fmean(gains) if gains else None
+        deviation = None
+        statistics = (0.0, 0.0)
+        if len(gains) > 1:
+            deviation = stdev(gains)
+            statistics = self._statistics()
+        excluded_share = None
+        if gains and not collapses:
+            excluded_share = 1 - self.alpha ** (1 / len(gains))
         return {
-            "method": "paired sequential test of the mean (Hall 1992) with bounds for lognormal differences, alpha "
-            "spending (Kim and DeMets 1987, rho 1); no collapse (rule of three)",
-            "margin": self._margin(), "relative_margin": self.margin if self.relative else None,
-            "alpha": self.alpha, "power": self.power,
+            "method": (
+                "paired sequential test of the mean (Hall 1992) with bounds for lognormal "
+                "differences, alpha spending (Kim and DeMets 1987, rho 1); no collapse (rule of "
+                "three)"
+            ),
+            "margin": self._margin(),
+            "relative_margin": self.margin if self.relative else None,
+            "alpha": self.alpha,
+            "power": self.power,
             "allowed_deviation": self.design.allowed_deviation * self._margin(),
-            "deviation": stdev(gains) if several else None, "mean_gain": fmean(gains) if gains else None,
-            "worst_gain": min(gains, default=None), "collapse": self._collapse(), "collapses": collapses,
-            "excluded_share": 1 - self.alpha ** (1 / len(self)) if gains and not collapses else None,
-            "pairs": len(self.pairs), "most_pairs": self.most,
-            "looks": [{"pairs": n, "pass": plain(bound), "fail": plain(other)} for n, bound, other in looks],
+            "deviation": deviation,
+            "mean_gain": mean_gain,
+            "worst_gain": min(gains, default=None),
+            "collapse": self._collapse(),
+            "collapses": collapses,
+            "excluded_share": excluded_share,
+            "pairs": len(self.pairs),
+            "most_pairs": self.most,
+            "looks": [self._bounds(look) for look in self.looks],
             "statistics": {"pass": plain(statistics[0]), "fail": plain(statistics[1])},
             "values": [list(pair) for pair in self.pairs],
-        }  # fmt: skip
+        }
+
+    def _bounds(self, look: int) -> dict[str, Any]:
+        pass_bound = self.design.passes.get(look, math.inf)
+        fail_bound = self.design.fails[look]
+        return {"pairs": look, "pass": plain(pass_bound), "fail": plain(fail_bound)}
 
     def _gains(self) -> list[float]:
-        return [self.sign * (new - old) for old, new in self.pairs]
+        return [self.sign * (changed - baseline) for baseline, changed in self.pairs]
 
     def _size(self) -> float:
         """Returns the absolute mean of the baseline."""
-        return abs(fmean(old for old, _ in self.pairs)) if self.pairs else 0.0
+        if not self.pairs:
+            return 0.0
+        return abs(fmean(baseline for baseline, _ in self.pairs))
 
     def _margin(self) -> float:
         """Returns the margin in the metric's unit."""
@@ -221,7 +303,8 @@ class NonInferiority:
 
     def _collapse(self) -> float:
         """Returns the loss from which a pair counts as collapsed."""
-        return min(COLLAPSE * self._margin(), self._size() / 2 if self.relative else math.inf)
+        limit = self._size() / 2 if self.relative else math.inf
+        return min(COLLAPSE * self._margin(), limit)
 
     def _collapses(self) -> int:
         """Returns the number of collapsed pairs."""
@@ -231,11 +314,23 @@ class NonInferiority:
         """Returns the statistics for the change being better than "worse by the
         margin", and for being worse.
         """
-        side = math.copysign(1.0, fmean(old for old, _ in self.pairs))  # the margin is a share of the mean's size
-        margins = [self.margin * (side * old if self.relative else 1.0) for old, _ in self.pairs]
-        above = [gain + margin for gain, margin in zip(self._gains(), margins, strict=True)]
-        if min(above) == max(above):
-            clear = math.copysign(math.inf, above[0]) if above[0] else 0.0
-            return clear, -clear
-        better, worse = hall(torch.tensor([above, [-each for each in above]], dtype=torch.float64)).tolist()
+        shifted = [
+            gain + margin
+            for gain, margin in zip(self._gains(), self._margins(), strict=True)
+        ]
+        if min(shifted) == max(shifted):
+            first = shifted[0]
+            better = math.copysign(math.inf, first) if first else 0.0
+            return better, -better
+        opposite = [-value for value in shifted]
+        samples = torch.tensor([shifted, opposite], dtype=torch.float64)
+        better, worse = hall(samples).tolist()
         return better, worse
+
+    def _margins(self) -> list[float]:
+        """Returns the margin of each pair; a relative one is a share of the mean's size."""
+        values = [baseline for baseline, _ in self.pairs]
+        if not self.relative:
+            return [self.margin] * len(values)
+        side = math.copysign(1.0, fmean(values))
+        return [self.margin * (side * value) for value in values]

@@ -25,8 +25,8 @@ class DivergingOperator:
         phase: ``forward``, ``backward`` or ``optimizer step``.
         number: Its position among the operators of the update, from 1.
         count: Operators of the update.
-        remark: What distinguishes it from the baseline's operator, besides the value.
-        baseline: Element of the baseline's value that differs most; None if there is no such value.
+        remark: A difference from the baseline's operator in addition to the value.
+        baseline: Element of the baseline's value that differs most; None without such a value.
         candidate: The same of the candidate.
         float64: The same of the baseline in float64; None if it was not computed.
     """
@@ -42,8 +42,9 @@ class DivergingOperator:
     float64: float | None = None
 
     def __str__(self) -> str:
-        place = CallSite(self.module, self.phase)
-        text = f"first diverging operator: {self.operator} in the {place} ({self.number:,} of {self.count:,})"
+        site = CallSite(self.module, self.phase)
+        position = f"{self.number:,} of {self.count:,}"
+        text = f"first diverging operator: {self.operator} in the {site} ({position})"
         if self.remark:
             text += f", {self.remark}"
         if self.candidate is not None and self.baseline is not None:
@@ -73,14 +74,19 @@ class Recording:
 
     @property
     def operators(self) -> list[Operator]:
-        """In the order in which they ran."""
+        """Returns the operators in the order in which they ran."""
         return self.recorder.operators
 
     def origins(self, names: Sequence[str]) -> list[int]:
         """Returns the positions of the operators that wrote these tensors last."""
-        tensors = (self.tensors.get(name) for name in names)
-        positions = (self.recorder.producer_of(tensor) for tensor in tensors if isinstance(tensor, Tensor))
-        return [position for position in positions if position is not None]
+        positions = []
+        for name in names:
+            tensor = self.tensors.get(name)
+            if isinstance(tensor, Tensor):
+                position = self.recorder.producer_of(tensor)
+                if position is not None:
+                    positions.append(position)
+        return positions
 
 
 class Compared(NamedTuple):
@@ -100,15 +106,19 @@ class OperatorSearch:
         candidate: The candidate's.
     """
 
-    def __init__(self, table: ValueTable, reference: Recording, candidate: Recording) -> None:
+    def __init__(
+        self, table: ValueTable, reference: Recording, candidate: Recording
+    ) -> None:
         self._table = table
         self._reference = reference
         self._candidate = candidate
         candidate.recorder.drop_incomplete_rows()
         self.compared: Compared | None = None
         """The baseline's element that the result has."""
-        matches = [match for operator in candidate.operators for match in (*operator.outputs, *operator.inputs)]
-        self._claimed = {number for match in matches if match is not None for number in _numbers(match)}
+        self._claimed: set[int] = set()
+        for operator in candidate.operators:
+            self._claimed.update(_numbers(operator.outputs))
+            self._claimed.update(_numbers(operator.inputs))
 
     def first(self) -> DivergingOperator | str:
         """Returns the operator, or a sentence with the reason why none is named."""
@@ -117,58 +127,75 @@ class OperatorSearch:
             return "no operator of torch runs in the update that diverges"
         names = self._differing_values()
         if not names:
-            return f"the difference does not come again when operators are recorded one by one{self._last_common}"
+            reason = "the difference does not come again when operators are recorded one by one"
+            return f"{reason}{self._last_common}"
         position = self._first_unmatched(names)
         if position is not None:
             return self._describe(operators[position], position)
-        if not (self._candidate.recorder.is_complete and self._reference.recorder.is_complete):
-            return f"no operator among the first {len(operators):,} diverges; more did not fit into memory or time"
+        recorders = (self._candidate.recorder, self._reference.recorder)
+        if not all(recorder.is_complete for recorder in recorders):
+            first = f"no operator among the first {len(operators):,} diverges"
+            return f"{first}; more did not fit into memory or time"
         missing = self._first_missing(names)
-        if missing is not None and self._is_rarer(self._reference.operators[missing].name):
+        # An operator that is called less often explains more than a value without effect.
+        if missing is not None and self._is_rarer(missing):
             return self._describe_missing(missing)
         unmatched = self._first_without_effect()
         if unmatched is not None:
             return self._describe(operators[unmatched], unmatched)
         if missing is not None:
             return self._describe_missing(missing)
-        return f"no operator diverges: '{names[0]}' is changed outside of torch's operators{self._last_common}"
+        reason = f"'{names[0]}' is changed outside of torch's operators"
+        return f"no operator diverges: {reason}{self._last_common}"
 
     def _differing_values(self) -> list[str]:
         """Returns the names of tensors and numbers that differ after the update."""
-        expected = self._reference.tensors
-        values = self._candidate.tensors
-        return [name for name, value in expected.items() if not self._is_same(value, values.get(name))]
+        tensors = self._candidate.tensors
+        return [
+            name
+            for name, expected in self._reference.tensors.items()
+            if not self._is_same(expected, tensors.get(name))
+        ]
 
-    def _is_same(self, expected: Any, value: Any) -> bool:
-        if isinstance(expected, float) and isinstance(value, float):
-            expected, value = (torch.tensor(number, dtype=torch.float64) for number in (expected, value))
-        if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
-            return digest(expected) == digest(value)
-        pair = ValueTable(self._table.tolerance)
-        is_equal = pair.equals(pair.add(Value.of(expected)), Value.of(value))
-        return is_equal and expected.dtype == value.dtype
+    def _is_same(self, expected: Any, actual: Any) -> bool:
+        if isinstance(expected, float) and isinstance(actual, float):
+            expected = torch.tensor(expected, dtype=torch.float64)
+            actual = torch.tensor(actual, dtype=torch.float64)
+        if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
+            return digest(expected) == digest(actual)
+        table = ValueTable(self._table.tolerance)
+        number = table.add(Value.of(expected))
+        return table.equals(number, Value.of(actual)) and expected.dtype == actual.dtype
 
     def _first_unmatched(self, names: Sequence[str]) -> int | None:
-        """Returns the earliest operator on which differing values depend through values that are not the baseline's.
+        """Returns the earliest operator on which differing values depend through values that
+        are not the baseline's.
 
         A number that Python reads has no tensor; it is followed if no tensor can be.
         """
         operators = self._candidate.operators
         origins = self._candidate.origins(names)
         if all(operators[position].is_matched for position in origins):
-            reads = (operator.producers for operator in operators if operator.name == READ)
-            origins = [position for positions in reads for position in positions if position is not None]
+            origins = []
+            for operator in operators:
+                if operator.name == READ:
+                    origins += _present(operator.producers)
         excused = self._excused()
 
         def is_common(operator: Operator) -> bool:
             return operator.is_matched or id(operator) in excused
 
         positions = _uncommon(operators, origins, is_common)
-        positions = positions or _uncommon(operators, origins, lambda operator: operator.is_matched)
+        if not positions:
+            # The operators that are excused are the only ones that differ.
+            positions = _uncommon(
+                operators, origins, lambda operator: operator.is_matched
+            )
         return min(positions, default=None)
 
     def _excused(self) -> set[int]:
-        """Returns the operators whose values are not the baseline's, although something computed from them is.
+        """Returns the operators whose values are not the baseline's, although something
+        computed from them is.
 
         A change may concatenate tensors for one product, and use them again in the backward pass.
         """
@@ -176,17 +203,24 @@ class OperatorSearch:
         excused = set()
         blamed = set()
         for operator in operators:
-            producers = (operators[position] for position in operator.producers if position is not None)
-            unmatched = {id(producer) for producer in producers if not producer.is_matched}
+            producers = [
+                operators[position] for position in _present(operator.producers)
+            ]
+            unmatched = {
+                id(producer) for producer in producers if not producer.is_matched
+            }
             if operator.is_matched and operator.reads_content:
                 excused |= unmatched
-            elif not operator.is_matched and not operator.is_view and len(unmatched) == 1:
-                # Nothing else explains this value; a sum of reversed rows excuses nothing.
+                continue
+            # Nothing else explains such a value; a sum of reversed rows excuses nothing.
+            is_explained = len(unmatched) == 1 and not operator.is_view
+            if is_explained and not operator.is_matched:
                 blamed |= unmatched
         return excused - blamed
 
     def _first_without_effect(self) -> int | None:
-        """Returns the earliest operator with another value although what it changes is overwritten later.
+        """Returns the earliest operator with another value although its effect is overwritten
+        later.
 
         Clipping hides a factor of all gradients.
         """
@@ -196,22 +230,27 @@ class OperatorSearch:
                 return position
         return None
 
-    def _is_rarer(self, name: str) -> bool:
-        """Returns whether the candidate calls an operator less often than the baseline."""
-        counts = [
-            sum(operator.name == name for operator in recording.operators)
-            for recording in (self._candidate, self._reference)
-        ]
-        return counts[0] < counts[1]
+    def _is_rarer(self, position: int) -> bool:
+        """Returns whether the candidate calls an operator of the baseline less often."""
+        name = self._reference.operators[position].name
+        count = sum(operator.name == name for operator in self._candidate.operators)
+        return count < sum(
+            operator.name == name for operator in self._reference.operators
+        )
 
     def _first_missing(self, names: Sequence[str]) -> int | None:
-        """Returns the earliest operator of the baseline whose values the candidate needs and never computes."""
-        operators = self._reference.operators
-        return min(_uncommon(operators, self._reference.origins(names), self._is_claimed), default=None)
+        """Returns the earliest operator of the baseline whose values the candidate needs and
+        never computes.
+        """
+        origins = self._reference.origins(names)
+        positions = _uncommon(self._reference.operators, origins, self._is_claimed)
+        return min(positions, default=None)
 
     def _is_claimed(self, operator: Operator) -> bool:
-        numbers = [number for match in operator.outputs if match is not None for number in _numbers(match)]
-        return all(number in self._claimed or number == TRUSTED.number for number in numbers)
+        numbers = _numbers(operator.outputs)
+        return all(
+            number in self._claimed or number == TRUSTED.number for number in numbers
+        )
 
     def _describe(self, operator: Operator, position: int) -> DivergingOperator:
         operators = self._candidate.operators
@@ -219,34 +258,40 @@ class OperatorSearch:
             producer = operators[operator.changed_input]
             remark = "whose output is changed afterwards by no operator of torch"
             return _named(producer, operator.changed_input, len(operators), remark)
-        count = len(operators)
+        description = _named(operator, position, len(operators), "")
         counterpart = self._counterpart(operator, has_name=True)
         if counterpart is not None and operator.foreign_shape is not None:
             shape = f"an input of shape {operator.foreign_shape}"
-            remark = f"with {shape} that existed before the update and is not the baseline's"
-            return self._with_values(_named(operator, position, count, remark), operator, counterpart)
+            remark = (
+                f"with {shape} that existed before the update and is not the baseline's"
+            )
+            description = replace(description, remark=remark)
+            return self._with_values(description, operator, counterpart)
         if counterpart is not None and not self._has_other_input(operator, counterpart):
-            return self._with_values(_named(operator, position, count, ""), operator, counterpart)
+            return self._with_values(description, operator, counterpart)
+        additional = replace(description, remark="which the baseline does not have")
         if self._is_additional(operator, position):
-            extra = _named(operator, position, count, "which the baseline does not have")
-            return self._with_values(extra, operator, self._like_an_input(operator))
-        left_out = self._left_out(operator)
-        if left_out is not None and not self._is_rarer(self._reference.operators[left_out].name):
-            left_out = None
+            reference = self._like_an_input(operator)
+            return self._with_values(additional, operator, reference)
+        missing = self._missing_before(operator)
+        if missing is not None and not self._is_rarer(missing):
+            missing = None
         replaced = self._counterpart(operator, has_name=False)
-        if replaced is not None and left_out is None:
+        if replaced is not None and missing is None:
             name = self._reference.operators[replaced].name
-            described = _named(operator, position, count, f"where the baseline has {name}")
-            return self._with_values(described, operator, replaced)
-        if left_out is not None:
-            return self._describe_missing(left_out)
+            description = replace(description, remark=f"where the baseline has {name}")
+            return self._with_values(description, operator, replaced)
+        if missing is not None:
+            return self._describe_missing(missing)
         if counterpart is None:
-            return _named(operator, position, count, "which the baseline does not have")
-        return self._with_values(_named(operator, position, count, "with another input"), operator, counterpart)
+            return additional
+        description = replace(description, remark="with another input")
+        return self._with_values(description, operator, counterpart)
 
     def _describe_missing(self, position: int) -> DivergingOperator:
         operators = self._reference.operators
-        return _named(operators[position], position, len(operators), "which the baseline has, is left out")
+        remark = "which the baseline has, is left out"
+        return _named(operators[position], position, len(operators), remark)
 
     def _counterpart(self, operator: Operator, *, has_name: bool) -> int | None:
         """Returns the position of the baseline's operator in whose place this one is.
@@ -259,13 +304,19 @@ class OperatorSearch:
         best = None
         most = 0.0
         for position, reference in enumerate(self._reference.operators):
-            is_likely = reference.shapes == operator.shapes and not self._is_claimed(reference)
-            if not is_likely or (reference.name == operator.name) != has_name:
+            if reference.shapes != operator.shapes or self._is_claimed(reference):
                 continue
-            others = _inputs(reference)
-            if inputs and not inputs & others if has_name else not inputs or inputs != others:
+            if (reference.name == operator.name) != has_name:
                 continue
-            common = len(inputs & others) + 0.5 * (reference.place == operator.place)
+            expected = _inputs(reference)
+            if has_name:
+                is_likely = not inputs or bool(inputs & expected)
+            else:
+                is_likely = bool(inputs) and inputs == expected
+            if not is_likely:
+                continue
+            # The same module decides between operators with equally many common inputs.
+            common = len(inputs & expected) + 0.5 * (reference.site == operator.site)
             if best is None or common > most:
                 most = common
                 best = position
@@ -274,94 +325,149 @@ class OperatorSearch:
     def _has_other_input(self, operator: Operator, counterpart: int) -> bool:
         """Returns whether an input is another value than that of the baseline's operator."""
         expected = self._reference.operators[counterpart].inputs
-        pairs = zip(operator.inputs, expected, strict=False)
-        return any(match is not None and other is not None and match.number != other.number for match, other in pairs)
+        for match, expected_match in zip(operator.inputs, expected, strict=False):
+            if match is None or expected_match is None:
+                continue
+            if match.number != expected_match.number:
+                return True
+        return False
 
     def _is_additional(self, operator: Operator, position: int) -> bool:
         """Returns whether the baseline gives an input of an operator directly to the next one."""
-        followers = {other.name for other in self._candidate.operators if position in other.producers}
-        inputs = _inputs(operator)
-        return any(
-            reference.name in followers and inputs & _inputs(reference) and not self._is_claimed(reference)
-            for reference in self._reference.operators
-        )
-
-    def _left_out(self, operator: Operator) -> int | None:
-        """Returns the baseline's operator between an input of this one and the same operator of the baseline."""
+        followers = {
+            follower.name
+            for follower in self._candidate.operators
+            if position in follower.producers
+        }
         inputs = _inputs(operator)
         for reference in self._reference.operators:
-            is_same = (reference.name, reference.place) == (operator.name, operator.place)
+            has_input = reference.name in followers and inputs & _inputs(reference)
+            if has_input and not self._is_claimed(reference):
+                return True
+        return False
+
+    def _missing_before(self, operator: Operator) -> int | None:
+        """Returns the baseline's operator between an input of this one and the same operator
+        of the baseline.
+        """
+        inputs = _inputs(operator)
+        operators = self._reference.operators
+        for reference in operators:
+            is_same = (
+                reference.name == operator.name and reference.site == operator.site
+            )
             if not is_same or self._is_claimed(reference):
                 continue
-            producers = [position for position in reference.producers if position is not None]
-            between = _uncommon(self._reference.operators, producers, self._is_claimed)
+            producers = _present(reference.producers)
+            between = _uncommon(operators, producers, self._is_claimed)
             # A constant of an operator that is left out is missing, too.
-            position = min((at for at in between if _inputs(self._reference.operators[at]) & inputs), default=None)
-            if position is not None:
-                return position
+            with_input = [at for at in between if _inputs(operators[at]) & inputs]
+            if with_input:
+                return min(with_input)
         return None
 
     def _like_an_input(self, operator: Operator) -> int | None:
-        """Returns the position at which the baseline has the input that an additional operator replaces."""
-        numbers = {match.number for match in operator.inputs if match is not None and match != TRUSTED}
+        """Returns the position at which the baseline has the input that an additional
+        operator replaces.
+        """
+        numbers = _inputs(operator)
         for position, reference in enumerate(self._reference.operators):
             match = reference.outputs[0] if reference.outputs else None
-            if match is not None and match.number in numbers and reference.shapes[:1] == operator.shapes[:1]:
+            if match is None or match.number not in numbers:
+                continue
+            if reference.shapes[:1] == operator.shapes[:1]:
                 return position
         return None
 
     def _with_values(
-        self, described: DivergingOperator, operator: Operator, counterpart: int | None
+        self,
+        description: DivergingOperator,
+        operator: Operator,
+        counterpart: int | None,
     ) -> DivergingOperator:
         """Returns the description with the element of both values that differs most."""
-        output = next((number for number, match in enumerate(operator.outputs) if match is None), None)
-        if output is None or counterpart is None:
-            return described
-        value = operator.unmatched[output]
+        if counterpart is None or None not in operator.outputs:
+            return description
+        output = operator.outputs.index(None)
+        actual = operator.unmatched[output].numbers
         reference = self._reference.operators[counterpart]
         match = reference.outputs[output] if output < len(reference.outputs) else None
         if match is None or match == TRUSTED:
-            return described
+            return description
         expected = self._table.values[match.number].numbers
-        if expected.shape != value.numbers.shape or not expected.numel():
-            return described
-        is_same = (value.numbers == expected) | (value.numbers.isnan() & expected.isnan())
-        distance = (value.numbers - expected).abs().nan_to_num(nan=math.inf).masked_fill(is_same, 0.0)
-        furthest = int(distance.argmax())
-        self.compared = Compared(counterpart, output, furthest)
-        return replace(described, baseline=float(expected[furthest]), candidate=float(value.numbers[furthest]))
+        if expected.shape != actual.shape or not expected.numel():
+            return description
+        is_same = (actual == expected) | (actual.isnan() & expected.isnan())
+        distance = (actual - expected).abs().nan_to_num(nan=math.inf)
+        element = int(distance.masked_fill(is_same, 0.0).argmax())
+        self.compared = Compared(counterpart, output, element)
+        return replace(
+            description,
+            baseline=float(expected[element]),
+            candidate=float(actual[element]),
+        )
 
     @property
     def _last_common(self) -> str:
-        operators = self._candidate.operators
-        matched = [operator for operator in operators if operator.is_matched and operator.name != READ]
-        return f"; the last common operator is {matched[-1].name} in the {matched[-1].place}" if matched else ""
+        for operator in reversed(self._candidate.operators):
+            if operator.is_matched and operator.name != READ:
+                return f"; the last common operator is {operator.name} in the {operator.site}"
+        return ""
+
+
+def _present(positions: Sequence[int | None]) -> list[int]:
+    return [position for position in positions if position is not None]
 
 
 def _inputs(operator: Operator) -> set[int]:
     """Returns the numbers of the values that an operator reads."""
-    return {match.number for match in operator.inputs if match is not None and match != TRUSTED}
+    return {
+        match.number
+        for match in operator.inputs
+        if match is not None and match != TRUSTED
+    }
 
 
-def _numbers(match: Match) -> Iterator[int]:
-    yield match.number
-    yield from match.pieces
+def _numbers(matches: Sequence[Match | None]) -> Iterator[int]:
+    """Yields the numbers of all values in matches."""
+    for match in matches:
+        if match is not None:
+            yield match.number
+            yield from match.pieces
 
 
-def _uncommon(operators: Sequence[Operator], origins: Sequence[int], is_common: Callable[[Operator], bool]) -> set[int]:
-    """Follows operators backward as far as they are not common, and returns the positions of these."""
+def _uncommon(
+    operators: Sequence[Operator],
+    origins: Sequence[int],
+    is_common: Callable[[Operator], bool],
+) -> set[int]:
+    """Follows operators backward as far as they are not common, and returns the positions
+    of these.
+    """
     pending = [position for position in origins if not is_common(operators[position])]
     visited = set(pending)
     while pending:
         producers = operators[pending.pop()].producers
         for position in producers:
-            if position is None or position in visited or is_common(operators[position]):
+            if (
+                position is None
+                or position in visited
+                or is_common(operators[position])
+            ):
                 continue
             visited.add(position)
             pending.append(position)
     return visited
 
 
-def _named(operator: Operator, position: int, count: int, remark: str) -> DivergingOperator:
-    place = operator.place
-    return DivergingOperator(operator.name, place.module, place.phase, position + 1, count, remark)
+def _named(
+    operator: Operator, position: int, count: int, remark: str
+) -> DivergingOperator:
+    return DivergingOperator(
+        operator=operator.name,
+        module=operator.site.module,
+        phase=operator.site.phase,
+        number=position + 1,
+        count=count,
+        remark=remark,
+    )

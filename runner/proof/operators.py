@@ -12,8 +12,14 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,18 +27,22 @@ from runner.proof.subject import Subject
 from runner.proof.subject_states import named_parameters
 from runner.proof.values import LARGEST, Match, Value, ValueTable
 
+# Memory for values, after which no further operator is recorded.
 _MOST_BYTES = 2**30
-"""Memory for values, after which no further operator is recorded."""
-_UNINITIALIZED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
 """Operators that return memory with any content."""
 READ = "aten._local_scalar_dense"
 """The operator by which a number gets from a tensor into Python."""
 TRUSTED = Match(-1)
-"""Match of values that are not compared: uninitialized memory, and constants that the baseline does not have."""
+"""Match of values that are not compared: uninitialized memory, and constants that the
+baseline does not have.
+"""
 
 
 class CallSite(NamedTuple):
-    """Where an operator was called.
+    """The place where an operator was called.
 
     Attributes:
         module: Dotted path of the innermost module; empty outside of modules.
@@ -48,26 +58,28 @@ class CallSite(NamedTuple):
 
 @dataclass
 class Operator:
-    """One call of an operator.
+    """A call of an operator.
 
     Attributes:
         name: Such as ``aten.addmm``.
-        place: Where it was called.
-        producers: Positions of the operators that returned or wrote its inputs last; None for tensors that
-            existed before the update.
+        site: The place where it was called.
+        producers: Positions of the operators that returned or wrote its inputs last; None for
+            tensors that existed before the update.
         inputs: The matches of its inputs in the table.
-        outputs: The matches of what it returned or wrote.
-        shapes: Of what it returned or wrote.
-        unmatched: The values of outputs that are not completely in the table, by the number of the output.
+        outputs: The matches of the tensors that it returned or wrote.
+        shapes: The shapes of these tensors.
+        unmatched: The values of outputs that are not completely in the table, by the number of the
+            output.
         changed_input: The producer of an input that was changed afterwards by no operator.
         foreign_shape: The shape of an input that existed before the update and is not in the table.
         is_view: Whether it returned a view of an input.
         is_selection: Whether it returned a view of a part of an input.
-        reads_content: Whether its floating-point result depends on what is in its inputs, and not on their shape alone.
+        reads_content: Whether its floating-point result depends on the content of its inputs, and
+            not on their shape alone.
     """
 
     name: str
-    place: CallSite
+    site: CallSite
     producers: list[int | None] = field(default_factory=list)
     inputs: list[Match | None] = field(default_factory=list)
     outputs: list[Match | None] = field(default_factory=list)
@@ -81,7 +93,7 @@ class Operator:
 
     @property
     def is_matched(self) -> bool:
-        """Whether everything that it returned is in the table."""
+        """Returns whether everything that it returned is in the table."""
         return all(match is not None for match in self.outputs)
 
 
@@ -93,8 +105,13 @@ class _View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Known(NamedTuple):
-    """What a view of a storage had as its content."""
+class _Content(NamedTuple):
+    """The last recorded content of a view of a storage.
+
+    Attributes:
+        position: Of the operator that returned or wrote it; None if it existed before.
+        match: Its match in the table.
+    """
 
     position: int | None
     match: Match | None
@@ -109,7 +126,13 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         deadline: By ``time.monotonic``, after which no further operator is recorded.
     """
 
-    def __init__(self, table: ValueTable, *, is_reference: bool = True, deadline: float = math.inf) -> None:
+    def __init__(
+        self,
+        table: ValueTable,
+        *,
+        is_reference: bool = True,
+        deadline: float = math.inf,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.is_complete = True
@@ -117,60 +140,64 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self._table = table
         self._is_reference = is_reference
         self._deadline = deadline
-        self._known: dict[int, dict[_View, _Known]] = {}
+        # By address of the memory: the contents of its views, the operator that wrote it
+        # last, and the storage that has this address.
+        self._contents: dict[int, dict[_View, _Content]] = {}
         self._writers: dict[int, int] = {}
         self._storages: dict[int, StorageWeakRef] = {}
-        self._places = _Places()
+        self._call_stack = _CallStack()
 
     def name_modules(self, subject: Subject) -> None:
         """Reads the names of a subject's parameters, which give its modules their paths."""
-        parameters = named_parameters(subject)
-        self._places.parameters = {id(parameter): name for name, parameter in parameters.items()}
+        names = {id(value): name for name, value in named_parameters(subject).items()}
+        self._call_stack.parameters = names
 
     def __enter__(self) -> Self:
-        self._places.__enter__()
+        self._call_stack.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._places.__exit__(*exception)
+        self._call_stack.__exit__(*exception)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if not self._can_record(func):
             return func(*args, **kwargs)
-        operator = Operator(str(func.overloadpacket), self._places.current())
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if _is_plain(leaf)]
+        operator = Operator(str(func.overloadpacket), self._call_stack.current())
+        inputs = _plain_tensors((args, kwargs))
         for tensor in inputs:
             self._note_input(operator, tensor)
         output = func(*args, **kwargs)
-        written = [tensor for tensor in _written(func, args, kwargs) if _is_plain(tensor)]
+        written = _plain_tensors(list(_written(func, args, kwargs)))
         written_ids = {id(tensor) for tensor in written}
-        returned = [leaf for leaf in tree_leaves(output) if _is_plain(leaf) and id(leaf) not in written_ids]
+        returned = [
+            tensor for tensor in _plain_tensors(output) if id(tensor) not in written_ids
+        ]
         position = len(self.operators)
         self.operators.append(operator)
-        storages = {_address(tensor) for tensor in inputs}
         sizes = {_address(tensor): tensor.numel() for tensor in inputs}
-        operator.is_view = not written and any(_address(tensor) in storages for tensor in returned)
-        operator.is_selection = any(tensor.numel() < sizes.get(_address(tensor), 0) for tensor in returned)
+        _classify(operator, sizes, written, returned)
         self._trust_destinations(written)
         operator.reads_content = _reads_content(operator.name, returned)
         has_content = func.overloadpacket.__name__ not in _UNINITIALIZED
         is_constant = not inputs and torch.Tag.nondeterministic_seeded not in func.tags
         for tensor in (*written, *returned):
-            self._current_address(tensor)
+            address = self._current_address(tensor)
             value = Value.of(tensor)
             match = self._match(value) if has_content else TRUSTED
             if match is None and is_constant:
                 match = TRUSTED
             self._note_output(operator, tensor, value, match)
-            if id(tensor) in written_ids or _address(tensor) not in storages:
-                # Whatever was known of this memory is overwritten.
-                self._known[_address(tensor)] = {}
-                self._writers[_address(tensor)] = position
-            known = _Known(position, None if match is TRUSTED else match)
-            self._known.setdefault(_address(tensor), {})[_view(tensor)] = known
+            if id(tensor) in written_ids or address not in sizes:
+                # The former content of this memory is overwritten.
+                self._contents[address] = {}
+                self._writers[address] = position
+            content = _Content(position, None if match is TRUSTED else match)
+            self._contents.setdefault(address, {})[_view(tensor)] = content
         return output
 
     def _can_record(self, func: Any) -> bool:
@@ -178,46 +205,58 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             return False
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return False
-        has_room = self._table.bytes < _MOST_BYTES and time.monotonic() < self._deadline
-        self.is_complete = self.is_complete and has_room
+        has_memory = self._table.bytes < _MOST_BYTES
+        has_time = has_memory and time.monotonic() < self._deadline
+        self.is_complete = self.is_complete and has_time
         return self.is_complete
 
     def _note_input(self, operator: Operator, tensor: Tensor) -> None:
         address = self._current_address(tensor)
-        known = self._known.get(address, {}).get(_view(tensor))
-        if known is not None and tensor.numel() > LARGEST:
-            operator.inputs.append(known.match)
-            operator.producers.append(known.position)
+        contents = self._contents.setdefault(address, {})
+        content = contents.get(_view(tensor))
+        if content is not None and tensor.numel() > LARGEST:
+            operator.inputs.append(content.match)
+            operator.producers.append(content.position)
             return
         value = Value.of(tensor)
-        producer = known.position if known is not None else self._writers.get(address)
-        match = known.match if known is not None else None
-        if match is not None and self._is_still(match, value):
-            operator.inputs.append(match)
-        else:
+        producer = self._writers.get(address)
+        match = None
+        if content is not None:
+            producer = content.position
+            match = content.match
+        if match is None or not self._is_still(match, value):
             if match is not None and producer is not None:
                 # A view of the memory may have been recorded after the operator that wrote it.
                 operator.changed_input = self._writers.get(address, producer)
-            is_new = known is None or match is not None
-            operator.inputs.append(self._match(value) if is_new else None)
+            # A content without a match is not searched again, because the table has not grown.
+            is_new = content is None or match is not None
+            match = self._match(value) if is_new else None
+        operator.inputs.append(match)
         operator.producers.append(producer)
-        if producer is None and operator.inputs[-1] is None:
+        if producer is None and match is None:
             operator.foreign_shape = tuple(tensor.shape)
-        self._known.setdefault(address, {})[_view(tensor)] = _Known(producer, operator.inputs[-1])
+        contents[_view(tensor)] = _Content(producer, match)
 
     def _current_address(self, tensor: Tensor) -> int:
-        """Returns the address of a tensor's memory; forgets a tensor that was freed and had the same address."""
+        """Returns the address of a tensor's memory; forgets a tensor that was freed and had
+        the same address.
+        """
         address = _address(tensor)
         storage = self._storages.get(address)
         if storage is None or storage.expired():  # type: ignore[no-untyped-call]
-            self._known.pop(address, None)
+            self._contents.pop(address, None)
             self._writers.pop(address, None)
-            self._storages[address] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._storages[address] = storage
         return address
 
     def _is_still(self, match: Match, value: Value) -> bool:
-        """Returns whether the content of a view is what it was; parts and pieces are not compared again."""
-        if match.rows is not None or match.pieces or self._table.values[match.number].shape != value.shape:
+        """Returns whether the content of a view is unchanged; parts and pieces are not
+        compared again.
+        """
+        if match.rows is not None or match.pieces:
+            return True
+        if self._table.values[match.number].shape != value.shape:
             return True
         return self._table.equals(match.number, value)
 
@@ -226,46 +265,57 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         for tensor in written:
             position = self.producer_of(tensor)
             if position is not None and self.operators[position].is_selection:
-                outputs = self.operators[position].outputs
-                self.operators[position].outputs = [match or TRUSTED for match in outputs]
+                operator = self.operators[position]
+                operator.outputs = [match or TRUSTED for match in operator.outputs]
 
-    def _note_output(self, operator: Operator, tensor: Tensor, value: Value, match: Match | None) -> None:
-        # Rows of a value may turn out to be all that was computed of it.
+    def _note_output(
+        self, operator: Operator, tensor: Tensor, value: Value, match: Match | None
+    ) -> None:
+        # The other rows of a value may never be computed, so that these do not count.
         if match is None or match.rows is not None:
             operator.unmatched[len(operator.outputs)] = value
         operator.outputs.append(match)
         operator.shapes.append(tuple(tensor.shape))
 
     def _match(self, value: Value) -> Match | None:
-        return Match(self._table.add(value)) if self._is_reference else self._table.find(value)
+        if self._is_reference:
+            return Match(self._table.add(value))
+        return self._table.find(value)
 
     def producer_of(self, tensor: Tensor) -> int | None:
         """Returns the position of the operator that returned or wrote a tensor last."""
         if not _is_plain(tensor):
             return None
-        self._current_address(tensor)
-        known = self._known.get(_address(tensor), {}).get(_view(tensor))
-        return known.position if known is not None else self._writers.get(_address(tensor))
+        address = self._current_address(tensor)
+        content = self._contents.get(address, {}).get(_view(tensor))
+        return content.position if content is not None else self._writers.get(address)
 
     def drop_incomplete_rows(self) -> None:
-        """Removes matches with rows of a value of which other rows were never computed, as of half a batch."""
+        """Removes matches with rows of a value whose other rows were never computed, as of
+        half a batch.
+        """
         covered: dict[int, set[tuple[int, int]]] = {}
-        matches = [match for operator in self.operators for match in operator.outputs if match is not None]
-        for match in matches:
-            if match.rows is not None:
-                covered.setdefault(match.number, set()).add(match.rows)
-        rows = {number: sum(end - start for start, end in parts) for number, parts in covered.items()}
+        for operator in self.operators:
+            for match in operator.outputs:
+                if match is not None and match.rows is not None:
+                    covered.setdefault(match.number, set()).add(match.rows)
+        rows = {
+            number: sum(end - start for start, end in ranges)
+            for number, ranges in covered.items()
+        }
         for operator in self.operators:
             operator.outputs = [
-                None if match is not None and match.rows and rows[match.number] < self._rows(match) else match
+                None if self._is_incomplete(match, rows) else match
                 for match in operator.outputs
             ]
 
-    def _rows(self, match: Match) -> int:
-        return self._table.values[match.number].shape[0]
+    def _is_incomplete(self, match: Match | None, rows: Mapping[int, int]) -> bool:
+        if match is None or not match.rows:
+            return False
+        return rows[match.number] < self._table.values[match.number].shape[0]
 
 
-class _Places(ExitStack):
+class _CallStack(ExitStack):
     """Follows the modules, the backward pass and the optimizer steps of an update."""
 
     def __init__(self) -> None:
@@ -290,11 +340,11 @@ class _Places(ExitStack):
         return self
 
     def current(self) -> CallSite:
-        """Returns where the operator that runs now was called."""
+        """Returns the place where the operator that runs now was called."""
         node: Any = torch._C._current_autograd_node()
         if node is not None:
-            name = node.name().rpartition("::")[2]
-            return CallSite(self._module_of(node._sequence_nr()) or name, "backward")
+            module = self._module_of(node._sequence_nr())
+            return CallSite(module or node.name().rpartition("::")[2], "backward")
         if self._optimizers:
             return CallSite(self._optimizers[-1], "optimizer step")
         return CallSite(self._calls[-1][0] if self._calls else "", "forward")
@@ -306,13 +356,20 @@ class _Places(ExitStack):
         self._calls.append((self._names[id(module)], _sequence_number()))
 
     def _name_all(self, root: nn.Module) -> None:
-        """Gives a module and those inside of it the paths that their parameters have in the subject."""
+        """Gives a module and those inside of it the paths that their parameters have in the
+        subject.
+        """
         self._roots.append(root)
-        paths = ((path, self.parameters.get(id(parameter), "")) for path, parameter in root.named_parameters())
-        prefixes = (name.removesuffix(path).rstrip(".") for path, name in paths if name.endswith(path) and name)
-        prefix = next(prefixes, type(root).__name__)
+        class_name = type(root).__name__
+        prefix = class_name
+        for path, parameter in root.named_parameters():
+            name = self.parameters.get(id(parameter))
+            if name and name.endswith(path):
+                prefix = name.removesuffix(path).rstrip(".")
+                break
         for path, child in root.named_modules():
-            self._names.setdefault(id(child), ".".join(filter(None, (prefix, path))) or type(root).__name__)
+            full_path = ".".join(filter(None, (prefix, path)))
+            self._names.setdefault(id(child), full_path or class_name)
 
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._calls:
@@ -328,7 +385,11 @@ class _Places(ExitStack):
 
     def _module_of(self, number: int) -> str:
         """Returns the innermost module whose forward pass made a node of the backward pass."""
-        lengths = [(last - first, name) for first, last, name in self._ranges if first <= number < last]
+        lengths = [
+            (last - first, name)
+            for first, last, name in self._ranges
+            if first <= number < last
+        ]
         return min(lengths)[1] if lengths else ""
 
 
@@ -339,8 +400,30 @@ def _sequence_number() -> int:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a tensor with memory of its own; fake and wrapped ones have none."""
-    return type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided and value.device.type != "meta"
+    """Returns whether a value is a tensor with memory; fake and wrapped ones have none."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return False
+    has_memory: bool = value.layout == torch.strided and value.device.type != "meta"
+    return has_memory
+
+
+def _plain_tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if _is_plain(leaf)]
+
+
+def _classify(
+    operator: Operator,
+    sizes: Mapping[int, int],
+    written: Sequence[Tensor],
+    returned: Sequence[Tensor],
+) -> None:
+    """Notes whether an operator returns views of its inputs, whose sizes are given by address."""
+    addresses = [_address(tensor) for tensor in returned]
+    operator.is_view = not written and any(address in sizes for address in addresses)
+    operator.is_selection = any(
+        tensor.numel() < sizes.get(address, 0)
+        for tensor, address in zip(returned, addresses, strict=True)
+    )
 
 
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
@@ -353,8 +436,9 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _reads_content(name: str, returned: Sequence[Tensor]) -> bool:
-    is_number = any(tensor.is_floating_point() or tensor.is_complex() for tensor in returned)
-    return is_number and not name.endswith("_like") and ".new_" not in name
+    if name.endswith("_like") or ".new_" in name:
+        return False
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in returned)
 
 
 def _address(tensor: Tensor) -> int:
@@ -362,4 +446,5 @@ def _address(tensor: Tensor) -> int:
 
 
 def _view(tensor: Tensor) -> _View:
-    return _View(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+    offset = int(tensor.storage_offset())
+    return _View(offset, tuple(tensor.shape), tuple(tensor.stride()))

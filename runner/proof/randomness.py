@@ -1,12 +1,13 @@
-"""Random numbers as a changed step trains with them: compiled code draws others than eager code."""
+"""Random numbers of compiled code, which in a training differ from those of eager code."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,9 @@ from torch import Tensor
 
 from runner.proof.difference import (
     LOADED_TOLERANCE,
-    MISSING,
     as_float64,
-    comparable,
-    described,
+    compared_values,
+    describe_first,
     differing,
     not_same_bits,
     shared,
@@ -30,13 +30,26 @@ from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 
 AS_TRAINED = "with the random numbers that it trains with, "
-_FIRST = 2  # updates before the one that is looked at, so that nothing is zero any more
-_FEWEST, _MOST = 128, 256  # updates whose outputs and gradients are compared by their statistics
-SECONDS = 20.0  # that they may take
-_ELEMENTS, _FIBRES, _LENGTH = 512, 4, 48  # of a tensor that are looked at: alone, and in rows along each dimension
-_TENSORS = 24  # that are looked at, the largest ones
-_SURE, _CONFIRMED = 6.0, 5.0  # standard errors, in a first sample and in another one
-_CLIP = 8.0  # standard deviations, beyond which an element counts no more
+"""Beginning of a message about a difference."""
+SECONDS = 20.0
+"""Time for sampled updates."""
+# Updates before the one that is compared, so that nothing is zero any more.
+_FIRST = 2
+# Number of updates whose outputs and gradients are compared by their statistics.
+_FEWEST = 128
+_MOST = 256
+# Elements of a tensor whose means are compared; rows along each dimension whose elements are
+# compared in pairs, and the length of these rows.
+_ELEMENTS = 512
+_FIBRES = 4
+_LENGTH = 48
+# Number of tensors that are compared, the largest ones.
+_TENSORS = 24
+# Standard errors in a first sample, and in another one that confirms it.
+_SURE = 6.0
+_CONFIRMED = 5.0
+# Standard deviations beyond which an element has no more weight.
+_CLIP = 8.0
 
 
 def same_randomness(
@@ -54,52 +67,63 @@ def same_randomness(
     compared. Here it does not. If the results are nevertheless the same, the check is finished. If
     not, and the baseline uses random numbers as well, then
 
-    * every gradient has to be the slope of the output that it belongs to: that of a dropout whose backward pass draws
-      another mask is not;
-    * means, variances and the dependence of elements on each other and on the update before have to be those of the
-      baseline: a wrong keep rate, a mask that is repeated along a dimension, and one that comes again differ there.
+    * every gradient has to be the slope of the output that it belongs to: that of a dropout whose
+      backward pass draws another mask is not;
+    * means, variances and the dependence of elements on each other and on the update before have to
+      be those of the baseline: a wrong keep rate, a mask that is repeated along a dimension, and
+      one that comes again differ there.
 
     Args:
-        baseline: Makes what to compare with.
+        baseline: Makes the baseline.
         changed: Makes the same with the change.
         batches: One for each update.
         contract: The name of the contract for the verdict.
         seed: Of the global random generators.
-        seconds: How long updates may be sampled.
-        compiled_before: How many graphs the process had compiled before it compared these two.
+        seconds: Time for sampled updates.
+        compiled_before: Number of graphs that the process had compiled before it compared both.
 
     Raises:
         StepError: The baseline itself fails.
     """
-    passed = Verdict(Outcome.PASS, contract, "the same with the random numbers of a training")
+    passed = Verdict(
+        Outcome.PASS, contract, "the same with the random numbers of a training"
+    )
     float64 = contract == "Close"
-    start, drew = _begin(baseline, batches, seed)
-    if not drew and compiled_graphs() > compiled_before:  # to compile again takes long, and there is nothing to draw
+    start, draws = _begin(baseline, batches, seed)
+    # To compile again takes long, and without random numbers there is nothing to compare.
+    if not draws and compiled_graphs() > compiled_before:
         return passed
     with _as_in_a_training():
         try:
-            found = _first_difference(baseline, changed, start, seed, float64)
-            if found is None:
+            difference = _first_difference(baseline, changed, start, seed, float64)
+            if difference is None:
                 return passed
-            if not drew or not float64:
-                return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{found}")
-            for precise in (True, False):
-                if wrong := compare_slopes(baseline, changed, start, seed, precise):
-                    return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{wrong}")
-            updates, wrong = _compare_samples(baseline, changed, start, seed, seconds)
+            if not draws or not float64:
+                return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{difference}")
+            for is_precise in (True, False):
+                message = compare_slopes(baseline, changed, start, seed, is_precise)
+                if message:
+                    return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{message}")
+            count, message = _compare_samples(baseline, changed, start, seed, seconds)
         except StepError as error:
             verdict = error.verdict(contract, baseline)
-            return Verdict(verdict.outcome, contract, f"{AS_TRAINED}{verdict.summary}")
-    if wrong:
-        return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{wrong}", {"random_updates": updates})
-    summary = f"its random numbers have the same effect as the baseline's in {updates} updates"
-    return Verdict(Outcome.PASS, contract, summary, {"random_updates": updates})
+            summary = f"{AS_TRAINED}{verdict.summary}"
+            return Verdict(verdict.outcome, contract, summary)
+    evidence = {"random_updates": count}
+    if message:
+        return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{message}", evidence)
+    summary = (
+        f"its random numbers have the same effect as the baseline's in {count} updates"
+    )
+    return Verdict(Outcome.PASS, contract, summary, evidence)
 
 
 def compiled_graphs() -> int:
     """Returns the number of graphs that torch has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+    if dynamo is None:
+        return 0
+    return int(dynamo.counters["stats"]["unique_graphs"])
 
 
 @contextmanager
@@ -118,32 +142,50 @@ def _forget_compiled_code() -> None:
 
 
 def _begin(baseline: Build, batches: Sequence[Any], seed: int) -> tuple[Update, bool]:
-    """An update from a state on the baseline's way, and whether the baseline draws random numbers in an update."""
+    """Returns an update from a state of the baseline's trajectory, and whether the baseline
+    draws random numbers in an update.
+    """
     trajectory = Trajectory([*batches[:_FIRST]], seed)
     isolation = trajectory.isolated(baseline)
-    drew = False
+    draws = False
     for _ in trajectory.updated(isolation):
-        drew = drew or isolation.drew
-    return Update(batches[min(_FIRST, len(batches) - 1)], on_host(saved(isolation.subject)), seed + _FIRST), drew
+        draws = draws or isolation.drew
+    batch = batches[min(_FIRST, len(batches) - 1)]
+    state = on_host(saved(isolation.subject))
+    return Update(batch, state, seed + _FIRST), draws
 
 
-def _first_difference(baseline: Build, changed: Build, start: Update, seed: int, float64: bool) -> str | None:
-    """The first difference between two updates, in float64 if only the algebra was promised."""
+def _first_difference(
+    baseline: Build, changed: Build, start: Update, seed: int, float64: bool
+) -> str | None:
+    """Returns the first difference between two updates, in float64 if only the algebra was
+    promised.
+    """
     trajectory = Trajectory([start], seed, float64, as_trained=True)
-    isolations = [trajectory.isolated(build) for build in (baseline, changed)]
-    frame, other = (next(trajectory.updated(isolation)) for isolation in isolations)
-    names = shared(*(isolation.subject.state for isolation in isolations))
-    values = {location: frame[location] for location in comparable(frame, other, names)}
-    locations = differing(values, other, LOADED_TOLERANCE) if float64 else not_same_bits(values, other)
-    location = next(locations, None)
-    return location and str(described(1, location, frame[location], other.get(location, MISSING)))
+    reference = trajectory.isolated(baseline)
+    candidate = trajectory.isolated(changed)
+    expected = next(trajectory.updated(reference))
+    actual = next(trajectory.updated(candidate))
+    names = shared(reference.subject.state, candidate.subject.state)
+    compared = compared_values(expected, actual, names)
+    if float64:
+        locations = differing(compared, actual, LOADED_TOLERANCE)
+    else:
+        locations = not_same_bits(compared, actual)
+    difference = describe_first(1, compared, actual, locations)
+    return None if difference is None else str(difference)
 
 
 class _Probe(NamedTuple):
-    """The elements of a tensor that are looked at."""
+    """The elements of a tensor that are compared.
 
-    alone: Tensor  # their numbers
-    rows: dict[int, Tensor]  # by dimension: numbers of elements that differ in this dimension alone, row by row
+    Attributes:
+        elements: Their numbers.
+        rows: By dimension, the numbers of elements that differ in this dimension alone, row by row.
+    """
+
+    elements: Tensor
+    rows: dict[int, Tensor]
 
 
 def _compare_samples(
@@ -155,22 +197,24 @@ def _compare_samples(
     for isolation in isolations:
         isolation.load(start.states or {}, seed)
     probes: dict[Location, _Probe] = {}
-    began = time.monotonic()
+    started = time.monotonic()
     _sample(isolations, trajectory, probes, 2)
-    each = (time.monotonic() - began) / 2
-    count = int(min(_MOST, max(_FEWEST, seconds / 3 / max(each, 1e-6))))
-    learnt = _sample(isolations, trajectory, probes, count)
-    tested = _sample(isolations, trajectory, probes, count)
-    suspects = _suspicious(learnt, tested, probes, _SURE)
-    if suspects:  # possibly by chance, which is not repeated
-        again = _suspicious(learnt, _sample(isolations, trajectory, probes, count), probes, _CONFIRMED)
-        suspects = {what: errors for what, errors in suspects.items() if what in again}
+    duration = (time.monotonic() - started) / 2
+    count = int(min(_MOST, max(_FEWEST, seconds / 3 / max(duration, 1e-6))))
+    first = _sample(isolations, trajectory, probes, count)
+    second = _sample(isolations, trajectory, probes, count)
+    suspects = _suspicious(first, second, probes, _SURE)
+    if suspects:
+        # A difference by chance does not come again in a third sample.
+        third = _sample(isolations, trajectory, probes, count)
+        confirmed = _suspicious(first, third, probes, _CONFIRMED)
+        suspects = {key: errors for key, errors in suspects.items() if key in confirmed}
     if not suspects:
         return 2 * count, None
     (location, statistic), errors = max(suspects.items(), key=lambda pair: pair[1])
-    return 2 * count, (
-        f"'{location}' {statistic} in {count} updates with the same state and batch ({errors:.1f} standard errors)"
-    )
+    sample = f"in {count} updates with the same state and batch"
+    message = f"'{location}' {statistic} {sample} ({errors:.1f} standard errors)"
+    return 2 * count, message
 
 
 _Sample = tuple[dict[Location, Tensor], dict[Location, Tensor]]
@@ -178,27 +222,48 @@ _Sample = tuple[dict[Location, Tensor], dict[Location, Tensor]]
 
 
 def _sample(
-    isolations: Sequence[Isolation], trajectory: Trajectory, probes: dict[Location, _Probe], count: int
+    isolations: Sequence[Isolation],
+    trajectory: Trajectory,
+    probes: dict[Location, _Probe],
+    count: int,
 ) -> _Sample:
-    """Makes updates from the same state with the same batch, one after the other without new seeds."""
+    """Makes updates from the same state with the same batch, one by one without new seeds."""
     (start,) = trajectory.updates
-    found: list[dict[Location, list[Tensor]]] = [{}, {}]
+    samples: list[dict[Location, list[Tensor]]] = [{}, {}]
     for _ in range(count):
-        for isolation, rows in zip(isolations, found, strict=True):
+        for isolation, rows in zip(isolations, samples, strict=True):
             isolation.load(start.states or {})
             (batch,) = trajectory.copies().values()
             frame = isolation.step(batch)
             if not probes:
                 probes.update(_probes(frame))
             for location, probe in probes.items():
-                value = as_float64(frame[location]).flatten() if location in frame else torch.empty(0)
-                numbers = torch.cat([probe.alone, *(each.flatten() for each in probe.rows.values())])
-                if len(value) > int(numbers.max()):
-                    rows.setdefault(location, []).append(value[numbers])
-    baseline, changed = (
-        {location: torch.stack(each) for location, each in rows.items() if len(each) == count} for rows in found
-    )
+                row = _probed(frame, location, probe)
+                if row is not None:
+                    rows.setdefault(location, []).append(row)
+    baseline, changed = (_stack_complete(rows, count) for rows in samples)
     return baseline, changed
+
+
+def _probed(frame: Frame, location: Location, probe: _Probe) -> Tensor | None:
+    """Returns the elements of a tensor; None if it is missing or too small."""
+    if location not in frame:
+        return None
+    value = as_float64(frame[location]).flatten()
+    rows = [numbers.flatten() for numbers in probe.rows.values()]
+    numbers = torch.cat([probe.elements, *rows])
+    return value[numbers] if len(value) > int(numbers.max()) else None
+
+
+def _stack_complete(
+    rows: Mapping[Location, Sequence[Tensor]], count: int
+) -> dict[Location, Tensor]:
+    """Returns the elements that were observed in every update."""
+    return {
+        location: torch.stack([*values])
+        for location, values in rows.items()
+        if len(values) == count
+    }
 
 
 def _probes(frame: Frame) -> dict[Location, _Probe]:
@@ -207,14 +272,15 @@ def _probes(frame: Frame) -> dict[Location, _Probe]:
         for location, value in frame.items()
         if location.kind != "state" and is_real(value)
     }
-    largest = sorted((each for each in sizes if sizes[each]), key=lambda each: -sizes[each])[:_TENSORS]
+    present = [location for location, size in sizes.items() if size]
+    largest = sorted(present, key=lambda location: -sizes[location])[:_TENSORS]
     return {location: _probe(as_float64(frame[location])) for location in largest}
 
 
 def _probe(tensor: Tensor) -> _Probe:
     generator = torch.Generator().manual_seed(tensor.numel())
     numbers = torch.arange(tensor.numel()).reshape(tensor.shape)
-    alone = torch.randperm(tensor.numel(), generator=generator)[:_ELEMENTS]
+    elements = torch.randperm(tensor.numel(), generator=generator)[:_ELEMENTS]
     rows: dict[int, Tensor] = {}
     for dimension, length in enumerate(tensor.shape):
         if length < 2:
@@ -222,41 +288,78 @@ def _probe(tensor: Tensor) -> _Probe:
         # Neighbours, and elements at half the length, where a mask that is too short would repeat.
         columns = [*range(length)]
         if length > 2 * _LENGTH:
-            columns = [*range(_LENGTH), *range(length // 2, length // 2 + _LENGTH)]
+            middle = length // 2
+            columns = [*range(_LENGTH), *range(middle, middle + _LENGTH)]
         fibres = numbers.movedim(dimension, -1).reshape(-1, length)
         picks = torch.randperm(len(fibres), generator=generator)[:_FIBRES]
         rows[dimension] = fibres[picks][:, columns]
-    return _Probe(alone, rows)
+    return _Probe(elements, rows)
+
+
+class _Samples(NamedTuple):
+    """Two samples of both, of one tensor; the second one tests what the first one shows."""
+
+    baseline: Tensor
+    candidate: Tensor
+    second_baseline: Tensor
+    second_candidate: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Samples:
+        """Returns samples with a function applied to each."""
+        return _Samples(*(change(sample) for sample in self))
 
 
 def _suspicious(
-    learnt: _Sample, tested: _Sample, probes: Mapping[Location, _Probe], errors: float
+    first: _Sample,
+    second: _Sample,
+    probes: Mapping[Location, _Probe],
+    limit: float,
 ) -> dict[tuple[Location, str], float]:
-    """The statistics in which the second sample differs as the first one does, with the standard errors."""
-    found: dict[tuple[Location, str], float] = {}
+    """Returns the statistics in which the second sample differs as the first one does, with
+    the standard errors.
+    """
+    suspects: dict[tuple[Location, str], float] = {}
     for location, probe in probes.items():
-        samples = (*learnt, *tested)
-        if any(location not in each for each in samples):
+        if any(location not in values for values in (*first, *second)):
             continue
-        middle, deviation = learnt[0][location].mean(0), learnt[0][location].std(0)
-        smallest = 1e-6 * learnt[0][location].abs().max().clamp(min=1e-30)
-        first, other, second, candidate = (
-            ((each[location] - middle) / deviation.clamp(min=smallest)).clamp(-_CLIP, _CLIP) for each in samples
-        )
-        count = len(probe.alone)
-        contrasts = {
-            "differs in its mean": _contrast(*(each[:, :count] for each in (first, other, second, candidate))),
-            "varies otherwise": _contrast(*(each[:, :count].square() for each in (first, other, second, candidate))),
-            "depends on the update before": _welch(*(_consecutive(each[:, :count]) for each in (second, candidate))),
-        }
-        for dimension, rows in probe.rows.items():
-            end = count + rows.numel()
-            parts = [each[:, count:end].reshape(-1, *rows.shape) for each in (first, other, second, candidate)]
-            name = f"has elements along dimension {dimension} that depend on each other"
-            contrasts[name] = _pairs_contrast(*parts)
-            count = end
-        found |= {(location, name): value for name, value in contrasts.items() if value > errors}
-    return found
+        samples = _Samples(*(values[location] for values in (*first, *second)))
+        for name, errors in _contrasts(samples, probe).items():
+            if errors > limit:
+                suspects[location, name] = errors
+    return suspects
+
+
+def _contrasts(samples: _Samples, probe: _Probe) -> dict[str, float]:
+    """Returns by how many standard errors each statistic of a tensor differs."""
+    middle = samples.baseline.mean(0)
+    deviation = samples.baseline.std(0)
+    largest = samples.baseline.abs().max().clamp(min=1e-30)
+    scale = deviation.clamp(min=1e-6 * largest)
+    samples = samples.map(
+        lambda sample: ((sample - middle) / scale).clamp(-_CLIP, _CLIP)
+    )
+    count = len(probe.elements)
+    elements = samples.map(lambda sample: sample[:, :count])
+    contrasts = {
+        "differs in its mean": _contrast(elements),
+        "varies otherwise": _contrast(elements.map(torch.square)),
+        "depends on the update before": _welch(
+            _consecutive(elements.second_baseline),
+            _consecutive(elements.second_candidate),
+        ),
+    }
+    first = count
+    for dimension, rows in probe.rows.items():
+        columns = slice(first, first + rows.numel())
+        pairs = samples.map(partial(_rows, columns, rows.shape))
+        name = f"has elements along dimension {dimension} that depend on each other"
+        contrasts[name] = _pairs_contrast(pairs)
+        first = columns.stop
+    return contrasts
+
+
+def _rows(columns: slice, shape: torch.Size, sample: Tensor) -> Tensor:
+    return sample[:, columns].reshape(-1, *shape)
 
 
 def _consecutive(sample: Tensor) -> Tensor:
@@ -264,28 +367,40 @@ def _consecutive(sample: Tensor) -> Tensor:
     return (sample[1:] * sample[:-1]).mean(1)
 
 
-def _contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
+def _contrast(samples: _Samples) -> float:
     """Returns whether the means differ in the second pair as they do in the first: the standard
     errors between them.
     """
-    weights = other.mean(0) - first.mean(0)
-    return _welch(second @ weights, candidate @ weights)
+    weights = samples.candidate.mean(0) - samples.baseline.mean(0)
+    return _welch(samples.second_baseline @ weights, samples.second_candidate @ weights)
 
 
-def _pairs_contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
+def _pairs_contrast(samples: _Samples) -> float:
     """Returns the contrast of the products of all pairs of elements in a row; samples are updates,
     rows and elements.
     """
-    products = [torch.einsum("nri,nrj->rij", each, each) / len(each) for each in (first, other)]
-    weights = products[1] - products[0]
+    weights = _mean_products(samples.candidate) - _mean_products(samples.baseline)
     weights.diagonal(dim1=-2, dim2=-1).zero_()
-    return _welch(*(torch.einsum("nri,rij,nrj->n", each, weights, each) for each in (second, candidate)))
+    return _welch(
+        _weighted_products(samples.second_baseline, weights),
+        _weighted_products(samples.second_candidate, weights),
+    )
 
 
-def _welch(one: Tensor, other: Tensor) -> float:
+def _mean_products(sample: Tensor) -> Tensor:
+    return torch.einsum("nri,nrj->rij", sample, sample) / len(sample)
+
+
+def _weighted_products(sample: Tensor, weights: Tensor) -> Tensor:
+    return torch.einsum("nri,rij,nrj->n", sample, weights, sample)
+
+
+def _welch(first: Tensor, second: Tensor) -> float:
     """Returns by how many standard errors the second mean is above the first."""
-    error = math.sqrt(float(one.var()) / len(one) + float(other.var()) / len(other))
-    difference = float(other.mean() - one.mean())
+    first_variance = float(first.var()) / len(first)
+    second_variance = float(second.var()) / len(second)
+    error = math.sqrt(first_variance + second_variance)
+    difference = float(second.mean() - first.mean())
     if not error:
         return math.inf if difference > 1e-9 else 0.0
     return difference / error

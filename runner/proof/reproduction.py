@@ -1,15 +1,19 @@
-"""The update in which two subjects differ, as a verdict keeps it."""
+"""The update in which two subjects differ, for a verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.proof.difference import comparable, not_same_bits
-from runner.proof.isolation import Isolation
+from runner.proof.difference import Difference, compared_values, not_same_bits
 from runner.proof.subject import Build
 from runner.proof.subject_states import clones
-from runner.proof.trajectory import Trajectory
+from runner.proof.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from runner.proof.isolation import Frame, Isolation
+    from runner.proof.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,10 @@ class Reproduction:
         baseline: Makes the baseline.
         changed: Makes the candidate.
         trajectory: The updates.
-        update: Number of the update, from 1; 0 for what is made before the first.
+        update: Number of the update, from 1; 0 for the building of the subjects.
         contract: Name of the contract by which the subjects differ.
-        last: Number of the last update in which the difference may begin, if it is not known exactly.
+        last: Number of the last update in which the difference may occur first; None if
+            ``update`` is exact.
     """
 
     baseline: Build
@@ -32,25 +37,36 @@ class Reproduction:
     contract: str
     last: int | None = None
 
+    def fail(
+        self, summary: str, difference: Difference, evidence: Mapping[str, Any] = {}
+    ) -> Verdict:
+        """Returns a FAIL with this reproduction, and with the difference as evidence."""
+        all_evidence = {**evidence, "difference": difference.data()}
+        return Verdict(Outcome.FAIL, self.contract, summary, all_evidence, self)
+
     def narrowed(self) -> Reproduction:
         """Returns the reproduction of the first update after which states have different bits."""
         if self.last is None:
             return self
-        isolations = [self.trajectory.isolated(build) for build in (self.baseline, self.changed)]
+        reference = self.trajectory.isolated(self.baseline)
+        candidate = self.trajectory.isolated(self.changed)
         copies = self.trajectory.copies()
-        for number, update in enumerate(self.trajectory.updates[: self.last], start=1):
-            batches = (self.trajectory.prepare(isolation, update, copies) for isolation in isolations)
-            pairs = zip(isolations, batches, strict=True)
-            frames = [_frame_after(isolation, clones(batch)) for isolation, batch in pairs]
+        updates = self.trajectory.updates[: self.last]
+        for number, update in enumerate(updates, start=1):
+            # Both get the same batch, and a step may write into it: each step gets a clone.
+            batch = self.trajectory.prepare(reference, update, copies)
+            expected = _frame_after(reference, clones(batch))
+            batch = self.trajectory.prepare(candidate, update, copies)
+            actual = _frame_after(candidate, clones(batch))
             if number < self.update:
                 continue
-            parts = list(isolations[0].subject.state)
-            compared = {location: frames[0][location] for location in comparable(frames[0], frames[1], parts)}
-            if any(True for _ in not_same_bits(compared, frames[1])):
+            compared = compared_values(expected, actual, reference.subject.state)
+            if next(not_same_bits(compared, actual), None) is not None:
                 return replace(self, update=number, last=None)
+        # Outputs may differ although no state does.
         return replace(self, update=self.last, last=None)
 
 
-def _frame_after(isolation: Isolation, batch: Any) -> Any:
+def _frame_after(isolation: Isolation, batch: Any) -> Frame:
     isolation.advance([batch], lambda _: None)
     return isolation.initial()

@@ -11,41 +11,58 @@ from torch import Tensor
 from runner.proof import difference
 from runner.proof.isolation import Frame, Location
 
+# Units of rounding, at most, where many numbers are added. Numbers of 16 bits are off by 65,000
+# units, TF32 by 8,000.
 MOST_ULPS = 64.0
-"""Units of rounding, at most, where many numbers are added up; 16 bits are off by 65,000, TF32 by 8,000."""
-_Factors = dict[str, float]  # by kind of location: a share, zero where nothing is wrong
 
 
-class Inaccuracy(NamedTuple):
-    """The errors of an update."""
+class RoundingErrors(NamedTuple):
+    """The errors of an update.
 
-    by_group: dict[Location, float]  # as a share of the values
-    by_usual_size: dict[Location, float]  # of outputs, as a share of the median values
-    factors: _Factors
+    Attributes:
+        by_group: Error of each group as a share of its values.
+        by_usual_size: Error of outputs as a share of their values in the median of all updates.
+        factors: Systematic error by the kind of a location; zero where nothing is wrong.
+    """
+
+    by_group: dict[Location, float]
+    by_usual_size: dict[Location, float]
+    factors: dict[str, float]
 
 
-def inaccuracies(truth: Sequence[Frame], frames: Iterator[Frame]) -> list[Inaccuracy]:
+def rounding_errors(
+    truth: Sequence[Frame], frames: Iterator[Frame]
+) -> list[RoundingErrors]:
     """Returns the errors of each update."""
-    usual, found = difference.usual_sizes(truth), list[Inaccuracy]()
+    usual = difference.usual_sizes(truth)
+    errors = []
     for exact, frame in zip(truth, frames, strict=True):
         outputs = {location: exact[location] for location in usual if location in exact}
-        by_group, by_usual_size = difference.by_group(exact, frame), difference.by_group(outputs, frame, usual)
-        found.append(Inaccuracy(by_group, by_usual_size, _factors(exact, frame)))
-    return found
+        update_errors = RoundingErrors(
+            by_group=difference.by_group(exact, frame),
+            by_usual_size=difference.by_group(outputs, frame, usual),
+            factors=_factors(exact, frame),
+        )
+        errors.append(update_errors)
+    return errors
 
 
-def _factors(truth: Frame, frame: Frame) -> _Factors:
+def _factors(truth: Frame, frame: Frame) -> dict[str, float]:
     """Returns the share by which all gradients together are longer than they should be,
     and all outputs.
 
     The rounding of sums has no direction; a factor has.
     """
-    along, squares = defaultdict[str, float](float), defaultdict[str, float](float)
+    along: defaultdict[str, float] = defaultdict(float)
+    squares: defaultdict[str, float] = defaultdict(float)
     for location, exact in truth.items():
         value = frame.get(location)
-        if location.kind != "state" and isinstance(exact, Tensor) and isinstance(value, Tensor):
-            one, other = difference.as_float64(exact), difference.as_float64(value)
-            if one.shape == other.shape:
-                along[location.kind] += float(((other - one) * one).sum())
-                squares[location.kind] += float(one.square().sum())
+        are_tensors = isinstance(exact, Tensor) and isinstance(value, Tensor)
+        if location.kind == "state" or not are_tensors:
+            continue
+        expected = difference.as_float64(exact)
+        actual = difference.as_float64(value)
+        if expected.shape == actual.shape:
+            along[location.kind] += float(((actual - expected) * expected).sum())
+            squares[location.kind] += float(expected.square().sum())
     return {kind: along[kind] / square for kind, square in squares.items() if square}

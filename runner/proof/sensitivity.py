@@ -15,21 +15,25 @@ from runner.proof.isolation import Frame, Location
 class Sensitivity:
     """Measures how far the state moves in updates whose results are compared.
 
-    An error that every update repeats adds up: after all updates it is as large a share of the distance that the state
-    has moved as it is of one update.
+    An error that every update repeats adds up: after all updates it is as large a share of the
+    distance that the state has moved as it is of one update.
 
     Args:
         initial: The state before the first update.
     """
 
     def __init__(self, initial: Frame) -> None:
-        self._initial = {location: tensor.clone() for location, tensor in _weights(initial)}
+        # The tensors of a frame change in place.
+        self._initial = {
+            location: tensor.clone() for location, tensor in _weights(initial)
+        }
 
     def smallest_error(self, frame: Frame) -> float | None:
-        """Returns the error of each update that is detected after the last one, as a share of the update.
+        """Returns the error of each update that is detected after the last one, as a share of
+        the update.
 
         Args:
-            frame: The state after the last update that is compared with the tolerance of ``difference``.
+            frame: The state after the last update that is compared with ``TOLERANCE``.
 
         Returns:
             The largest of all groups of tensors that moved; None if none moved.
@@ -41,10 +45,14 @@ class Sensitivity:
             if initial is None or initial.shape != tensor.shape:
                 continue
             group = location.name.rpartition(".")[2]
-            sizes[group] = max(sizes[group], float(tensor.abs().max()))
-            distances[group] = max(distances[group], float((tensor - initial).abs().max()))
+            size = float(tensor.abs().max())
+            distance = float((tensor - initial).abs().max())
+            sizes[group] = max(sizes[group], size)
+            distances[group] = max(distances[group], distance)
         shares = [
-            (TOLERANCE * sizes[group] + FLOOR) / distance for group, distance in distances.items() if distance > FLOOR
+            (TOLERANCE * sizes[group] + FLOOR) / distance
+            for group, distance in distances.items()
+            if distance > FLOOR
         ]
         return max(shares, default=None)
 
@@ -52,6 +60,8 @@ class Sensitivity:
 def _weights(frame: Frame) -> Iterable[tuple[Location, Tensor]]:
     """Yields the tensors of numbers in a state."""
     for location, value in frame.items():
-        is_number = isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided
-        if location.kind == "state" and is_number and value.numel():
+        if location.kind != "state" or not isinstance(value, Tensor):
+            continue
+        is_dense = value.is_floating_point() and value.layout == torch.strided
+        if is_dense and value.numel():
             yield location, value.detach()

@@ -1,26 +1,31 @@
-"""Compares single updates, each from a state that is given."""
+"""Compares single updates, each from a given state."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from runner.plugin.contract import Close, Exact
 from runner.proof.difference import (
     LOADED_TOLERANCE,
-    MISSING,
-    comparable,
-    described,
+    compared_values,
+    describe_first,
     differing,
     not_same_bits,
     shared,
 )
-from runner.proof.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.proof.isolation import (
+    Frame,
+    Isolation,
+    Location,
+    StepError,
+    copy_outputs,
+)
 from runner.proof.reproduction import Reproduction
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, leaves, to_float64
+from runner.proof.subject_states import clones, to_float64
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 
@@ -37,7 +42,8 @@ def same_updates(
     Args:
         baseline: Makes the baseline.
         changed: Makes the candidate; one object makes all updates.
-        updates: Each with its state, and with words for the message: where in the training it is.
+        updates: Updates with their states, and with words for the message: their position in the
+            training.
         contract: Determines the comparison.
         seconds: Afterwards no further update starts; the first one is always made.
 
@@ -46,10 +52,13 @@ def same_updates(
     """
     name = type(contract).__name__
     in_float64 = isinstance(contract, Close)
-    criterion = partial(differing, tolerance=LOADED_TOLERANCE) if in_float64 else not_same_bits
+    criterion: Callable[[Frame, Frame], Iterator[Location]] = not_same_bits
+    if in_float64:
+        criterion = partial(differing, tolerance=LOADED_TOLERANCE)
     deadline = time.monotonic() + seconds
     count = 0
     try:
+        # One subject makes all updates, so that caches between updates have their effect.
         reference = Isolation(baseline, 0, float64=in_float64)
         candidate = Isolation(changed, 0, float64=in_float64)
         parts = shared(reference.subject.state, candidate.subject.state)
@@ -57,28 +66,27 @@ def same_updates(
             if count and time.monotonic() > deadline:
                 break
             expected = _frame_after(reference, update, in_float64)
-            frame = _frame_after(candidate, update, in_float64)
+            actual = _frame_after(candidate, update, in_float64)
             count += 1
-            compared = {location: expected[location] for location in comparable(expected, frame, parts)}
-            location = next(criterion(compared, frame), None)
-            if location is not None:
-                values = expected[location], frame.get(location, MISSING)
-                difference = described(count, location, *values)
-                summary = f"{words}, an update from the baseline's state has another result: {difference}"
-                reproduction = Reproduction(baseline, changed, Trajectory([update], 0, in_float64), 1, name)
-                return Verdict(Outcome.FAIL, name, summary, {"difference": difference.data()}, reproduction)
+            compared = compared_values(expected, actual, parts)
+            locations = criterion(compared, actual)
+            difference = describe_first(count, compared, actual, locations)
+            if difference is None:
+                continue
+            state = "from the baseline's state"
+            summary = f"{words}, an update {state} has another result: {difference}"
+            trajectory = Trajectory([update], 0, in_float64)
+            reproduction = Reproduction(baseline, changed, trajectory, 1, name)
+            return reproduction.fail(summary, difference)
     except StepError as error:
         return error.verdict(name, baseline)
-    return Verdict(Outcome.PASS, name, f"{count:,} single updates are the same", {"single_updates": count})
+    summary = f"{count:,} single updates are the same"
+    return Verdict(Outcome.PASS, name, summary, {"single_updates": count})
 
 
 def _frame_after(isolation: Isolation, update: Update, in_float64: bool) -> Frame:
     """Returns what an update returns from its state, and the state after it."""
     isolation.load(update.states or {}, update.seed)
     batch = to_float64(update.batch) if in_float64 else clones(update.batch)
-    (output,) = isolation.advance([batch], _outputs)
+    (output,) = isolation.advance([batch], copy_outputs)
     return output | isolation.initial()
-
-
-def _outputs(output: object) -> Frame:
-    return {Location(STEP, "output", path or "output"): clones(value) for path, value in leaves(output)}

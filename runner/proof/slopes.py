@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,97 +16,197 @@ from runner.proof.isolation import Frame, Isolation, Location
 from runner.proof.subject import Build
 from runner.proof.trajectory import Trajectory, Update
 
-_SEEDS = 6  # of single updates whose gradients are compared with differences of their outputs
-_SIGNS = 4  # directions in each of them, in addition to that of the gradient
-_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of all parameters
-_SLOPE = {torch.float64: 1e-3, torch.float32: 0.05}  # by which a slope may be off, if the baseline's is exact
-_LUCK = 10.0  # times as far off as the baseline's worst slope
+# Number of single updates whose gradients are compared with differences of their outputs.
+_SEEDS = 6
+# Directions in each of them, in addition to that of the gradient.
+_SIGNS = 4
+# Length of a difference, as a share of all parameters.
+_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}
+# Relative error that a slope may have if the baseline's slope is exact.
+_SLOPE = {torch.float64: 1e-3, torch.float32: 0.05}
+# Times as far off as the baseline's worst slope that a slope may be.
+_LUCK = 10.0
+
+Direction = dict[str, Tensor]
+"""A direction in the space of the parameters, by their names."""
 
 
 class _Slopes(NamedTuple):
-    """Changes of outputs of one update along some directions, of which the gradient is the
-    first.
+    """Changes of outputs of one update along some directions; the first one is that of the
+    gradient.
+
+    Attributes:
+        claimed: The slopes by the gradient.
+        measured: The slopes by differences of each output.
+        spread: The usual size of the claimed slope along a direction with random signs.
     """
 
-    claimed: Tensor  # by the gradient
-    measured: dict[Location, Tensor]  # by differences of each output
-    spread: float  # the usual size of the claimed slope along a direction with random signs
+    claimed: Tensor
+    measured: dict[Location, Tensor]
+    spread: float
 
 
-def compare_slopes(baseline: Build, changed: Build, start: Update, seed: int, float64: bool) -> str | None:
+class _Objective(NamedTuple):
+    """An output whose slope the gradients of the baseline are.
+
+    Attributes:
+        factor: Of the slope; None if it changes from update to update, as that of clipped
+            gradients does.
+        along: Largest error of a slope in the direction of the gradient.
+        across: Largest error in the median of the other directions.
+    """
+
+    factor: float | None
+    along: float
+    across: float
+
+
+def compare_slopes(
+    baseline: Build, changed: Build, start: Update, seed: int, float64: bool
+) -> str | None:
     """Returns a message if the changed one's gradients are not the slopes of an output, although
     the baseline's are.
     """
     dtype = torch.float64 if float64 else torch.float32
+    # The length of a difference is chosen for these two types.
     if not float64 and torch.get_default_dtype() != torch.float32:
         return None
     trajectory = Trajectory([start], seed, float64, as_trained=True)
-    helper, isolation = (trajectory.isolated(baseline) for _ in range(2))
-    reference = [_slopes(helper, isolation, trajectory, seed + number, dtype) for number in range(_SEEDS)]
-    outputs = _objectives([each for each in reference if each is not None], _SLOPE[dtype])
-    if not outputs:
+    helper = trajectory.isolated(baseline)
+    isolation = trajectory.isolated(baseline)
+    reference = _all_slopes(_Measurement(helper, isolation, trajectory, dtype), seed)
+    objectives = _objectives(reference, _SLOPE[dtype])
+    if not objectives:
         return None
     isolation = trajectory.isolated(changed)
-    slopes = [_slopes(helper, isolation, trajectory, seed + number, dtype) for number in range(_SEEDS)]
-    present = [each for each in slopes if each is not None]
-    for output, (factor, along, across) in outputs.items():
-        if not present or any(output not in each.measured for each in present):
+    slopes = _all_slopes(_Measurement(helper, isolation, trajectory, dtype), seed)
+    for output, objective in objectives.items():
+        if not slopes or any(output not in update.measured for update in slopes):
             continue
-        errors = [_slope_errors(each, output, factor) for each in present]
-        for own, error in zip((along, across), map(statistics.median, zip(*errors, strict=True)), strict=True):
-            if error > max(_SLOPE[dtype], _LUCK * own):
+        errors = [_slope_errors(update, output, objective.factor) for update in slopes]
+        medians = [statistics.median(values) for values in zip(*errors, strict=True)]
+        allowed = (objective.along, objective.across)
+        for expected, error in zip(allowed, medians, strict=True):
+            if error > max(_SLOPE[dtype], _LUCK * expected):
+                size = f"{error:.2g} of its size off, the baseline's {expected:.2g}"
                 return (
-                    f"update 1, slot 'step': the gradients are not the slope of '{output}' ({error:.2g} of its size "
-                    f"off, the baseline's {own:.2g}): the backward pass draws other numbers than the forward pass"
+                    f"update 1, slot 'step': the gradients are not the slope of '{output}' "
+                    f"({size}): the backward pass draws other numbers than the forward pass"
                 )
     return None
 
 
-def _slopes(
-    helper: Isolation, isolation: Isolation, trajectory: Trajectory, seed: int, dtype: torch.dtype
-) -> _Slopes | None:
-    """Returns the slopes of one update, with these seeds in every repetition; None
-    without a gradient.
+def _all_slopes(measurement: _Measurement, seed: int) -> list[_Slopes]:
+    """Returns the slopes of updates with different seeds, without those that have no gradient."""
+    slopes = [measurement.slopes(seed + number) for number in range(_SEEDS)]
+    return [update for update in slopes if update is not None]
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """Measures the slopes of single updates.
+
+    Attributes:
+        helper: A baseline that moves the parameters.
+        isolation: The subject.
+        trajectory: The update with the state before it.
+        dtype: The precision.
     """
-    (start,) = trajectory.updates
 
-    def update(states: Mapping[str, Any] | None) -> Frame:
-        (batch,) = trajectory.copies().values()
-        isolation.load(states or {}, seed)
-        return isolation.step(batch)
+    helper: Isolation
+    isolation: Isolation
+    trajectory: Trajectory
+    dtype: torch.dtype
 
-    frame = update(start.states)
-    gradients = {each.name: as_float64(value) for each, value in frame.items() if each.kind == "gradient"}
-    helper.load(start.states or {}, seed)
-    gradients = {name: gradients[name] for name in helper.sizes().keys() & gradients.keys()}
-    length = math.sqrt(sum(float(each.square().sum()) for each in gradients.values()))
-    if not math.isfinite(length) or not length:
-        return None
-    size = math.sqrt(sum(each**2 for each in helper.sizes().values()))
-    distance = _STEP[dtype] * max(1.0, size)
-    directions = [{name: each / length for name, each in gradients.items()}]
+    @property
+    def _states(self) -> Mapping[str, Any]:
+        return self.trajectory.updates[0].states or {}
+
+    def slopes(self, seed: int) -> _Slopes | None:
+        """Returns the slopes of one update, with this seed in every repetition; None
+        without a gradient.
+        """
+        gradients = self._gradients(seed)
+        squares = [float(gradient.square().sum()) for gradient in gradients.values()]
+        length = math.sqrt(sum(squares))
+        if not math.isfinite(length) or not length:
+            return None
+        size = math.sqrt(sum(norm**2 for norm in self.helper.sizes().values()))
+        distance = _STEP[self.dtype] * max(1.0, size)
+        directions = _directions(gradients, length, seed)
+        claimed = [_product(gradients, direction) for direction in directions]
+        measured = self._measure(directions, distance, seed)
+        spread = sum(
+            float((value * gradients[name]).square().sum())
+            for name, value in directions[0].items()
+        )
+        return _Slopes(torch.tensor(claimed), measured, math.sqrt(spread))
+
+    def _gradients(self, seed: int) -> Direction:
+        """Returns the gradients of the parameters that the baseline has, too."""
+        frame = self._update(self._states, seed)
+        gradients = {
+            location.name: as_float64(value)
+            for location, value in frame.items()
+            if location.kind == "gradient"
+        }
+        self.helper.load(self._states, seed)
+        # The helper cannot move parameters that only the changed one has.
+        names = self.helper.sizes().keys() & gradients.keys()
+        return {name: gradients[name] for name in names}
+
+    def _measure(
+        self, directions: Sequence[Direction], distance: float, seed: int
+    ) -> dict[Location, Tensor]:
+        """Returns the differences of the outputs that are numbers along all directions."""
+        measured: dict[Location, list[float]] = {}
+        for direction in directions:
+            # The error of central differences is of second order in the distance.
+            above = self._totals_at(direction, distance, seed)
+            below = self._totals_at(direction, -distance, seed)
+            for output in above.keys() & below.keys():
+                slope = (above[output] - below[output]) / (2 * distance)
+                measured.setdefault(output, []).append(slope)
+        return {
+            output: torch.tensor(slopes)
+            for output, slopes in measured.items()
+            if len(slopes) == len(directions)
+        }
+
+    def _totals_at(
+        self, direction: Direction, distance: float, seed: int
+    ) -> dict[Location, float]:
+        states = self.helper.moved(self._states, direction, distance)
+        return _totals(self._update(states, seed))
+
+    def _update(self, states: Mapping[str, Any], seed: int) -> Frame:
+        (batch,) = self.trajectory.copies().values()
+        self.isolation.load(states, seed)
+        return self.isolation.step(batch)
+
+
+def _directions(gradients: Direction, length: float, seed: int) -> list[Direction]:
+    """Returns the direction of the gradient, and directions with random signs of its elements."""
+    first = {name: gradient / length for name, gradient in gradients.items()}
+    directions = [first]
     generator = torch.Generator().manual_seed(seed)
     for _ in range(_SIGNS):
         signs = {
-            name: torch.randint(0, 2, each.shape, generator=generator) * 2 - 1
-            for name, each in sorted(directions[0].items())
+            name: torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+            for name, value in sorted(first.items())
         }
-        directions.append({name: directions[0][name] * sign for name, sign in signs.items()})
-    claimed = [
-        sum(float((gradients[name] * each).sum()) for name, each in direction.items()) for direction in directions
-    ]
-    measured: dict[Location, list[float]] = {}
-    for direction in directions:
-        ends = [_totals(update(helper.moved(start.states or {}, direction, sign * distance))) for sign in (1.0, -1.0)]
-        for output in ends[0].keys() & ends[1].keys():
-            measured.setdefault(output, []).append((ends[0][output] - ends[1][output]) / (2 * distance))
-    spread = math.sqrt(sum(float((each * gradients[name]).square().sum()) for name, each in directions[0].items()))
-    whole = {output: torch.tensor(each) for output, each in measured.items() if len(each) == len(directions)}
-    return _Slopes(torch.tensor(claimed), whole, spread)
+        directions.append({name: first[name] * sign for name, sign in signs.items()})
+    return directions
+
+
+def _product(gradients: Direction, direction: Direction) -> float:
+    return sum(
+        float((gradients[name] * value).sum()) for name, value in direction.items()
+    )
 
 
 def _totals(frame: Frame) -> dict[Location, float]:
-    """The sum of every output that is a floating-point number, or a tensor of them."""
+    """Returns the sum of every output that is a floating-point number, or a tensor of them."""
     return {
         location: float(as_float64(value).sum())
         for location, value in frame.items()
@@ -115,38 +216,43 @@ def _totals(frame: Frame) -> dict[Location, float]:
 
 def is_real(value: Any) -> bool:
     """Returns whether a value is a real floating-point number, or a tensor of them."""
-    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float)
 
 
-def _objectives(slopes: Sequence[_Slopes], tolerance: float) -> dict[Location, tuple[float | None, float, float]]:
-    """Returns the outputs whose slope the gradients are, up to a factor, with the
-    factor and the largest errors.
-
-    The factor is None if it changes from update to update, as that of clipped gradients does.
-    """
-    found: dict[Location, tuple[float | None, float, float]] = {}
+def _objectives(
+    slopes: Sequence[_Slopes], tolerance: float
+) -> dict[Location, _Objective]:
+    """Returns the outputs whose slope the gradients are, up to a factor."""
+    objectives: dict[Location, _Objective] = {}
     for output in slopes[0].measured if slopes else ():
-        if not all(output in each.measured for each in slopes):
+        if not all(output in update.measured for update in slopes):
             continue
-        factors = [float(each.measured[output][0] / each.claimed[0]) for each in slopes]
+        factors = [
+            float(update.measured[output][0] / update.claimed[0]) for update in slopes
+        ]
         middle = statistics.median(factors)
         if not math.isfinite(middle) or not middle:
             continue
-        steady = max(abs(each / middle - 1) for each in factors) < tolerance
-        factor = middle if steady else None
-        errors = [_slope_errors(each, output, factor) for each in slopes]
-        along, across = (max(each) for each in zip(*errors, strict=True))
+        is_steady = max(abs(factor / middle - 1) for factor in factors) < tolerance
+        factor = middle if is_steady else None
+        errors = [_slope_errors(update, output, factor) for update in slopes]
+        along, across = (max(values) for values in zip(*errors, strict=True))
         if across < tolerance:
-            found[output] = (factor, along, across)
-    return found
+            objectives[output] = _Objective(factor, along, across)
+    return objectives
 
 
-def _slope_errors(slopes: _Slopes, output: Location, factor: float | None) -> tuple[float, float]:
+def _slope_errors(
+    slopes: _Slopes, output: Location, factor: float | None
+) -> tuple[float, float]:
     """Returns the errors of slopes in the direction of the gradient, and in the median
     of the others.
     """
-    measured, claimed = slopes.measured[output], slopes.claimed
+    measured = slopes.measured[output]
+    claimed = slopes.claimed
     scale = factor or float(measured[0] / claimed[0]) or math.inf
     along = abs(float(measured[0] / (scale * claimed[0])) - 1)
-    across = float(((measured - scale * claimed)[1:].abs() / (abs(scale) * slopes.spread)).median())
-    return along, across
+    errors = (measured - scale * claimed)[1:].abs() / (abs(scale) * slopes.spread)
+    return along, float(errors.median())

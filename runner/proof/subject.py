@@ -8,12 +8,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-Outputs = Any  # a tensor, tensors by name (a dictionary, a tuple with or without names), or None, or numbers for them
-Listener = Callable[[str, Any], None]  # receives the name of a step and its result
+Outputs = Any
+"""A tensor; tensors by name (a dictionary, a tuple with or without names); None; or
+numbers in place of tensors.
+"""
+Listener = Callable[[str, Any], None]
+"""Receives the name of a slot and its result."""
 
 
 class Stateful(Protocol):
-    """A module, an optimizer, a scheduler, a scaler: anything whose state can be taken and given back."""
+    """A module, an optimizer, a scheduler: anything whose state can be saved and loaded."""
 
     def state_dict(self) -> Any:
         """Returns everything that a step changes."""
@@ -26,8 +30,9 @@ class Stateful(Protocol):
 class Subject:
     """A training step with its state.
 
-    The same step is called many times, each time with another batch; what it draws at random should come from the batch
-    or from the global generators of Python, NumPy and torch, which are seeded alike for all that is compared.
+    The same step is called many times, each time with another batch; what it draws at random should
+    come from the batch or from the global generators of Python, NumPy and torch, which are seeded
+    alike for all that is compared.
     """
 
     step: Callable[[Any], Outputs]
@@ -41,7 +46,9 @@ class Subject:
     used, if a step deletes them.
     """
     seed: Callable[[int], None] | None = None
-    """Seeds what a step draws from torch's global generator, by the number of the step; where a loop does so."""
+    """Seeds what a step draws from torch's global generator, by the number of the step; where a
+    loop does so.
+    """
     watch: Callable[[Listener], None] | None = None
     """Registers a listener for the results of the named parts of a step, its slots,
     which locates a change.
@@ -49,4 +56,6 @@ class Subject:
 
 
 Build = Callable[[], Subject]
-"""Makes a subject, always the same one, seeds included; under the default type float64 for the comparison in it."""
+"""Makes a subject, always the same one, seeds included; under the default type float64 for the
+comparison in it.
+"""

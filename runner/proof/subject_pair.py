@@ -1,4 +1,4 @@
-"""A baseline and a candidate that are no recipes, and the base class of their checks."""
+"""A baseline and a candidate without recipes, and the base class of their checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SubjectPair:
 
     @property
     def promise_name(self) -> str:
-        """The name of the contract."""
+        """Returns the name of the contract."""
         return type(self.contract).__name__
 
     @property
@@ -55,15 +55,21 @@ class SubjectPair:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The evidence of all checks so far."""
-        return {name: value for _, verdict in self.results for name, value in verdict.evidence.items()}
+        """Returns the evidence of all checks so far."""
+        return {
+            name: value
+            for _, verdict in self.results
+            for name, value in verdict.evidence.items()
+        }
 
 
 class SubjectCheck(PairCheck):
     """A question about a change of a training step without a recipe."""
 
     judges_contract: ClassVar[bool] = True
-    """Whether its verdict is one on the contract; later checks of this kind run only after a PASS."""
+    """Whether its verdict is one on the contract; later checks of this kind run only after
+    a PASS.
+    """
 
 
 class Unlimited:

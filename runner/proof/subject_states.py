@@ -1,4 +1,4 @@
-"""Batches and states as they are compared: what is in them, copies of them, and how a subject is given one."""
+"""Batches and states for comparisons: their leaves, copies, and loading them into a subject."""
 
 from __future__ import annotations
 
@@ -22,46 +22,56 @@ from runner.system.tensor_trees import map_tensors
 
 # The types of most leaves.
 _LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
+# Types of leaves that are yielded as they are.
+_VALUES = Tensor | bool | int | float | complex | str | bytes | None
 # Settings of an optimizer's implementation, which stay.
-OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
-_OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
+IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
+_IMPLEMENTATION_SETTING = re.compile(
+    rf"param_groups\.\d+\.({'|'.join(IMPLEMENTATION_SETTINGS)})$"
+)
 
 
-def leaves(value: Any, path: str = "", *, has_means: bool = True) -> Iterator[tuple[str, Any]]:
+def leaves(
+    value: Any, path: str = "", *, has_means: bool = True
+) -> Iterator[tuple[str, Any]]:
     """Yields every leaf of nested mappings, sequences, dataclasses and rings, with its dotted path.
 
-    It is a tensor, a number, a text or None; of anything else only what kind of thing it is. A sum with its count
-    becomes the mean, because the parts of a batch may be counted otherwise; without ``has_means``, they stay the very
-    tensors that they are.
+    It is a tensor, a number, a text or None; of anything else only the name of its class. A sum
+    with its count becomes the mean, because the parts of a batch may be counted otherwise; without
+    ``has_means``, sums and counts stay the same tensors.
     """
-    for name, leaf in tensor_trees.leaves(value, path, _inside if has_means else _inside_of_all):
-        if _OWN_SETTING.search(name):
+    children = _children if has_means else _children_with_sums
+    for name, leaf in tensor_trees.leaves(value, path, children):
+        if _IMPLEMENTATION_SETTING.search(name):
             continue
-        found = leaf
+        comparable: Any = leaf
         if isinstance(leaf, np.ndarray | np.generic):
-            found = torch.as_tensor(leaf)
+            comparable = torch.as_tensor(leaf)
         elif isinstance(leaf, torch.dtype | torch.device):
-            found = str(leaf)
-        elif leaf is not None and not isinstance(leaf, Tensor | bool | int | float | complex | str | bytes):
-            found = type(leaf).__qualname__
-        yield _plain_name(name), found
+            comparable = str(leaf)
+        elif not isinstance(leaf, _VALUES):
+            comparable = type(leaf).__qualname__
+        yield _plain_name(name), comparable
 
 
 def have_equal_leaves(left: Any, right: Any) -> bool:
     """Returns whether all leaves of two trees of the same form are equal."""
-    pairs = zip(leaves(left), leaves(right), strict=True)
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b) for (_, a), (_, b) in pairs)
+    for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
+        is_equal = torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
+        if not is_equal:
+            return False
+    return True
 
 
-def _inside(value: Any) -> Mapping[Any, Any] | None:
+def _children(value: Any) -> Mapping[Any, Any] | None:
     if type(value) in _LEAVES:
         return None
     if isinstance(value, Mean) and not _is_counted(value.sum):
         return {"mean": _mean(value)}
-    return _inside_of_all(value)
+    return _children_with_sums(value)
 
 
-def _inside_of_all(value: Any) -> Mapping[Any, Any] | None:
+def _children_with_sums(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Ring):
         rows = [rows for _, rows in value.pieces()]
         return {"written": value.written, "rows": torch.cat(rows) if rows else None}
@@ -87,22 +97,28 @@ def _mean(value: Mean) -> Any:
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` adds to it."""
+    """Returns a parameter's name without the prefix that ``torch.compile`` adds to it."""
     return name.replace("_orig_mod.", "")
 
 
 def clones(value: Any) -> Any:
     """Returns a copy whose tensors have separate memory."""
-    return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
+    return map_tensors(_clone, value)
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def on_host(value: Any) -> Any:
-    """A copy whose tensors are in the host's memory."""
+    """Returns a copy whose tensors are in the host's memory."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def to_float64(value: Any) -> Any:
-    """A copy whose floating-point tensors are float64, and whose complex ones are complex128."""
+    """Returns a copy whose floating-point tensors are float64, and whose complex ones are
+    complex128.
+    """
     return map_tensors(_double, clones(value))
 
 
@@ -112,67 +128,120 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def put(value: Any, place: Any, in_memory: bool = True) -> Any:
-    """Copies a content into the objects of another tree, as far as the two are alike, and
-    optionally into its memory.
+def scaled(factor: float, value: Any) -> Any:
+    """Returns a tree whose floating-point tensors are multiplied by a factor."""
+
+    def scale(tensor: Tensor) -> Tensor:
+        return tensor * factor if tensor.is_floating_point() else tensor
+
+    return map_tensors(scale, value)
+
+
+def with_first_row(value: Any, identity: int, number: float) -> Any:
+    """Returns a copy with a number in the first row of the tensor that has this id."""
+
+    def fill(tensor: Tensor) -> Tensor:
+        copy = _clone(tensor)
+        if id(tensor) == identity:
+            with torch.no_grad():
+                (copy[:1] if copy.dim() else copy).fill_(number)
+        return copy
+
+    return map_tensors(fill, value)
+
+
+def put(value: Any, target: Any, in_memory: bool = True) -> Any:
+    """Copies a value into the objects of another tree, as far as both have the same form,
+    and optionally into its memory.
     """
-    if in_memory and isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
-        place.data.copy_(value)  # without a change of its version
-        return place
-    inside, there = tensor_trees.children(value), tensor_trees.children(place)
-    if inside is None or there is None or inside.keys() != there.keys():
+    are_tensors = isinstance(value, Tensor) and isinstance(target, Tensor)
+    if in_memory and are_tensors and value.shape == target.shape:
+        # ``data`` is written without a change of the tensor's version.
+        target.data.copy_(value)
+        return target
+    children = tensor_trees.children(value)
+    targets = tensor_trees.children(target)
+    if children is None or targets is None or children.keys() != targets.keys():
         return value
-    items = {key: put(child, there[key], in_memory) for key, child in inside.items()}
-    if isinstance(place, MutableMapping | list):
+    items = {
+        key: put(child, targets[key], in_memory) for key, child in children.items()
+    }
+    if isinstance(target, MutableMapping | list):
         for key, item in items.items():
-            place[key] = item
-        return place
-    make = getattr(place, "_make", type(place))
+            target[key] = item
+        return target
+    # A named tuple takes its fields one by one.
+    make = getattr(target, "_make", type(target))
     return make(items.values())
 
 
 def widen(subject: Subject) -> None:
-    """Makes modules float64; a parameter that insists on another type is an error."""
-    for part in subject.state.values():
-        if isinstance(part, nn.Module):
-            part._apply(_double)  # type: ignore[no-untyped-call]  # ``double`` leaves complex numbers out
+    """Makes modules float64.
+
+    Raises:
+        TypeError: A parameter has another type nevertheless.
+    """
+    for stateful in subject.state.values():
+        if isinstance(stateful, nn.Module):
+            # ``double`` leaves complex numbers out.
+            stateful._apply(_double)  # type: ignore[no-untyped-call]
     for name, parameter in named_parameters(subject).items():
         if _double(parameter) is not parameter:
-            raise TypeError(f"'{name}' is still {parameter.dtype}; build it in the default type, torch.float64 here")
+            hint = "build it in the default type, torch.float64 here"
+            raise TypeError(f"'{name}' is still {parameter.dtype}; {hint}")
 
 
 def named_parameters(subject: Subject) -> dict[str, Tensor]:
-    """The trainable parameters."""
+    """Returns the trainable parameters."""
     if subject.parameters is not None:
-        found = list(subject.parameters())
+        parameters = list(subject.parameters())
     else:
-        modules = [(name, part) for name, part in subject.state.items() if isinstance(part, nn.Module)]
-        found = [(f"{name}.{own}", each) for name, module in modules for own, each in module.named_parameters()]
-    return {_plain_name(name): parameter for name, parameter in found if parameter.requires_grad}
+        parameters = [
+            (f"{owner}.{name}", parameter)
+            for owner, module in subject.state.items()
+            if isinstance(module, nn.Module)
+            for name, parameter in module.named_parameters()
+        ]
+    return {
+        _plain_name(name): parameter
+        for name, parameter in parameters
+        if parameter.requires_grad
+    }
 
 
 def saved(subject: Subject) -> dict[str, Any]:
-    """A copy of a subject's state that nothing changes any more."""
-    return {name: clones(part.state_dict()) for name, part in subject.state.items()}
+    """Returns a copy of a subject's state."""
+    return {
+        name: clones(stateful.state_dict()) for name, stateful in subject.state.items()
+    }
 
 
 def load(subject: Subject, states: Mapping[str, Any]) -> None:
-    """Gives a subject a state that another one had; parts that only one of the two has stay as they are.
+    """Gives a subject the state of another one; parts that only one of the two has are unchanged.
 
-    Optimizers keep the types of their numbers, also where a part of the subject loads them for itself.
+    Optimizers keep the types of their numbers, also if a part of the subject loads them itself.
     """
-    own = {name: part.state_dict() for name, part in subject.state.items() if name in states}
-    with _exact_optimizers(_have_same_types(own, states)):
-        for name, state in own.items():
-            subject.state[name].load_state_dict(_adapted(clones(states[name]), state))
+    current = {
+        name: stateful.state_dict()
+        for name, stateful in subject.state.items()
+        if name in states
+    }
+    with _exact_optimizers(_have_same_types(current, states)):
+        for name, state in current.items():
+            adapted = _adapted(clones(states[name]), state)
+            subject.state[name].load_state_dict(adapted)
 
 
-def _have_same_types(own: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
-    """Returns whether what both have of modules and the like, but not of optimizers, is
-    of the same types.
+def _have_same_types(current: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
+    """Returns whether the tensors that both have, except those of optimizers, are of the same
+    types.
     """
-    types = {name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name}
-    return all(types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(own))
+    types = {
+        name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name
+    }
+    return all(
+        types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(current)
+    )
 
 
 def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
@@ -184,6 +253,7 @@ def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
     """Makes ``load_state_dict`` of every optimizer keep types inside the ``with``;
     torch's method converts them.
     """
+    # The class is changed, because a part of the subject may load an optimizer inside of it.
     load = Optimizer.load_state_dict
 
     def load_with_types(optimizer: Optimizer, state_dict: Any) -> None:
@@ -196,27 +266,34 @@ def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
         Optimizer.load_state_dict = load  # type: ignore[method-assign]
 
 
-def _adapted(state: Any, own: Any) -> Any:
-    """Returns a state with the names and the implementation settings of ``own``."""
-    if isinstance(state, Mapping) and isinstance(own, Mapping):
-        names = {_plain_name(str(key)): key for key in own}
-        keys = {key: names.get(_plain_name(str(key)), key) for key in state}
-        result: dict[Any, Any] = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
-        if "params" in own:  # a group of an optimizer
-            result |= {name: own[name] for name in OWN_WAY if name in own}
-            result |= _rate_of_its_kind(result.get("lr"), own.get("lr"))
+def _adapted(state: Any, current: Any) -> Any:
+    """Returns a state with the names and the implementation settings of the current one."""
+    if isinstance(state, Mapping) and isinstance(current, Mapping):
+        names = {_plain_name(str(key)): key for key in current}
+        result: dict[Any, Any] = {}
+        for key, child in state.items():
+            name = names.get(_plain_name(str(key)), key)
+            result[name] = _adapted(child, current.get(name))
+        # Only a group of an optimizer has parameters under this name.
+        if "params" in current:
+            for name in IMPLEMENTATION_SETTINGS:
+                if name in current:
+                    result[name] = current[name]
+            result |= _rate_of_its_kind(result.get("lr"), current.get("lr"))
         return result
-    if isinstance(state, list) and isinstance(own, Sequence) and len(state) == len(own):
-        return [_adapted(child, mine) for child, mine in zip(state, own, strict=True)]
+    are_lists = isinstance(state, list) and isinstance(current, Sequence)
+    if are_lists and len(state) == len(current):
+        pairs = zip(state, current, strict=True)
+        return [_adapted(child, current_child) for child, current_child in pairs]
     return state
 
 
-def _rate_of_its_kind(rate: Any, own: Any) -> dict[str, Any]:
+def _rate_of_its_kind(rate: Any, current: Any) -> dict[str, Any]:
     """Returns a learning rate in the type of the group's rate: as a tensor, which a graph reads, or
     as a number.
     """
-    if isinstance(own, Tensor) and isinstance(rate, float | int):
-        return {"lr": torch.full_like(own, rate)}
-    if isinstance(own, float | int) and isinstance(rate, Tensor):
+    if isinstance(current, Tensor) and isinstance(rate, float | int):
+        return {"lr": torch.full_like(current, rate)}
+    if isinstance(current, float | int) and isinstance(rate, Tensor):
         return {"lr": rate.item()}
     return {}

@@ -1,4 +1,6 @@
-"""Checks that measured time is the time of the work: clocks that are intact, and work that is finished."""
+"""Checks that measured time is the time of the work: clocks that are intact, and work that is
+finished.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from runner.system.tensor_trees import tensors
 MOST_READ = 32
 """Tensors of a state that are read after a timed block."""
 LEAST_DEFERRED = 0.05
-"""Share of a block's time from which on time that results take when they are read counts as well."""
+"""Share of a block's time from which on the time of reading results counts as well."""
 
 
 class Timekeepers:
     """The functions by which time is measured, as they are when it is made.
 
     Attributes:
-        fault: The functions that were found replaced, in words; else empty.
+        fault: A message about functions that were replaced; empty if there are none.
     """
 
     def __init__(self) -> None:
@@ -34,25 +36,38 @@ class Timekeepers:
 
     def check(self) -> None:
         """Notes functions that have been replaced, and puts them back."""
-        for (owner, name), original in zip(self._functions, self._originals, strict=True):
+        pairs = zip(self._functions, self._originals, strict=True)
+        for (owner, name), original in pairs:
             if getattr(owner, name) is not original:
-                self.fault = f"'{owner.__name__}.{name}', by which time is measured, was replaced"
+                function = f"{owner.__name__}.{name}"
+                self.fault = f"'{function}', by which time is measured, was replaced"
+                # Later blocks are timed by the original.
                 setattr(owner, name, original)
 
 
 def deferred_seconds(stopwatch: Stopwatch, subject: Subject, output: Any) -> float:
-    """Returns the time that the first reading of a state and an output takes longer than the second one.
+    """Returns the time that the first reading of a state and an output takes longer than the
+    second one.
 
-    Work that a step leaves to a thread or a queue, or does when somebody looks at a result, is done in the first.
+    Work that a step leaves to a thread or a queue, or does when a result is read, is done in the
+    first.
     """
-    first = stopwatch.seconds(partial(read_results, subject, output))
-    again = stopwatch.seconds(partial(read_results, subject, output))
-    return max(0.0, first - again)
+    read = partial(read_results, subject, output)
+    first = stopwatch.seconds(read)
+    second = stopwatch.seconds(read)
+    return max(0.0, first - second)
 
 
 def read_results(subject: Subject, output: Any = None) -> None:
-    """Reads a state and an output, so that no work is left."""
-    held = [tensor for part in subject.state.values() for tensor in tensors(part.state_dict())]
-    for tensor in (*tensors(output), *held[:: max(1, len(held) // MOST_READ)]):
+    """Reads a state and an output, so that no work remains."""
+    state = [
+        tensor
+        for stateful in subject.state.values()
+        for tensor in tensors(stateful.state_dict())
+    ]
+    step = max(1, len(state) // MOST_READ)
+    for tensor in (*tensors(output), *state[::step]):
         if tensor.layout == torch.strided and tensor.numel():
-            tensor.detach()[(0,) * tensor.dim()].item()
+            # One element is enough: it can be read only when its tensor is computed.
+            first_element = (0,) * tensor.dim()
+            tensor.detach()[first_element].item()

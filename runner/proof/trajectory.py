@@ -7,32 +7,48 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.proof.isolation import Frame, Isolation
+from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.subject import Build
 from runner.proof.subject_states import clones, put, to_float64
+from runner.system.errors import RunnerError
 
 
 @dataclass(frozen=True)
 class Update:
-    """A batch for one update, with another state."""
+    """A batch for one update, with another state.
 
-    batch: Any  # updates with the same object get the same one again
-    states: Mapping[str, Any] | None = None  # loaded before the update
-    seed: int | None = None  # for the global random generators, with that state
-    place: Any = None  # the batch of an update before, in whose objects and memory this one comes
-    in_memory: bool = True  # otherwise only in its objects, with separate tensors
+    Attributes:
+        batch: Updates with the same object get the same one again.
+        states: The state that is loaded before the update.
+        seed: For the global random generators, with that state.
+        place: The batch of an earlier update, whose objects and memory this one gets.
+        in_memory: Whether it gets the memory of that batch; otherwise only its objects, with
+            separate tensors.
+    """
+
+    batch: Any
+    states: Mapping[str, Any] | None = None
+    seed: int | None = None
+    place: Any = None
+    in_memory: bool = True
 
 
 @dataclass(frozen=True)
 class Trajectory:
     """A sequence of updates, from the same seed for every subject; optionally with batches and
     subjects in float64.
+
+    Attributes:
+        batches: A batch for each update, or an ``Update`` if a state is loaded.
+        seed: Of the global random generators.
+        float64: Whether batches and subjects are converted.
+        as_trained: Whether compiled code draws as it does in a training.
     """
 
-    batches: Sequence[Any]  # or an ``Update``, where a state is loaded
+    batches: Sequence[Any]
     seed: int
     float64: bool = False
-    as_trained: bool = False  # whether compiled code draws as it does in a training
+    as_trained: bool = False
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -41,10 +57,13 @@ class Trajectory:
     @property
     def updates(self) -> list[Update]:
         """Returns one update for each batch."""
-        return [each if isinstance(each, Update) else Update(each) for each in self.batches]
+        return [
+            batch if isinstance(batch, Update) else Update(batch)
+            for batch in self.batches
+        ]
 
     def isolated(self, build: Build) -> Isolation:
-        """A subject that has not moved yet."""
+        """Returns a subject before its first update."""
         return Isolation(build, self.seed, self.float64, as_trained=self.as_trained)
 
     def watched(self, build: Build, number: int) -> tuple[Frame, list[str]]:
@@ -59,7 +78,7 @@ class Trajectory:
         return next(frames), list(isolation.subject.state)
 
     def endless(self) -> Iterator[Any]:
-        """The batches, in copies, again and again."""
+        """Yields the batches, in copies, again and again."""
         return itertools.cycle(list(self.copies().values()))
 
     def frames(self, isolation: Isolation) -> Iterator[Frame]:
@@ -75,15 +94,26 @@ class Trajectory:
         for update in self.updates:
             yield isolation.step(self.prepare(isolation, update, copies))
 
+    def first_frame(self, isolation: Isolation) -> Frame | None:
+        """Returns the visible values after the first update; None if it raises."""
+        try:
+            return next(self.updated(isolation))
+        except (StepError, RunnerError):
+            return None
+
     @staticmethod
     def prepare(isolation: Isolation, update: Update, copies: Mapping[int, Any]) -> Any:
         """Loads the state of an update, and returns its batch."""
         if update.states is not None:
             isolation.load(update.states, update.seed)
         batch = copies[id(update.batch)]
-        return batch if update.place is None else put(batch, copies[id(update.place)], update.in_memory)
+        if update.place is None:
+            return batch
+        return put(batch, copies[id(update.place)], update.in_memory)
 
     def copies(self) -> dict[int, Any]:
-        """A copy of every batch, by the number of the object."""
-        copied = to_float64 if self.float64 else clones
-        return {id(update.batch): copied(update.batch) for update in self.updates}
+        """Returns a copy of every batch, by the id of the object."""
+        # By id, so that updates with the same batch get the same copy, and may find it in a
+        # cache.
+        copy = to_float64 if self.float64 else clones
+        return {id(update.batch): copy(update.batch) for update in self.updates}

@@ -17,21 +17,24 @@ from torch import Tensor
 from runner.proof.difference import FLOOR, as_float64
 
 LARGEST = 8_192
-"""Elements up to which a value is stored completely; of a larger one, a sample of so many is."""
+"""Elements up to which a value is stored completely; a larger one is sampled down to about as
+many.
+"""
+# Largest number of pieces that form a tensor.
 _MOST_PIECES = 64
-"""Pieces of which a tensor may consist."""
+# Elements of a tensor that is searched among the rows of another one; fewer may be equal without
+# a reason.
 _FEWEST_ELEMENTS = 4
-"""Elements of a tensor that is searched among the rows of another one; fewer are equal by chance."""
+# Dimensions of a tensor whose permutations are searched.
 _MOST_DIMENSIONS = 4
-"""Dimensions of a tensor whose permutations are searched."""
+# Relative difference of two norms that may be the rounding of sums in another order.
 _NORMS = 1e-9
-"""Relative difference of two norms that may be the rounding of sums in another order."""
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is stored of a tensor.
+    """The stored content of a tensor.
 
     Attributes:
         shape: Of the tensor.
@@ -65,12 +68,12 @@ class Value:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all elements are stored."""
+        """Returns whether all elements are stored."""
         return self.numbers.numel() >= math.prod(self.shape)
 
     @property
     def elements(self) -> Tensor:
-        """All elements in their shape; pairs of numbers where they are complex."""
+        """Returns all elements in their shape; pairs of numbers where they are complex."""
         is_real = self.numbers.numel() == math.prod(self.shape)
         return self.numbers.reshape(self.shape if is_real else (*self.shape, 2))
 
@@ -87,12 +90,12 @@ def _sampling_distance(count: int) -> int:
 
 
 class Match(NamedTuple):
-    """Where a tensor is in the table.
+    """The position of a tensor in the table.
 
     Attributes:
-        number: Of the value, or of the first of several pieces.
+        number: Number of the value, or of the first of several pieces.
         rows: The rows of the value that the tensor has; None if it has all of them.
-        pieces: Numbers of all values of which the tensor consists.
+        pieces: Numbers of all values that form the tensor.
     """
 
     number: int
@@ -103,11 +106,12 @@ class Match(NamedTuple):
 class ValueTable:
     """Different values, numbered in the order in which they were added.
 
-    A tensor is found although it has another shape or order of dimensions, is a part of a value, or consists of several
-    values along a dimension: a change may stack, merge or split tensors.
+    A tensor is found although it has another shape or order of dimensions, is a part of a value, or
+    consists of several values along a dimension: a change may stack, merge or split tensors.
 
     Args:
-        tolerance: Share of a value's largest element by which elements may differ; 0 for the same numbers.
+        tolerance: Share of a value's largest element by which elements may differ; 0 for the same
+            numbers.
     """
 
     def __init__(self, tolerance: float) -> None:
@@ -152,14 +156,18 @@ class ValueTable:
     def equals(self, number: int, value: Value) -> bool:
         """Returns whether a value equals that of a number."""
         reference = self.values[number]
-        return self._are_close(reference.numbers, value.numbers, reference.size if self.tolerance else 0.0)
+        # The size of an exact comparison is not needed, and it takes time.
+        size = reference.size if self.tolerance else 0.0
+        return self._are_close(reference.numbers, value.numbers, size)
 
     def _equal_to(self, value: Value, entries: list[_Entry]) -> int | None:
-        likely = self._with_norm(value, entries)
-        return next((entry.number for entry in likely if self.equals(entry.number, value)), None)
+        for entry in self._with_norm(value, entries):
+            if self.equals(entry.number, value):
+                return entry.number
+        return None
 
     def _with_norm(self, value: Value, entries: list[_Entry]) -> Sequence[_Entry]:
-        """Returns the entries whose norm is that of a value but for rounding."""
+        """Returns the entries whose norm is that of a value, up to rounding."""
         allowed = self._allowed_norm(value)
         if not math.isfinite(allowed + value.norm):
             return entries
@@ -178,10 +186,14 @@ class ValueTable:
         if torch.equal(reference, numbers):
             return True
         allowed = self.tolerance * size + self._floor
-        return torch.allclose(reference, numbers, rtol=0.0, atol=allowed, equal_nan=True)
+        return torch.allclose(
+            reference, numbers, rtol=0.0, atol=allowed, equal_nan=True
+        )
 
     def _permuted(self, value: Value, entries: list[_Entry]) -> int | None:
-        """Returns the number of a value that has the same elements with its dimensions in another order."""
+        """Returns the number of a value that has the same elements with its dimensions in
+        another order.
+        """
         if not value.is_complete or not 1 < len(value.shape) <= _MOST_DIMENSIONS:
             return None
         sizes = sorted(value.shape)
@@ -198,7 +210,9 @@ class ValueTable:
         return None
 
     def _rows_of_one(self, value: Value) -> Match | None:
-        """Returns the value of which this one is a part along the first dimension, as a micro-batch is."""
+        """Returns the value that contains this one along the first dimension, as a batch
+        contains a micro-batch.
+        """
         count = value.shape[0]
         if value.numbers.numel() < _FEWEST_ELEMENTS:
             return None
@@ -207,14 +221,17 @@ class ValueTable:
         allowed = self._allowed_norm(value)
         for number, starts, norms in self._rows[value.shape]:
             reference = self.values[number]
-            for position in ((norms - value.norm).abs() <= allowed).nonzero().flatten().tolist():
-                rows = starts[position], starts[position] + count
-                if self._are_close(reference.elements[slice(*rows)], value.elements, reference.size):
+            is_likely = (norms - value.norm).abs() <= allowed
+            for position in is_likely.nonzero().flatten().tolist():
+                rows = (starts[position], starts[position] + count)
+                part = reference.elements[slice(*rows)]
+                if self._are_close(part, value.elements, reference.size):
                     return Match(number, rows=rows)
         return None
 
     def _list_rows(self, shape: Shape) -> Iterator[tuple[int, list[int], Tensor]]:
-        """Yields larger values that have parts of a shape, the first rows of these parts, and their norms.
+        """Yields larger values that have parts of a shape, the first rows of these parts, and
+        their norms.
 
         Parts follow one another from the first row; the last rows are a part, too, because a last
         micro-batch is smaller than the others.
@@ -223,17 +240,22 @@ class ValueTable:
         for length in self._lengths[0, shape[1:]]:
             if length <= count:
                 continue
-            starts = list(dict.fromkeys((*range(0, length - count + 1, max(1, count)), length - count)))
+            last = length - count
+            starts = list(range(0, last + 1, max(1, count)))
+            if last not in starts:
+                starts.append(last)
             for entry in self._by_shape[(length, *shape[1:])]:
                 reference = self.values[entry.number]
                 if not reference.is_complete:
                     continue
                 finite = reference.elements.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                parts = torch.stack([finite[start : start + count].reshape(-1) for start in starts])
-                yield entry.number, starts, parts.norm(dim=1)
+                parts = [finite[start : start + count].reshape(-1) for start in starts]
+                yield entry.number, starts, torch.stack(parts).norm(dim=1)
 
     def _pieces(self, value: Value) -> Match | None:
-        """Returns the values of which this one consists along a dimension, stacked or one after the other."""
+        """Returns the values that form this one along a dimension, stacked or one after the
+        other.
+        """
         for dimension in range(len(value.shape)):
             pieces = self._pieces_along(value, dimension)
             if len(pieces) > 1:
@@ -250,24 +272,29 @@ class ValueTable:
             number, length = piece
             is_small = math.prod(self.values[number].shape) < _FEWEST_ELEMENTS
             if is_small and number in pieces:
-                # A few zeros are equal to others by chance.
+                # A few zeros are equal to other zeros without a reason.
                 return []
             pieces.append(number)
             start += length
         return pieces if start == value.shape[dimension] else []
 
-    def _piece_at(self, value: Value, dimension: int, start: int) -> tuple[int, int] | None:
-        """Returns the largest value that this one has at a position, and its length along the dimension."""
+    def _piece_at(
+        self, value: Value, dimension: int, start: int
+    ) -> tuple[int, int] | None:
+        """Returns the largest value that this one has at a position, and its length along the
+        dimension.
+        """
         remaining = value.shape[dimension] - start
-        others = _without(value.shape, dimension)
-        for length in sorted(self._lengths[dimension, others], reverse=True):
-            if 0 < length <= remaining and length < value.shape[dimension]:
-                piece = Value.of(value.elements.narrow(dimension, start, length))
-                number = self._equal_to(piece, self._by_shape[piece.shape])
-                if number is not None:
-                    return number, length
+        slice_shape = _without(value.shape, dimension)
+        for length in sorted(self._lengths[dimension, slice_shape], reverse=True):
+            if length < 1 or length > remaining or length >= value.shape[dimension]:
+                continue
+            piece = Value.of(value.elements.narrow(dimension, start, length))
+            number = self._equal_to(piece, self._by_shape[piece.shape])
+            if number is not None:
+                return number, length
         piece = Value.of(value.elements.select(dimension, start))
-        number = self._equal_to(piece, self._by_shape[others])
+        number = self._equal_to(piece, self._by_shape[slice_shape])
         return None if number is None else (number, 1)
 
 

@@ -20,29 +20,39 @@ class Outcome(StrEnum):
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """FAIL if anything failed, else INCONCLUSIVE if anything is not clear, else PASS."""
-    found = set(outcomes)
-    return next((each for each in (Outcome.FAIL, Outcome.INCONCLUSIVE) if each in found), Outcome.PASS)
+    """Returns FAIL if anything failed, else INCONCLUSIVE if anything is not clear, else PASS."""
+    present = set(outcomes)
+    for outcome in (Outcome.FAIL, Outcome.INCONCLUSIVE):
+        if outcome in present:
+            return outcome
+    return Outcome.PASS
 
 
 def excluded(updates: int) -> str:
     """Returns the error rate that updates without an error exclude: the rule of three (Hanley and
     Lippman-Hand, JAMA 1983).
     """
-    return f"errors more frequent than 1 update in {max(1, updates // 3):,} are ruled out (95 %)"
+    count = max(1, updates // 3)
+    return f"errors more frequent than 1 update in {count:,} are ruled out (95 %)"
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """The verdict of a gate; it is true for a PASS."""
+    """The verdict of a gate; it is true for a PASS.
+
+    Attributes:
+        outcome: Whether the promise holds.
+        contract: The promise: ``Exact``, ``Close``, ``Statistical``, or ``Health``.
+        summary: The reason on one line.
+        evidence: The evidence for the verdict, in the types of JSON.
+        reproduction: How to make the update again in which numbers differ; not stored.
+    """
 
     outcome: Outcome
-    contract: str  # the promise: ``Exact``, ``Close``, ``Statistical``, or ``Health``
-    summary: str  # one line
-    # The evidence for the verdict, in the types of JSON.
+    contract: str
+    summary: str
     evidence: dict[str, Any] = field(default_factory=dict)
     reproduction: Reproduction | None = field(default=None, compare=False)
-    """How to make the update again in which numbers differ; not stored."""
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
@@ -50,4 +60,5 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.outcome} ({self.contract}): {self.summary}"
 
-    __repr__ = __str__  # printed by an assert
+    # A failed assertion prints it.
+    __repr__ = __str__

@@ -16,21 +16,27 @@ from runner.proof.subject_pair import FRESH, SubjectPair, Unlimited
 from runner.proof.verdict import Outcome, Verdict, excluded, worst
 
 
-def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
-    """Judges a change of a training step; in a test, ``assert`` what comes back.
+def verify(
+    baseline: Build,
+    changed: Build,
+    batches: Sequence[Any],
+    contract: Exact | Close,
+    seed: int = 0,
+) -> Verdict:
+    """Judges a change of a training step; in a test, ``assert`` the returned verdict.
 
     It runs the checks of ``runner.proof.checks``, and passes if all of them pass. A FAIL names the
     first operator of torch that diverges.
 
     Args:
-        baseline: makes what to compare with.
-        changed: makes the same with the change.
-        batches: one for each update, 10 or more; steps get copies.
-        contract: what is promised.
-        seed: of the global random generators of Python, NumPy and torch.
+        baseline: Makes the reference.
+        changed: Makes the same with the change.
+        batches: One for each update, 10 or more; steps get copies.
+        contract: The promise of the change.
+        seed: Of the global random generators of Python, NumPy and torch.
 
     Raises:
-        ValueError: There is no batch, or nothing to compare.
+        ValueError: The sequence of batches is empty, or nothing can be compared.
         StepError: The baseline itself fails.
     """
     # The search is needed for a FAIL only.
@@ -39,13 +45,20 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     return name_operator(compare(baseline, changed, batches, contract, seed))
 
 
-def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
-    """Returns the verdict of ``verify`` without the diverging operator, which takes time to find."""
+def compare(
+    baseline: Build,
+    changed: Build,
+    batches: Sequence[Any],
+    contract: Exact | Close,
+    seed: int = 0,
+) -> Verdict:
+    """Returns the verdict of ``verify`` without the search for the diverging operator."""
     # Other functions of the gate need no check.
     from runner.proof.checks import CHECKS
 
+    # Code that was compiled before uses separate random numbers.
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # code that was compiled before uses separate random numbers
+        torch.compiler.reset()
     pair = SubjectPair(baseline, changed, batches, contract, seed, compiled_graphs())
     for check in (check_type() for check_type in CHECKS):
         if check.applies(pair):
@@ -57,28 +70,42 @@ def _conclude(pair: SubjectPair) -> Verdict:
     """Returns one verdict, with the summaries of all checks that are as bad as the worst."""
     contract_verdict = _judge_contract(pair)
     named = [("contract", contract_verdict)]
-    named += [(check.name, verdict) for check, verdict in pair.results if not check.judges_contract]
+    named += [
+        (check.name, verdict)
+        for check, verdict in pair.results
+        if not check.judges_contract
+    ]
     outcome = worst(verdict.outcome for _, verdict in named)
     worst_verdicts = [verdict for _, verdict in named if verdict.outcome is outcome]
 
-    summaries = dict.fromkeys(verdict.summary for verdict in worst_verdicts if verdict.summary)
+    summaries = dict.fromkeys(
+        verdict.summary for verdict in worst_verdicts if verdict.summary
+    )
     if outcome is Outcome.PASS:
         summaries |= dict.fromkeys((FRESH, excluded(len(pair.batches))))
     evidence = {
-        name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
+        name: {
+            "verdict": verdict.outcome,
+            "summary": verdict.summary,
+            **verdict.evidence,
+        }
         for name, verdict in named
         if verdict.evidence
     }
-    reproductions = [verdict.reproduction for verdict in worst_verdicts if verdict.reproduction]
-    reproduction = next(iter(reproductions), None)
-    return Verdict(outcome, pair.promise_name, "; ".join(summaries), evidence, reproduction)
+    reproductions = (verdict.reproduction for verdict in worst_verdicts)
+    reproduction = next(filter(None, reproductions), None)
+    summary = "; ".join(summaries)
+    return Verdict(outcome, pair.promise_name, summary, evidence, reproduction)
 
 
 def _judge_contract(pair: SubjectPair) -> Verdict:
     """Returns the verdict on updates, or a later one that is worse, with the evidence of all."""
     verdicts = [verdict for check, verdict in pair.results if check.judges_contract]
-    evidence = {name: value for verdict in verdicts for name, value in verdict.evidence.items()}
-    first, last = verdicts[0], verdicts[-1]
+    evidence: dict[str, Any] = {}
+    for verdict in verdicts:
+        evidence |= verdict.evidence
+    first = verdicts[0]
+    last = verdicts[-1]
     if not last:
         return replace(last, evidence=evidence)
     summary = first.summary

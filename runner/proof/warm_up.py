@@ -9,25 +9,35 @@ from dataclasses import dataclass
 from runner.system.stopwatch import Stopwatch
 
 WINDOW_SECONDS = 0.1
-PREPARING = 5  # times as long as its steps a window of the warm-up may take with what is prepared for them
+# Times as long as its steps that a window may take with the preparation of these steps.
+PREPARING = 5
 STEADY = 0.95
 WARM_UP_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The steps until every step took as long as the one before."""
+    """The steps until every step took as long as the one before.
 
-    first_s: float  # wall-clock seconds of the first step alone: compilation, allocation, capture
-    seconds: float  # of all steps after the first until it was steady
+    Attributes:
+        first_s: Wall-clock seconds of the first step alone: compilation, allocation, capture.
+        seconds: Time of all steps after the first, until they were steady.
+        steps: Number of these steps.
+        steady_s: Time of one step in the end.
+        steady: Whether steps were steady before the time was over.
+    """
+
+    first_s: float
+    seconds: float
     steps: int
-    steady_s: float  # of one step in the end
-    steady: bool  # whether it was steady before the time was over
+    steady_s: float
+    steady: bool
 
     @property
     def overhead_s(self) -> float:
-        """Seconds spent beyond what as many steady steps take."""
-        return max(0.0, self.first_s + self.seconds - (self.steps + 1) * self.steady_s)
+        """Returns the seconds in addition to those of as many steady steps."""
+        steady_seconds = (self.steps + 1) * self.steady_s
+        return max(0.0, self.first_s + self.seconds - steady_seconds)
 
 
 def warm_up(
@@ -38,23 +48,38 @@ def warm_up(
 ) -> WarmUp:
     """Makes steps until they are steady, or for the given seconds by the wall clock.
 
-    Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best one before them.
-    ``prepare`` is called before each step and is not timed.
+    Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best
+    one before them. ``prepare`` is called before each step and is not timed.
     """
     prepare()
     started = time.perf_counter()
     stopwatch.seconds(step)
     first = time.perf_counter() - started
     windows: list[float] = []
-    steady, steps, begun = False, 0, time.perf_counter()
-    while not steady and time.perf_counter() - begun < limit_s:
-        spent, count = 0.0, 0
-        begun_window = time.perf_counter()
-        # Where preparing takes longer than a step, a window ends with the wall-clock time.
-        while spent < WINDOW_SECONDS and (not count or time.perf_counter() - begun_window < PREPARING * WINDOW_SECONDS):
-            prepare()
-            spent, count = spent + stopwatch.seconds(step), count + 1
-        windows.append(spent / count)
+    is_steady = False
+    steps = 0
+    steps_started = time.perf_counter()
+    while not is_steady and time.perf_counter() - steps_started < limit_s:
+        count, seconds = _make_window(step, stopwatch, prepare)
+        windows.append(seconds / count)
         steps += count
-        steady = len(windows) > 2 and min(windows[-2:]) > STEADY * min(windows[:-2])
-    return WarmUp(first, time.perf_counter() - begun, steps, windows[-1] if windows else first, steady)
+        is_steady = len(windows) > 2 and min(windows[-2:]) > STEADY * min(windows[:-2])
+    elapsed = time.perf_counter() - steps_started
+    return WarmUp(first, elapsed, steps, windows[-1] if windows else first, is_steady)
+
+
+def _make_window(
+    step: Callable[[], object], stopwatch: Stopwatch, prepare: Callable[[], object]
+) -> tuple[int, float]:
+    """Returns the number of steps in a window, and the seconds of these steps."""
+    seconds = 0.0
+    count = 0
+    started = time.perf_counter()
+    while seconds < WINDOW_SECONDS:
+        # Where preparing takes longer than a step, a window ends with the wall-clock time.
+        if count and time.perf_counter() - started >= PREPARING * WINDOW_SECONDS:
+            break
+        prepare()
+        seconds += stopwatch.seconds(step)
+        count += 1
+    return count, seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,17 +23,21 @@ from runner.proof.subject_states import leaves
 from runner.system.tensor_trees import map_tensors, tensors
 
 UPDATES = 4
-"""Updates of a window: few enough for rounding to stay small, enough to contain one that is skipped."""
+"""Updates of a window: few enough for rounding to stay small, enough to contain one that is
+skipped.
+"""
 ALLOWED = 0.1
 """Deviation of a change of state, as a share of it, that is never held against a candidate."""
 TIMES = 4.0
 """How many times as far from the baseline as the baseline from itself a candidate may be."""
 FEWEST_WINDOWS = 2
 SHARE_OF_WINDOWS = 0.2
-"""A fault counts if it is in two windows and in a fifth of them: a loss scaler skips an update now and then."""
+"""A fault counts if it is in two windows and in a fifth of them: a loss scaler skips an update
+now and then.
+"""
 ROUNDING = 2.0**-8
 """Largest relative change of a number that is rounded to bfloat16."""
-_OWN_KINDS = (Tensor, nn.Parameter)
+_TORCH_CLASSES = (Tensor, nn.Parameter)
 
 Numbers = dict[str, Tensor]
 
@@ -59,41 +63,50 @@ class Window:
     kinds: frozenset[str] = frozenset()
 
 
-def observe(read_state: Callable[[], Any], steps: Iterable[Callable[[], Any]]) -> Window:
+def observe(
+    read_state: Callable[[], Any], steps: Iterable[Callable[[], Any]]
+) -> Window:
     """Makes updates, and returns what they did to the state and what they returned."""
-    before = _floats(read_state())
-    counters = _counters(read_state())
-    previous = before
+    initial = _floats(read_state())
+    initial_counters = _counters(read_state())
+    previous = initial
     idle: Counter[str] = Counter()
     returned: defaultdict[str, list[Tensor]] = defaultdict(list)
     digests = []
     kinds: set[str] = set()
     for step in steps:
         result = step()
-        kinds.update(type(tensor).__name__ for tensor in tensors(result) if type(tensor) not in _OWN_KINDS)
+        classes = [type(tensor) for tensor in tensors(result)]
+        kinds.update(kind.__name__ for kind in classes if kind not in _TORCH_CLASSES)
         output = _floats(result)
         digests.append(b"".join(digest(value) for value in output.values()))
         for name, value in output.items():
             returned[name].append(value.double().flatten())
+        # Each update is observed, because a skipped one is hidden in the sum of all.
         current = _floats(read_state())
         idle.update(_idle_groups(previous, current))
         previous = current
 
     changes = {
         name: previous[name].double() - value.double()
-        for name, value in before.items()
+        for name, value in initial.items()
         if name in previous and previous[name].shape == value.shape
     }
-    advanced = {name: value - counters[name] for name, value in _counters(read_state()).items() if name in counters}
+    counts = {
+        name: value - initial_counters[name]
+        for name, value in _counters(read_state()).items()
+        if name in initial_counters
+    }
     outputs = {name: torch.cat(values) for name, values in returned.items()}
-    return Window(changes, dict(idle), advanced, outputs, digests, frozenset(kinds))
+    return Window(changes, dict(idle), counts, outputs, digests, frozenset(kinds))
 
 
 def _idle_groups(before: Numbers, after: Numbers) -> list[str]:
     is_idle: dict[str, bool] = {}
     for name, value in after.items():
-        same = name in before and torch.equal(before[name], value)
-        is_idle[group_of(name)] = is_idle.get(group_of(name), True) and same
+        group = group_of(name)
+        is_same = name in before and torch.equal(before[name], value)
+        is_idle[group] = is_idle.get(group, True) and is_same
     return [group for group, idle in is_idle.items() if idle]
 
 
@@ -101,15 +114,22 @@ def _floats(value: Any) -> Numbers:
     """Returns copies of the floating-point tensors, and of the numbers that are not
     settings, on the host.
     """
-    found = {}
+    numbers = {}
     for name, leaf in leaves(value):
-        number = torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) and not _is_setting(name) else leaf
-        if not isinstance(number, Tensor) or not (number.is_floating_point() or number.is_complex()):
+        number = leaf
+        if isinstance(leaf, float) and not _is_setting(name):
+            number = torch.tensor(leaf, dtype=torch.float64)
+        if not isinstance(number, Tensor):
             continue
-        dense = number.detach().to_dense() if number.layout != torch.strided else number.detach()
-        real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-        found[name or "output"] = real.to("cpu", copy=True)
-    return found
+        if not (number.is_floating_point() or number.is_complex()):
+            continue
+        number = number.detach()
+        if number.layout != torch.strided:
+            number = number.to_dense()
+        if number.is_complex():
+            number = torch.view_as_real(number.resolve_conj())
+        numbers[name or "output"] = number.to("cpu", copy=True)
+    return numbers
 
 
 def _is_setting(name: str) -> bool:
@@ -118,43 +138,57 @@ def _is_setting(name: str) -> bool:
 
 def _counters(value: Any) -> dict[str, float]:
     """Returns integers without a dimension: steps of an optimizer, batches of a normalization."""
-    found = {}
+    counters = {}
     for name, leaf in leaves(value):
         if isinstance(leaf, bool) or _is_setting(name):
             continue
-        is_scalar = isinstance(leaf, Tensor) and not leaf.dim() and not leaf.is_complex()
-        if not is_scalar and not isinstance(leaf, int):
+        if isinstance(leaf, Tensor):
+            is_counter = not leaf.dim() and not leaf.is_complex()
+        else:
+            is_counter = isinstance(leaf, int)
+        if not is_counter:
             continue
         number = float(leaf)
         if number.is_integer():
-            found[name] = number
-    return found
+            counters[name] = number
+    return counters
 
 
 def group_of(name: str) -> str:
-    """The group whose numbers are compared together: the last name, within a part of the state."""
-    first, _, rest = name.partition(".")
-    return f"{first}.{rest.rpartition('.')[2]}" if rest else first
+    """Returns the group whose numbers are compared together: the last name, within a part of the
+    state.
+    """
+    first, _, path = name.partition(".")
+    return f"{first}.{path.rpartition('.')[2]}" if path else first
 
 
 def deviations(baseline: Window, candidate: Window) -> dict[str, float]:
     """Returns the deviations of changes and outputs from the baseline's, by group, as a
     share of the baseline's.
     """
-    found = _relative(baseline.changes, candidate.changes, group_of)
+    changes = _relative(baseline.changes, candidate.changes, group_of)
     outputs = _relative(baseline.outputs, candidate.outputs, lambda name: name)
-    return found | {f"output '{name}'": value for name, value in outputs.items()}
+    return changes | {f"output '{name}'": value for name, value in outputs.items()}
 
 
-def _relative(baseline: Numbers, candidate: Numbers, key: Callable[[str], str]) -> dict[str, float]:
+def _relative(
+    baseline: Numbers, candidate: Numbers, key: Callable[[str], str]
+) -> dict[str, float]:
     errors: defaultdict[str, float] = defaultdict(float)
     sizes: defaultdict[str, float] = defaultdict(float)
-    for name, value in baseline.items():
-        if name in candidate and candidate[name].shape == value.shape:
-            error = (candidate[name] - value).nan_to_num(posinf=math.inf, neginf=math.inf)
-            errors[key(name)] = math.hypot(errors[key(name)], float(error.norm()))
-            sizes[key(name)] = math.hypot(sizes[key(name)], float(value.norm()))
-    return {group: errors[group] / size for group, size in sizes.items() if 0 < size < math.inf}
+    for name, expected in baseline.items():
+        actual = candidate.get(name)
+        if actual is None or actual.shape != expected.shape:
+            continue
+        group = key(name)
+        error = (actual - expected).nan_to_num(posinf=math.inf, neginf=math.inf)
+        errors[group] = math.hypot(errors[group], float(error.norm()))
+        sizes[group] = math.hypot(sizes[group], float(expected.norm()))
+    return {
+        group: errors[group] / size
+        for group, size in sizes.items()
+        if 0 < size < math.inf
+    }
 
 
 def covered(baseline: Window, candidate: Window) -> dict[str, float]:
@@ -163,22 +197,28 @@ def covered(baseline: Window, candidate: Window) -> dict[str, float]:
     """
     dots: defaultdict[str, float] = defaultdict(float)
     sizes: defaultdict[str, float] = defaultdict(float)
-    for name, value in baseline.changes.items():
-        if name in candidate.changes and candidate.changes[name].shape == value.shape:
-            dots[group_of(name)] += float((candidate.changes[name] * value).sum())
-            sizes[group_of(name)] += float(value.square().sum())
+    for name, expected in baseline.changes.items():
+        actual = candidate.changes.get(name)
+        if actual is None or actual.shape != expected.shape:
+            continue
+        group = group_of(name)
+        dots[group] += float((actual * expected).sum())
+        sizes[group] += float(expected.square().sum())
     return {group: dots[group] / size for group, size in sizes.items() if size}
 
 
 def rounded(state: Any, seed: int) -> Any:
-    """A state whose numbers are off by up to a unit of 16 bits; those without a dimension stay."""
+    """Returns a state whose numbers are off by up to a unit of 16 bits; those without a
+    dimension are unchanged.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def perturb(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or not tensor.dim() or tensor.layout != torch.strided:
+        is_dense = tensor.is_floating_point() and tensor.layout == torch.strided
+        if not is_dense or not tensor.dim():
             return tensor
-        direction = 2 * torch.rand(tensor.shape, dtype=torch.float64, generator=generator) - 1
-        return tensor * (1 + ROUNDING * direction).to(tensor)
+        shares = torch.rand(tensor.shape, dtype=torch.float64, generator=generator)
+        return tensor * (1 + ROUNDING * (2 * shares - 1)).to(tensor)
 
     return map_tensors(perturb, state)
 
@@ -190,9 +230,11 @@ class Comparison:
     Attributes:
         contract: What the candidate promises. A ``Statistical`` one may make other updates, but has
             to make as many.
-        compares_numbers: Whether both start a window from the same state, so that numbers can be compared.
+        compares_numbers: Whether both start a window from the same state, so that numbers can be
+            compared.
         pairs: The windows of the baseline and the candidate.
-        yardsticks: The baseline's windows from its state rounded to 16 bits, with other random numbers.
+        yardsticks: The baseline's windows from its state rounded to 16 bits, with other random
+            numbers.
     """
 
     contract: Contract
@@ -202,7 +244,7 @@ class Comparison:
 
     @property
     def updates(self) -> int:
-        """Number of updates compared."""
+        """Returns the number of updates compared."""
         return sum(len(candidate.digests) for _, candidate in self.pairs)
 
     def add(self, baseline: Window, candidate: Window) -> None:
@@ -213,23 +255,32 @@ class Comparison:
         """Returns whether the baseline has to be compared with itself before these two
         can be judged.
         """
-        return self._compares and any(value > ALLOWED for value in deviations(baseline, candidate).values())
+        if not self._compares:
+            return False
+        values = deviations(baseline, candidate).values()
+        return any(value > ALLOWED for value in values)
 
     def fault(self) -> str | None:
-        """Returns how the candidate deviates, in plain words; None if it does the baseline's work."""
-        return self._lazy() or self._skipped() or self._replayed() or (self._deviating() if self._compares else None)
+        """Returns how the candidate deviates; None if it does the baseline's work."""
+        fault = self._lazy() or self._skipped() or self._replayed()
+        if fault is None and self._compares:
+            return self._deviating()
+        return fault
 
     @property
     def _compares(self) -> bool:
         return self.compares_numbers and not isinstance(self.contract, Statistical)
 
     def _lazy(self) -> str | None:
-        """Results of a class whose methods decide when they are computed."""
-        kinds = {kind for baseline, candidate in self.pairs for kind in candidate.kinds - baseline.kinds}
+        """Returns a message about results of a class that decides when they are computed."""
+        kinds: set[str] = set()
+        for baseline, candidate in self.pairs:
+            kinds |= candidate.kinds - baseline.kinds
         if not kinds:
             return None
         names = ", ".join(sorted(kinds))
-        return f"updates return a {names} in place of a tensor, which may be computed only when it is read"
+        reason = "which may be computed only when it is read"
+        return f"updates return a {names} in place of a tensor, {reason}"
 
     def _skipped(self) -> str | None:
         windows: Counter[str] = Counter()
@@ -237,6 +288,7 @@ class Comparison:
         behind: Counter[str] = Counter()
         for baseline, candidate in self.pairs:
             for group, count in candidate.idle.items():
+                # A loss scaler of the baseline skips updates, too.
                 more = count - baseline.idle.get(group, 0)
                 if more > 0 and _moves(baseline, group):
                     windows[group] += 1
@@ -244,22 +296,38 @@ class Comparison:
             for name, advance in baseline.counts.items():
                 if name in candidate.counts and candidate.counts[name] < advance:
                     behind[name] += 1
-        if group := self._first_often(windows):
-            return f"'{group}' did not change in {idle[group]} of {self.updates} updates in which the baseline's did"
-        if name := self._first_often(behind):
-            advanced = math.fsum(window.counts.get(name, 0.0) for _, window in self.pairs)
-            expected = math.fsum(window.counts.get(name, 0.0) for window, _ in self.pairs)
-            return f"the counter '{name}' advanced by {advanced:g}, the baseline's by {expected:g}"
+        group = self._first_often(windows)
+        if group:
+            updates = f"{idle[group]} of {self.updates} updates"
+            return f"'{group}' did not change in {updates} in which the baseline's did"
+        name = self._first_often(behind)
+        if name:
+            actual = math.fsum(window.counts.get(name, 0.0) for _, window in self.pairs)
+            expected = math.fsum(
+                window.counts.get(name, 0.0) for window, _ in self.pairs
+            )
+            figures = f"advanced by {actual:g}, the baseline's by {expected:g}"
+            return f"the counter '{name}' {figures}"
         return None
 
     def _replayed(self) -> str | None:
-        """Outputs that come again to the bit although the baseline's do not."""
-        baseline = [value for window, _ in self.pairs for value in window.digests if value]
-        candidate = [value for _, window in self.pairs for value in window.digests if value]
-        repeated = (len(candidate) - len(set(candidate))) - (len(baseline) - len(set(baseline)))
+        """Returns a message about outputs with the bits of another one, although the baseline's
+        all differ.
+        """
+        baseline = [
+            value for window, _ in self.pairs for value in window.digests if value
+        ]
+        candidate = [
+            value for _, window in self.pairs for value in window.digests if value
+        ]
+        # Some outputs are constant in the baseline, too.
+        repeated = _count_repeated(candidate) - _count_repeated(baseline)
         if repeated < max(FEWEST_WINDOWS, SHARE_OF_WINDOWS * len(candidate)):
             return None
-        return f"{repeated} of {len(candidate)} updates returned the result of another one, which the baseline's do not"
+        count = f"{repeated} of {len(candidate)} updates"
+        return (
+            f"{count} returned the result of another one, which the baseline's do not"
+        )
 
     def _deviating(self) -> str | None:
         largest: defaultdict[str, float] = defaultdict(float)
@@ -270,6 +338,7 @@ class Comparison:
         furthest: dict[str, float] = {}
         for pair in self.pairs:
             for group, value in deviations(*pair).items():
+                # The condition is negated so that NaN counts as a deviation.
                 if not value <= max(ALLOWED, TIMES * largest[group]):
                     windows[group] += 1
                     furthest[group] = max(value, furthest.get(group, 0.0))
@@ -277,21 +346,34 @@ class Comparison:
         if not group:
             return None
         if group.startswith("output "):
-            what = f"{group} differs by {furthest[group]:.0%} of its size"
+            deviation = f"{group} differs by {furthest[group]:.0%} of its size"
         else:
             shares = [covered(*pair).get(group, 0.0) for pair in self.pairs]
             share = sorted(shares)[len(shares) // 2]
-            way = f"'{group}' covered {share:.2f} of the baseline's way"
-            what = f"{way} and differed from it by up to {furthest[group]:.0%}"
+            distance = f"'{group}' covered {share:.2f} of the baseline's way"
+            deviation = (
+                f"{distance} and differed from it by up to {furthest[group]:.0%}"
+            )
+        count = f"{windows[group]} of {len(self.pairs)} comparisons"
         allowed = max(ALLOWED, TIMES * largest[group])
-        return f"in {windows[group]} of {len(self.pairs)} comparisons {what}; rounding explains {allowed:.0%}"
+        return f"in {count} {deviation}; rounding explains {allowed:.0%}"
 
     def _first_often(self, counts: Mapping[str, int]) -> str:
-        """The name that is counted in most windows, if in enough of them; else an empty one."""
+        """Returns the name that is counted in most windows, if in enough of them; else an empty
+        one.
+        """
         fewest = max(FEWEST_WINDOWS, SHARE_OF_WINDOWS * len(self.pairs))
         often = [name for name, count in counts.items() if count >= fewest]
         return max(often, key=lambda name: counts[name], default="")
 
 
+def _count_repeated(digests: Sequence[bytes]) -> int:
+    return len(digests) - len(set(digests))
+
+
 def _moves(window: Window, group: str) -> bool:
-    return any(bool(change.any()) for name, change in window.changes.items() if group_of(name) == group)
+    return any(
+        bool(change.any())
+        for name, change in window.changes.items()
+        if group_of(name) == group
+    )

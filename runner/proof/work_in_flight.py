@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from runner.proof.device_queues import DeviceQueues
-from runner.proof.difference import Difference, described, not_same_bits
+from runner.proof.difference import Difference, describe_first, not_same_bits
 from runner.proof.isolation import Frame, Isolation, StepError, output_frame
 from runner.proof.subject import Build
 from runner.proof.subject_states import clones, on_host
@@ -22,13 +22,19 @@ from runner.proof.verdict import Outcome, Verdict
 FEWEST_SECONDS = 0.02
 """Length of a delay, at least."""
 MOST_SECONDS = 1.0
+# Length of a delay, in steps that the host waits for, so that the host is ahead of the device.
 _STEPS_OF_DELAY = 2
-"""Length of a delay, in steps that the host waits for, so that the host is ahead of the device."""
 MOST_UPDATES = 6
-"""Updates of each run; every one of them begins with a delay, so a race shows in the first ones."""
+"""Updates of each run. A delay precedes every update, so that a race shows in the first ones."""
 
 
-def compare_in_flight(build: Build, batches: Sequence[Any], queues: DeviceQueues, contract: str, seed: int) -> Verdict:
+def compare_in_flight(
+    build: Build,
+    batches: Sequence[Any],
+    queues: DeviceQueues,
+    contract: str,
+    seed: int,
+) -> Verdict:
     """Returns whether a step has the same results however late its device is.
 
     The steps are made with the host waiting after each, without waiting, and with the main queue or
@@ -46,41 +52,53 @@ def compare_in_flight(build: Build, batches: Sequence[Any], queues: DeviceQueues
     try:
         run = partial(_run, trajectory, build, queues)
         expected, seconds = run(queues.synchronize)
+        # Without this comparison, an unreproducible step would look like a race.
         repeated, _ = run(queues.synchronize)
-        if difference := _first_difference(expected, repeated):
+        difference = _first_difference(expected, repeated)
+        if difference is not None:
             return _unrepeatable(contract, difference)
         delay = min(max(FEWEST_SECONDS, _STEPS_OF_DELAY * seconds), MOST_SECONDS)
+        late = f"{1e3 * delay:.0f} ms late"
         paces: dict[str, Callable[[], object]] = {
             "the host does not wait for the device": lambda: None,
-            f"the device is {1e3 * delay:.0f} ms late": partial(queues.delay_main, delay),
-            f"its side streams are {1e3 * delay:.0f} ms late": partial(queues.delay_sides, delay),
+            f"the device is {late}": partial(queues.delay_main, delay),
+            f"its side streams are {late}": partial(queues.delay_sides, delay),
         }
         for situation, pace in paces.items():
             frames, _ = run(pace)
-            if difference := _first_difference(expected, frames):
+            difference = _first_difference(expected, frames)
+            if difference is not None:
                 return _race(contract, situation, difference)
     except StepError as error:
         return error.verdict(contract, None)
     summary = f"{len(batches)} updates have the same bits when the device is late"
-    return Verdict(Outcome.PASS, contract, summary, {"updates": len(batches), "delay_s": delay})
+    evidence = {"updates": len(batches), "delay_s": delay}
+    return Verdict(Outcome.PASS, contract, summary, evidence)
 
 
 def _run(
-    trajectory: Trajectory, build: Build, queues: DeviceQueues, pace: Callable[[], object]
+    trajectory: Trajectory,
+    build: Build,
+    queues: DeviceQueues,
+    pace: Callable[[], object],
 ) -> tuple[list[Frame], float]:
     """Makes all updates with a call before each.
 
     Returns:
         The results of every update and the state after the last, and the seconds of one update.
     """
+    # Streams may be created when a subject is built, and later in its updates.
     with queues.note_side_queues():
         isolation = trajectory.isolated(build)
         copies = trajectory.copies()
-        batches = [trajectory.prepare(isolation, update, copies) for update in trajectory.updates]
+        batches = [
+            trajectory.prepare(isolation, update, copies)
+            for update in trajectory.updates
+        ]
         outputs: list[Any] = []
 
         def make_updates() -> None:
-            # The copies of outputs are made by the main queue, as a loop that logs them would read them.
+            # The main queue copies the outputs, as in a loop that logs them.
             outputs.extend(isolation.advance(_paced(batches, pace), clones))
 
         seconds = queues.seconds(make_updates)
@@ -99,12 +117,17 @@ def _state(isolation: Isolation) -> Frame:
     return state
 
 
-def _first_difference(expected: Sequence[Frame], frames: Sequence[Frame]) -> Difference | None:
+def _first_difference(
+    expected: Sequence[Frame], frames: Sequence[Frame]
+) -> Difference | None:
     updates = len(expected) - 1
-    for number, (baseline, changed) in enumerate(zip(expected, frames, strict=True), start=1):
-        for location in not_same_bits(baseline, changed):
-            update = min(number, updates)
-            return described(update, location, baseline[location], changed.get(location))
+    pairs = zip(expected, frames, strict=True)
+    for number, (baseline, changed) in enumerate(pairs, start=1):
+        locations = not_same_bits(baseline, changed)
+        update = min(number, updates)
+        difference = describe_first(update, baseline, changed, locations)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -113,9 +136,12 @@ def _race(contract: str, situation: str, difference: Difference) -> Verdict:
         f"the result depends on when the device computes it: if {situation}, {difference}; "
         "wait for the stream or event that writes or reads this memory"
     )
-    return Verdict(Outcome.FAIL, contract, summary, {"race": situation, "difference": difference.data()})
+    evidence = {"race": situation, "difference": difference.data()}
+    return Verdict(Outcome.FAIL, contract, summary, evidence)
 
 
 def _unrepeatable(contract: str, difference: Difference) -> Verdict:
-    summary = f"races cannot be found, because the change itself is not the same twice: {difference}"
-    return Verdict(Outcome.INCONCLUSIVE, contract, summary, {"difference": difference.data()})
+    reason = "the change itself is not the same twice"
+    summary = f"races cannot be found, because {reason}: {difference}"
+    evidence = {"difference": difference.data()}
+    return Verdict(Outcome.INCONCLUSIVE, contract, summary, evidence)

@@ -17,7 +17,8 @@ from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
-from runner.proof.close_check import ALLOWED_ONCE, algebra, close
+from runner.proof.algebra_check import algebra
+from runner.proof.close_check import close
 from runner.proof.difference import (
     LOADED_TOLERANCE,
     comparable,
@@ -29,6 +30,7 @@ from runner.proof.exact_check import exact
 from runner.proof.fingerprints import SideEffects, objections, side_effects
 from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.reproduction import Reproduction
+from runner.proof.rounding_check import ALLOWED_ONCE
 from runner.proof.subject import Build, Subject
 from runner.proof.subject_states import on_host
 from runner.proof.trajectory import Trajectory, Update

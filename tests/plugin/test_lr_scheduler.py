@@ -10,9 +10,12 @@ from runner.plugin.lr_scheduler import (
     WARMUP_START,
     ConstantConfig,
     CosineConfig,
+    CosineRestartsConfig,
+    InverseSqrtConfig,
     LinearConfig,
     LrSchedulerConfig,
     OneCycleConfig,
+    PolynomialConfig,
     StepConfig,
 )
 
@@ -25,9 +28,13 @@ SMOOTH = {
     "linear": st.builds(LinearConfig, warmup=warmup, floor=share),
     "cosine": st.builds(CosineConfig, warmup=warmup, floor=share),
     "one_cycle": st.builds(OneCycleConfig, warmup=warmup, peak=inside, start=positive, floor=share),
+    "polynomial": st.builds(PolynomialConfig, warmup=warmup, power=st.floats(1, 10), floor=share),
+    "inverse_sqrt": st.builds(InverseSqrtConfig, warmup=st.floats(1e-3, 0.9)),
 }
 STEPS = st.builds(StepConfig, warmup=warmup, every=positive, gamma=positive)
-ALL = {**SMOOTH, "step": STEPS}
+growth = st.floats(1, 3)
+RESTARTS = st.builds(CosineRestartsConfig, warmup=warmup, cycles=st.integers(1, 8), growth=growth, floor=share)
+ALL = {**SMOOTH, "step": STEPS, "cosine_restarts": RESTARTS}
 every_kind = pytest.mark.parametrize("kind", ALL)
 ROUNDING = 1e-9
 
@@ -48,14 +55,14 @@ def test_a_warm_up_rises(kind, data, at):
         assert schedule.factor(0.0) == WARMUP_START
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step"])
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "one_cycle"])
 @given(data=st.data())
 def test_after_the_warm_up_all_of_the_learning_rate_is_reached(kind, data):
     schedule = data.draw(ALL[kind])
     assert schedule.factor(schedule.warmup) == 1
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "step"])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "step", "polynomial", "inverse_sqrt"])
 @given(data=st.data(), at=st.lists(share, min_size=2, max_size=2).map(sorted))
 def test_a_decay_never_rises(kind, data, at):
     schedule = data.draw(ALL[kind])
@@ -63,7 +70,7 @@ def test_a_decay_never_rises(kind, data, at):
     assert schedule.factor(late) <= schedule.factor(early) + ROUNDING
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "one_cycle"])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "one_cycle", "polynomial", "cosine_restarts"])
 @given(data=st.data())
 def test_a_decay_ends_at_its_floor(kind, data):
     schedule = data.draw(ALL[kind])
@@ -80,7 +87,7 @@ def test_a_schedule_without_steps_does_not_jump_after_its_warm_up(kind, data, at
     assert abs(moved) < 1e-6  # a peak at 1 % is the steepest of them
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "polynomial", "inverse_sqrt"])
 @given(data=st.data())
 def test_a_warm_up_meets_what_follows(kind, data):
     schedule = data.draw(SMOOTH[kind])
@@ -108,6 +115,27 @@ def test_a_sum_of_shares_reaches_its_step_although_it_is_rounded(parts):
     assert schedule.factor(sum([1 / parts] * (parts - 1))) == 0.5 ** (parts - 1)
 
 
+@given(warmup, st.integers(1, 8), growth, share)
+def test_every_cycle_begins_with_the_complete_learning_rate_and_ends_at_the_floor(warmup, cycles, growth, floor):
+    schedule = CosineRestartsConfig(warmup=warmup, cycles=cycles, growth=growth, floor=floor)
+    lengths = [growth**number for number in range(cycles)]
+    for number in range(cycles):
+        start = warmup + (1 - warmup) * sum(lengths[:number]) / sum(lengths)
+        assert schedule.factor(start) == pytest.approx(1, abs=1e-6)
+        if number:
+            assert schedule.factor(start - 1e-6) == pytest.approx(floor, abs=1e-4)
+
+
+@given(st.floats(1e-3, 0.2))
+def test_the_inverse_square_root_halves_after_four_warm_ups(warmup):
+    assert InverseSqrtConfig(warmup=warmup).factor(4 * warmup) == pytest.approx(0.5)
+
+
+def test_the_inverse_square_root_needs_a_warm_up():
+    with pytest.raises(ValidationError, match="greater than 0"):
+        InverseSqrtConfig(warmup=0)
+
+
 LENGTH = 40
 
 
@@ -132,6 +160,18 @@ def theirs(make):
         ),
         (CosineConfig(floor=0.1), lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, LENGTH, eta_min=0.1)),
         (StepConfig(every=0.25, gamma=0.5), lambda of: torch.optim.lr_scheduler.StepLR(of, LENGTH // 4, gamma=0.5)),
+        (
+            PolynomialConfig(power=2.5),
+            lambda of: torch.optim.lr_scheduler.PolynomialLR(of, total_iters=LENGTH, power=2.5),
+        ),
+        (
+            CosineRestartsConfig(cycles=2, growth=3.0, floor=0.1),
+            lambda of: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(of, LENGTH // 4, T_mult=3, eta_min=0.1),
+        ),
+        (
+            CosineRestartsConfig(cycles=4, growth=1.0),
+            lambda of: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(of, LENGTH // 4),
+        ),
         (ConstantConfig(), lambda of: torch.optim.lr_scheduler.ConstantLR(of, factor=1.0)),
     ],
 )

@@ -10,7 +10,7 @@ from loops import Loop, batches, forward
 from torch import nn
 
 from runner.proof import Close, Exact, Outcome, Subject, verify
-from runner.proof.adversarial_updates import ends, hidden, turns
+from runner.proof.adversarial_updates import adversarial_cases, compare_extreme_cases, compare_hidden_numbers
 
 BATCHES = batches(4)
 PROMISES = [Exact(), Close()]
@@ -149,7 +149,7 @@ def test_whole_numbers_that_say_where_parts_begin_or_how_long_they_are_stay(part
         return Subject(step, subject.state)
 
     given = BATCHES[-1] | {"parts": torch.tensor(parts)}
-    assert ends(Loop(), build, given, "Exact", 0, float64=False)
+    assert compare_extreme_cases(Loop(), build, given, "Exact", 0, float64=False)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -189,10 +189,10 @@ def test_nan_that_is_hidden_in_one_tensor_of_a_batch_is_seen(count, data):
         return Subject(step, {"model": model, "optimizer": optimizer})
 
     batch = {name: torch.randn(3, 2) for name in names}
-    verdict = hidden(build, lambda: build(names[quiet]), batch, "Exact", 0)
+    verdict = compare_hidden_numbers(build, lambda: build(names[quiet]), batch, "Exact", 0)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     if count == 1:
-        assert hidden(build, build, batch, "Exact", 0)
+        assert compare_hidden_numbers(build, build, batch, "Exact", 0)
 
 
 HIDES = {
@@ -221,7 +221,7 @@ def test_infinity_that_is_hidden_is_seen(hides):
         return Subject(step, {"model": model, "optimizer": optimizer})
 
     batch = {"cost": torch.rand(3), "x": torch.randn(3, 2)}
-    verdict = hidden(lambda: build(HIDES["nothing"]), lambda: build(HIDES[hides]), batch, "Exact", 0)
+    verdict = compare_hidden_numbers(lambda: build(HIDES["nothing"]), lambda: build(HIDES[hides]), batch, "Exact", 0)
     if hides == "nothing":
         assert verdict
     else:
@@ -266,7 +266,7 @@ def test_a_mask_that_is_dropped_when_it_is_nearly_full_fails(share, rows):
     generator = torch.Generator().manual_seed(rows)
     mask = (torch.rand(rows, 8, generator=generator) < 0.5).float()
     batch = {"x": torch.randn(rows, 8, generator=generator), "mask": mask}
-    verdict = ends(dropped_mask(1.0), dropped_mask(share), batch, "Exact", 0, float64=False)
+    verdict = compare_extreme_cases(dropped_mask(1.0), dropped_mask(share), batch, "Exact", 0, float64=False)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.summary.startswith("with every flag of the batch 1 but one, ")
 
@@ -279,8 +279,8 @@ def test_where_the_baseline_is_not_finite_nothing_is_asked(float64):
     def unlike(model, x):
         return model(x) if x.abs().max() < 10 else 2 * model(x)
 
-    assert ends(Loop(forward=logarithm), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
-    found = ends(Loop(), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
+    assert compare_extreme_cases(Loop(forward=logarithm), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
+    found = compare_extreme_cases(Loop(), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
     assert found.summary.startswith("with a batch 10 times as large, not the same ")
 
 
@@ -289,7 +289,7 @@ def test_who_raises_at_an_end_fails():
         assert x.abs().max() < 10
         return model(x)
 
-    found = ends(Loop(), Loop(forward=strict), BATCHES[-1], "Exact", 0, float64=False)
+    found = compare_extreme_cases(Loop(), Loop(forward=strict), BATCHES[-1], "Exact", 0, float64=False)
     assert "with a batch 10 times as large, the changed step raises AssertionError" in found.summary
 
 
@@ -300,9 +300,9 @@ def test_signs_of_zeros_and_what_has_vanished_say_nothing_at_an_end():
                 parameter.grad += 0.0  # is 0 where it was -0
             return super().step(closure)
 
-    assert ends(Loop(), Loop(optimizer=Negative), BATCHES[-1], "Exact", 0, float64=False)
+    assert compare_extreme_cases(Loop(), Loop(optimizer=Negative), BATCHES[-1], "Exact", 0, float64=False)
 
 
 def test_a_single_batch_comes_again_and_in_no_other_place():
-    assert len(turns(Loop(), BATCHES[:1], 0, float64=False)) == 2
-    assert len(turns(Loop(), BATCHES, 0, float64=False)) == 4
+    assert len(adversarial_cases(Loop(), BATCHES[:1], 0, float64=False)) == 2
+    assert len(adversarial_cases(Loop(), BATCHES, 0, float64=False)) == 4

@@ -11,7 +11,7 @@ from loops import Loop, Net, batches
 from torch import nn
 
 from runner.proof import Close, Exact, Outcome, Subject, Verdict, exact, verify
-from runner.proof.close_check import algebra
+from runner.proof.algebra_check import algebra
 from runner.proof.first_operator import Reproduction, find_first_operator, name_operator, seed_of
 from runner.proof.operator_search import DivergingOperator
 from runner.proof.subject_states import saved

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loops import Loop, Net, batches
 
 from runner.proof import Outcome, Subject
-from runner.proof.close_check import SYSTEMATIC, algebra
+from runner.proof.algebra_check import SYSTEMATIC, algebra
 
 BATCHES = batches(6)
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}

@@ -18,4 +18,4 @@ CHECKS: tuple[type[SubjectCheck], ...] = (
     GradientsCheck,
     SideEffectsCheck,
 )
-"""In the order in which they run."""
+"""All checks in the order in which they run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.plugin.check import TimeBudget
-from runner.proof.adversarial_updates import ends
+from runner.proof.adversarial_updates import compare_extreme_cases
 from runner.proof.subject_pair import SubjectCheck, SubjectPair
 from runner.proof.verdict import Verdict
 
@@ -12,7 +12,10 @@ class ExtremeCasesCheck(SubjectCheck):
     """Compares single updates with flags, integers, inputs and parameters at their ends."""
 
     name = "extreme cases"
-    question = "Does an update have the same result, up to rounding, in cases that trainings rarely reach?"
+    question = (
+        "Does an update have the same result, up to rounding, in cases that trainings rarely "
+        "reach?"
+    )
     catches = "a clamp, a wrong branch for a flag, a number that overflows"
 
     def applies(self, pair: SubjectPair) -> bool:
@@ -25,5 +28,11 @@ class ExtremeCasesCheck(SubjectCheck):
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares the last batch in such cases."""
-        name = pair.promise_name
-        return ends(pair.baseline, pair.candidate, pair.batches[-1], name, pair.seed, pair.is_close)
+        return compare_extreme_cases(
+            pair.baseline,
+            pair.candidate,
+            pair.batches[-1],
+            pair.promise_name,
+            pair.seed,
+            pair.is_close,
+        )

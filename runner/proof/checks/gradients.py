@@ -15,8 +15,8 @@ from runner.proof.subject_pair import HEALTH, SubjectCheck, SubjectPair
 from runner.proof.trajectory import Trajectory
 from runner.proof.verdict import Outcome, Verdict
 
+# Parameters that a message names.
 _SHOWN = 3
-"""Parameters that a message names."""
 
 
 class GradientsCheck(SubjectCheck):
@@ -42,11 +42,15 @@ class GradientsCheck(SubjectCheck):
         if verdict.outcome is not Outcome.FAIL:
             return verdict
         trajectory = Trajectory(pair.batches, pair.seed)
-        reproduction = Reproduction(pair.baseline, pair.candidate, trajectory, 1, pair.promise_name)
+        reproduction = Reproduction(
+            pair.baseline, pair.candidate, trajectory, 1, pair.promise_name
+        )
         return replace(verdict, reproduction=reproduction)
 
 
-def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:
+def health(
+    changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0
+) -> Verdict:
     """Returns whether every trainable parameter receives a finite, nonzero gradient in some update.
 
     Parameters that receive none in the baseline either are excused. Other arguments are those of
@@ -67,9 +71,11 @@ def _judge(missing: Mapping[str, str], updates: int) -> Verdict:
     evidence = {"updates": updates, "without_gradient": dict(missing)}
     if not missing:
         return Verdict(Outcome.PASS, HEALTH, "gradients reach all parameters", evidence)
-    names = "; ".join(f"'{name}' {reason}" for name, reason in list(missing.items())[:_SHOWN])
-    more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-    summary = f"in {updates} updates {names}{more}: a module is detached, or no loss uses it"
+    first = list(missing.items())[:_SHOWN]
+    names = "; ".join(f"'{name}' {reason}" for name, reason in first)
+    if len(missing) > _SHOWN:
+        names += f"; and {len(missing) - _SHOWN} more"
+    summary = f"in {updates} updates {names}: a module is detached, or no loss uses it"
     return Verdict(Outcome.FAIL, HEALTH, summary, evidence)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.plugin.check import TimeBudget
-from runner.proof.adversarial_updates import hidden
+from runner.proof.adversarial_updates import compare_hidden_numbers
 from runner.proof.subject_pair import SubjectCheck, SubjectPair
 from runner.proof.verdict import Verdict
 
@@ -12,7 +12,9 @@ class HiddenNumbersCheck(SubjectCheck):
     """Puts NaN and infinity into one tensor of a batch at a time."""
 
     name = "numbers that are not finite"
-    question = "Does NaN or infinity in a batch reach the state if it reaches the baseline's?"
+    question = (
+        "Does NaN or infinity in a batch reach the state if it reaches the baseline's?"
+    )
     catches = (
         "a number in place of NaN, a limit of the loss; INCONCLUSIVE, because a gradient scaler "
         "skips updates on purpose"
@@ -28,4 +30,10 @@ class HiddenNumbersCheck(SubjectCheck):
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares whether the state stays finite."""
-        return hidden(pair.baseline, pair.candidate, pair.batches[0], pair.promise_name, pair.seed)
+        return compare_hidden_numbers(
+            pair.baseline,
+            pair.candidate,
+            pair.batches[0],
+            pair.promise_name,
+            pair.seed,
+        )

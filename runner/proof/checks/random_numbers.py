@@ -12,7 +12,9 @@ class RandomNumbersCheck(SubjectCheck):
     """Compares slopes and statistics of updates whose compiled code draws as in a training."""
 
     name = "random numbers"
-    question = "Do the random numbers of compiled code have the same effect as the baseline's?"
+    question = (
+        "Do the random numbers of compiled code have the same effect as the baseline's?"
+    )
     catches = "a wrong keep rate, a repeated mask, a backward pass with another mask"
 
     def applies(self, pair: SubjectPair) -> bool:
@@ -21,11 +23,17 @@ class RandomNumbersCheck(SubjectCheck):
 
     def cost(self, pair: SubjectPair) -> str:
         """Returns the number of updates, and the most seconds."""
-        return f"3 updates; up to 512 of each, or {SECONDS:g} s, if compiled code draws other numbers"
+        limit = f"up to 512 of each, or {SECONDS:g} s"
+        return f"3 updates; {limit}, if compiled code draws other numbers"
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares statistics where values differ."""
         return same_randomness(
-            pair.baseline, pair.candidate, pair.batches, pair.promise_name, pair.seed,
-            seconds=budget.at_most(SECONDS), compiled_before=pair.compiled_before,
-        )  # fmt: skip
+            pair.baseline,
+            pair.candidate,
+            pair.batches,
+            pair.promise_name,
+            pair.seed,
+            seconds=budget.at_most(SECONDS),
+            compiled_before=pair.compiled_before,
+        )

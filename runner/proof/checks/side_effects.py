@@ -12,10 +12,14 @@ class SideEffectsCheck(SubjectCheck):
     """Reports results that are overwritten, autocast, and state that has no counterpart."""
 
     name = "side effects"
-    question = "Do results outlive later updates, is nothing cast, and has every part of the state a counterpart?"
+    question = (
+        "Do results outlive later updates, is nothing cast, and has every part of the "
+        "state a counterpart?"
+    )
     catches = (
-        "a result that one of the next three steps overwrites; lower precision by autocast (Close), "
-        "which float64 does not show; INCONCLUSIVE for a part of the state without a counterpart"
+        "a result that one of the next three steps overwrites; lower precision by autocast "
+        "(Close), which float64 does not show; INCONCLUSIVE for a part of the state without a "
+        "counterpart"
     )
     judges_contract = False
 
@@ -27,5 +31,7 @@ class SideEffectsCheck(SubjectCheck):
         """Returns the worst objections; without any, an empty summary."""
         verdicts = objections(pair.evidence, pair.promise_name)
         outcome = worst(verdict.outcome for verdict in verdicts)
-        summaries = [verdict.summary for verdict in verdicts if verdict.outcome is outcome]
+        summaries = [
+            verdict.summary for verdict in verdicts if verdict.outcome is outcome
+        ]
         return Verdict(outcome, pair.promise_name, "; ".join(summaries))

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.plugin.check import TimeBudget
 from runner.plugin.contract import Close, Exact
-from runner.proof.adversarial_updates import turns
+from runner.proof.adversarial_updates import adversarial_cases
 from runner.proof.close_check import close
 from runner.proof.exact_check import exact
 from runner.proof.isolation import StepError
@@ -21,38 +21,54 @@ class StepsCheck(SubjectCheck):
     """Compares steps on all batches, then on batches, objects and memory that are used again."""
 
     name = "steps"
-    question = "Does every step have the same result, also when a batch or its memory is used again?"
+    question = (
+        "Does every step have the same result, also when a batch or its memory is used "
+        "again?"
+    )
     catches = (
-        "another output, state or gradient in `.grad`, as by clipping inside another function; a "
-        "stale cache, also by identity or address; a function that is replaced for the baseline, too"
+        "another output, state or gradient in `.grad`, as by clipping inside another "
+        "function; a stale cache, also by identity or address; a function that is replaced "
+        "for the baseline, too"
     )
 
     def cost(self, pair: SubjectPair) -> str:
         """Returns the number of updates of each."""
         precision = "in float64, and up to 12 single ones in the training's precision"
-        return f"{len(pair.batches)} updates and 4 more{f' {precision}' if pair.is_close else ''}"
+        count = f"{len(pair.batches)} updates and 4 more"
+        return f"{count} {precision}" if pair.is_close else count
 
     def run(self, pair: SubjectPair, budget: TimeBudget) -> Verdict:
         """Compares bits or algebra."""
-        return compare_steps(pair.baseline, pair.candidate, pair.batches, pair.contract, pair.seed)
+        return compare_steps(
+            pair.baseline, pair.candidate, pair.batches, pair.contract, pair.seed
+        )
 
 
 def compare_steps(
-    baseline: Build, candidate: Build, batches: Sequence[Any], contract: Exact | Close, seed: int
+    baseline: Build,
+    candidate: Build,
+    batches: Sequence[Any],
+    contract: Exact | Close,
+    seed: int,
 ) -> Verdict:
     """Returns the verdict on all batches, and on batches and memory that come again."""
     is_close = isinstance(contract, Close)
     try:
-        cases = turns(baseline, batches, seed, is_close)
+        cases = adversarial_cases(baseline, batches, seed, is_close)
     except StepError as error:
         return error.verdict(HEALTH, baseline)
     updates = [case.update for case in cases]
     if is_close:
-        verdict = close(baseline, candidate, batches, seed=seed, turns=updates)
+        verdict = close(
+            baseline, candidate, batches, seed=seed, further_updates=updates
+        )
     else:
         verdict = exact(baseline, candidate, [*batches, *updates], seed)
     difference = verdict.evidence.get("difference")
-    if verdict.outcome is not Outcome.FAIL or not difference or "rounding" in verdict.evidence:
+    if verdict.outcome is not Outcome.FAIL or not difference:
+        return verdict
+    # The numbers of single updates are not those of the trajectory.
+    if "rounding" in verdict.evidence:
         return verdict
     number = difference["update"] - len(batches)
     if number <= 0:
@@ -60,7 +76,13 @@ def compare_steps(
     return replace(verdict, summary=cases[number - 1].name + verdict.summary)
 
 
-def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+def fresh(
+    baseline: Build,
+    changed: Build,
+    batches: Sequence[Any],
+    contract: Exact | Close,
+    seed: int = 0,
+) -> Verdict:
     """Returns whether parameters that change between two steps take effect in the next.
 
     One batch, the very same object, is given three times: between the first two the step itself has
@@ -68,4 +90,6 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     Arguments and exceptions are those of ``verify``.
     """
     verdict = compare_steps(baseline, changed, batches[:1], contract, seed)
-    return replace(verdict, contract=HEALTH, summary=FRESH if verdict else verdict.summary)
+    return replace(
+        verdict, contract=HEALTH, summary=FRESH if verdict else verdict.summary
+    )

@@ -10,18 +10,20 @@ from runner.proof.work_in_flight import MOST_UPDATES, compare_in_flight
 
 
 class StepsInFlightCheck(SubjectCheck):
-    """Compares steps that the host waits for with steps whose device, or whose side streams, are late."""
+    """Compares steps that the host waits for with steps whose device, or whose side streams,
+    are late.
+    """
 
     name = "steps in flight"
     question = "On a GPU: is every step the same, however late the device computes it?"
     catches = (
-        "a pinned buffer that is rewritten while its copy is in flight; a copy that does not wait for "
-        "the readers of its target, or is not waited for"
+        "a pinned buffer that is rewritten while its copy is in flight; a copy that does not "
+        "wait for the readers of its target, or is not waited for"
     )
     judges_contract = False
 
     def applies(self, pair: SubjectPair) -> bool:
-        """Returns whether there is a device that computes later than the host asks."""
+        """Returns whether a device computes later than the host submits the work."""
         return pair.is_kept and device_queues() is not None
 
     def cost(self, pair: SubjectPair) -> str:
@@ -32,5 +34,8 @@ class StepsInFlightCheck(SubjectCheck):
         """Compares the candidate with itself."""
         queues = device_queues()
         if queues is None:
-            return Verdict(Outcome.PASS, pair.promise_name, "nothing is in flight between two steps of a CPU")
-        return compare_in_flight(pair.candidate, pair.batches, queues, pair.promise_name, pair.seed)
+            summary = "nothing is in flight between two steps of a CPU"
+            return Verdict(Outcome.PASS, pair.promise_name, summary)
+        return compare_in_flight(
+            pair.candidate, pair.batches, queues, pair.promise_name, pair.seed
+        )
