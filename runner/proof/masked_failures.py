@@ -5,6 +5,7 @@ have few digits.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -373,13 +374,14 @@ def _compare_decisions(
 def _compare_digits(
     baseline: Build, changed: Build, updates: Sequence[Update], contract: str, seed: int
 ) -> Verdict | None:
-    """Returns a FAIL if a tensor is much further from float64 than the baseline's; None
-    otherwise.
+    """Returns a FAIL if a tensor is much further from float64 than the baseline's in most
+    updates; None otherwise.
     """
     exact = Isolation(baseline, seed, float64=True)
     reference = Isolation(baseline, seed)
     candidate = Isolation(changed, seed)
     states = saved(reference.subject)
+    counts: Counter[Location] = Counter()
     for start in updates:
         update = replace(start, states=start.states or states, seed=seed)
         trajectory = Trajectory([update], seed)
@@ -389,8 +391,11 @@ def _compare_digits(
         actual = next(trajectory.updated(candidate))
         for location, error in _tensor_errors(truth, actual).items():
             baseline_error = baseline_errors.get(location, math.inf)
-            is_larger = error > max(_FEW_DIGITS, _FURTHER * baseline_error)
-            if not is_larger:
+            if error <= max(_FEW_DIGITS, _FURTHER * baseline_error):
+                continue
+            counts[location] += 1
+            # Rounding may decide otherwise in a single update, such as a ReLU near zero.
+            if counts[location] <= len(updates) / 2:
                 continue
             difference = described(1, location, truth[location], actual[location])
             reproduction = Reproduction(baseline, changed, trajectory, 1, contract)

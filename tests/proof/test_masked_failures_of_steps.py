@@ -170,6 +170,41 @@ def test_gradients_of_few_digits_fail_beside_larger_ones(dtype, seed):
     assert "'model.0." in verdict.summary
 
 
+class NearKink(Training):
+    """A ReLU whose input is zero for one batch, up to the rounding of each training."""
+
+    shift = 0.0
+
+    def __init__(self, seed, inputs=3, hidden=4):
+        super().__init__(seed, inputs, hidden)
+        self.model = nn.Sequential(self.first, nn.ReLU(), self.last)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+
+    def step(self, batch):
+        # The first unit of the first sample is at its kink where the batch says so.
+        pre_activation = self.first(batch["x"])
+        shifts = torch.zeros_like(pre_activation)
+        if batch["kink"].any():
+            shifts[0, 0] = self.shift - pre_activation[0, 0].detach()
+        loss = (self.last(torch.relu(pre_activation + shifts)) - batch["y"]).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize(("kinks", "outcome"), [((1, 0, 0), Outcome.PASS), ((1, 1, 0), Outcome.FAIL)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_decision_that_rounding_makes_otherwise_in_one_update_is_no_loss_of_digits(kinks, outcome, seed):
+    shifted = type("Shifted", (NearKink,), {"shift": 1e-7})
+    updates = [
+        Update(batch_of(seed + number, 4, 3) | {"kink": torch.tensor([bool(kink)])})
+        for number, kink in enumerate(kinks)
+    ]
+    verdict = same_digits(lambda: NearKink(seed).subject, lambda: shifted(seed).subject, updates, "Close")
+    assert verdict.outcome is outcome, verdict
+
+
 class Decides(Training):
     """Decides by numbers of 16 bits, which no result shows."""
 
