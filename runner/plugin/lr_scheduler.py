@@ -114,7 +114,9 @@ class PolynomialConfig(_Schedule):
 
 
 class CosineRestartsConfig(_Schedule):
-    """Falls along half a cosine several times (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5)."""
+    """Falls along half a cosine several times (Loshchilov and Hutter 2017, arXiv:1608.03983,
+    equation 5).
+    """
 
     kind: Literal["cosine_restarts"] = "cosine_restarts"
     """Cosine decay with warm restarts."""
@@ -141,13 +143,15 @@ class CosineRestartsConfig(_Schedule):
 
 
 class InverseSqrtConfig(_Schedule):
-    """Falls with the inverse square root of the updates after a warm-up (Vaswani et al. 2017, section 5.3)."""
+    """Falls with the inverse square root of the updates after a warm-up (Vaswani et al. 2017,
+    section 5.3).
+    """
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     """Decay with the inverse square root."""
     warmup: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Share of the training in which the learning rate rises linearly from 1 % to all of it; after four
-    times as long, half of it is left.
+    """Share of the training in which the learning rate rises linearly from 1 % to all of it; after
+    four times as long, half of it is left.
     """
 
     def _after(self, fraction: float) -> float:

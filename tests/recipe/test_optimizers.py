@@ -159,7 +159,9 @@ def test_every_setting_of_torch_may_be_given_but_those_that_say_how_to_compute(k
     (actual,) = (each for name, each in vars(torch.optim).items() if name.lower() == kind and isinstance(each, type))
     given = {name: each.default for name, each in inspect.signature(actual).parameters.items()}
     known = {name: given[name] for name in given.keys() - {"params", *IMPLEMENTATION_SETTINGS}}
-    assert {name: each.default for name, each in settings_of(kind).model_fields.items() if name not in RUNNER_SETTINGS} == known
+    assert {
+        name: each.default for name, each in settings_of(kind).model_fields.items() if name not in RUNNER_SETTINGS
+    } == known
 
 
 def test_what_torch_refuses_is_one_message(tmp_path):
