@@ -47,7 +47,7 @@ def name_operator(verdict: Verdict, seconds: float = SECONDS) -> Verdict:
     try:
         operator = find_first_operator(verdict.reproduction, seconds)
     except Exception as error:
-        # The verdict stands whatever the search raises: it only adds an explanation.
+        # The search only explains the verdict, so its errors never change it.
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0]}"
         operator = f"the diverging operator was not found: {reason}"

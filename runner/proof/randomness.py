@@ -205,7 +205,7 @@ def _compare_samples(
     second = _sample(isolations, trajectory, probes, count)
     suspects = _suspicious(first, second, probes, _SURE)
     if suspects:
-        # A difference by chance does not come again in a third sample.
+        # A random difference does not come again in a third sample.
         third = _sample(isolations, trajectory, probes, count)
         confirmed = _suspicious(first, third, probes, _CONFIRMED)
         suspects = {key: errors for key, errors in suspects.items() if key in confirmed}

@@ -162,10 +162,10 @@ class _Measurement:
         measured: dict[Location, list[float]] = {}
         for direction in directions:
             # The error of central differences is of second order in the distance.
-            above = self._totals_at(direction, distance, seed)
-            below = self._totals_at(direction, -distance, seed)
-            for output in above.keys() & below.keys():
-                slope = (above[output] - below[output]) / (2 * distance)
+            upper = self._totals_at(direction, distance, seed)
+            lower = self._totals_at(direction, -distance, seed)
+            for output in upper.keys() & lower.keys():
+                slope = (upper[output] - lower[output]) / (2 * distance)
                 measured.setdefault(output, []).append(slope)
         return {
             output: torch.tensor(slopes)

@@ -224,8 +224,8 @@ class ValueTable:
             is_likely = (norms - value.norm).abs() <= allowed
             for position in is_likely.nonzero().flatten().tolist():
                 rows = (starts[position], starts[position] + count)
-                part = reference.elements[slice(*rows)]
-                if self._are_close(part, value.elements, reference.size):
+                section = reference.elements[slice(*rows)]
+                if self._are_close(section, value.elements, reference.size):
                     return Match(number, rows=rows)
         return None
 
