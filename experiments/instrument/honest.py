@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "compare"))
+sys.path.insert(0, str(ROOT / "tests" / "proof"))
 
 from zoo import MODELS, Loop  # noqa: E402
 

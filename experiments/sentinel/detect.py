@@ -75,7 +75,7 @@ def train(job):
     from runner.training.sentinel import Sentinel
     from runner.training.step import Step
 
-    registry = Registry([TESTS / "train" / "late_faults.py"])
+    registry = Registry([TESTS / "training" / "late_faults.py"])
     sets = [f"optimization.{kind}=off" for kind in WITHOUT if kind != job.get("stage")]
     if "fault" in job:
         stage = f"{{first: {job['first']}, fault: {job['fault']}, promise: close}}"

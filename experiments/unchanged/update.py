@@ -28,38 +28,25 @@ def work(recipe: str, sets: list[str]) -> None:
 
     answers = sys.stdout
     sys.stdout = sys.stderr
+    from runner.plugin.registry import Registry
+    from runner.recipe.loader import load
+
     try:
-        from runner.plugin.registry import Registry
-        from runner.recipe.loader import load
         from runner.training.pipeline import assemble
         from runner.training.step import Step
+    except ModuleNotFoundError:  # a checkout in which the package had its earlier name
+        from runner.train.assemble import assemble
+        from runner.train.step import Step
 
-        pipeline = assemble(load(recipe, sets, Registry()))
-        step = Step(pipeline)
+    pipeline = assemble(load(recipe, sets, Registry()))
+    step = Step(pipeline)
 
-        def draw() -> object:
-            drawn = step.next()
-            step.count(drawn.batch)
-            return drawn
+    def draw() -> object:
+        drawn = step.next()
+        step.count(drawn.batch)
+        return drawn
 
-        update = step.update
-    except ModuleNotFoundError:
-        from runner.pipeline import assemble
-        from runner.recipe import load
-        from runner.registry import Registry
-
-        pipeline = assemble(load(recipe, sets, Registry()))
-        while pipeline.source.collect(None) and len(pipeline.source._replay) < 1000:
-            pass
-
-        def draw() -> object:
-            size = pipeline.batch_size
-            batch = pipeline.slots.next_batch(size, 0.5, 0)
-            return batch, pipeline.learner.noise(size, pipeline.context.generator("noise"))
-
-        def update(drawn: object) -> object:
-            return pipeline.slots.update(*drawn)
-
+    update = step.update
     torch.manual_seed(0)
     pool = [draw() for _ in range(8)]
     for line in sys.stdin:
