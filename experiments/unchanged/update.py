@@ -23,7 +23,7 @@ BLOCK_SECONDS = 0.25
 
 
 def work(recipe: str, sets: list[str]) -> None:
-    """Answers every line of stdin, a number of updates, with the seconds that they took; knows both plugin APIs."""
+    """Answers every line of stdin, a number of updates, with the seconds that they took."""
     import torch
 
     answers = sys.stdout
