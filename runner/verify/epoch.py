@@ -88,7 +88,10 @@ def same_epoch(
             expected = _next_frame(reference)
             actual = _next_frame(candidate)
             count += 1
-            if expected.pop(_UNMODIFIED) and not actual.pop(_UNMODIFIED):
+            # A source may reuse the memory of its batches, with and without stages.
+            is_expected_unmodified = expected.pop(_UNMODIFIED)
+            is_actual_unmodified = actual.pop(_UNMODIFIED)
+            if is_expected_unmodified and not is_actual_unmodified:
                 summary = (
                     "a batch is modified after it was returned: "
                     f"one of the {_LAG} before batch {count:,}"

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import RECIPES, tiny
 
+from runner.plugin.contract import Exact
 from runner.plugin.lr_scheduler import CosineConfig, LinearConfig, OneCycleConfig, StepConfig
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
+from runner.verify import epoch
 from runner.verify.checks.epoch import EpochCheck
 from runner.verify.checks.schedules import POINTS, SchedulesCheck, counts_at, find_kinks, spread_points
 from runner.verify.gate import Gate
@@ -130,3 +132,10 @@ def test_kinks_of_learning_rates_are_found(schedule, kinks):
     else:
         assert len({round(kink, 2) for kink in found}) == len(kinks)
         assert all(min(abs(kink - expected) for expected in kinks) < 0.002 for kink in found)
+
+
+def test_a_source_may_reuse_the_memory_of_its_batches(monkeypatch):
+    monkeypatch.setattr(epoch, "_same", lambda batch, copy: False)  # as if each batch were overwritten
+    build = epoch.samples(tiny("digits_classifier", "device=cpu"), REGISTRY, ())
+    verdict = epoch.same_epoch(build, build, Exact(), 12, 60.0)
+    assert verdict.outcome is Outcome.PASS, verdict
