@@ -11,6 +11,7 @@ from runner.api import (
     Batch,
     Close,
     Contract,
+    GradientLearnerConfig,
     MemoryChoice,
     Pipeline,
     Progress,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from runner.api import Loss
 
 
+PLANNED_PARTS = 3
+"""Parts after which no further one has a higher peak: gradients exist, and losses are added."""
 TIME_OF_HALVING = 0.05
 """Share of an update's time that halving the parts adds, expected from experience with small models."""
 
@@ -57,6 +60,15 @@ class GradientAccumulationConfig(StageConfig):
         differ in parts.
         """
         return Statistical() if setting.model.draws() else Close()
+
+    def planned_batch_size(self, setting: Setting, batch_size: int) -> int:
+        """Returns the size of a few parts: later ones need as much memory.
+
+        Other learners than a ``GradientLearner`` may compute something with the whole batch.
+        """
+        if not isinstance(setting.model, GradientLearnerConfig):
+            return batch_size
+        return min(batch_size, PLANNED_PARTS * self.micro_batch)
 
     @classmethod
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:

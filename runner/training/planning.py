@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from runner.memory.fake import fake_tensors
-from runner.memory.kinds import Usage
+from runner.memory.kinds import Kind, Usage
 from runner.memory.module_stack import ModuleStack
 from runner.memory.outlined import outline_of_batch, outlined
 from runner.memory.plan import MemoryPlan
@@ -74,13 +74,24 @@ def plan_memory(
         for kind, stage in recipe.stages.items()
         if not stage.unplanned or (compiled and stage.traces)
     }
+    context = setting_of(recipe, device)
     reduced = replace(recipe, stages=planned)
+    batch_size = recipe.train.batch_size
+    if outline is None:
+        for stage in planned.values():
+            batch_size = stage.planned_batch_size(context, batch_size)
+        train = recipe.train.model_copy(update={"batch_size": batch_size})
+        reduced = replace(reduced, train=train)
     with _preserved_generators():
         outline = outline or outline_of(reduced, plugin_files)
         tracked = _tracked_update(
             reduced, plugin_files, tracked_device, outline, compiled=compiled
         )
-    context = setting_of(recipe, device)
+    ratio = recipe.train.batch_size / batch_size
+    usage = {
+        (kind, holder): round(size * ratio) if kind is Kind.batch else size
+        for (kind, holder), size in tracked.usage.items()
+    }
     unplanned = {
         kind: stage
         for kind, stage in recipe.stages.items()
@@ -91,7 +102,7 @@ def plan_memory(
         device=device.type,
         kernels=tracked_device.type,
         batch_size=recipe.train.batch_size,
-        usage=tracked.usage,
+        usage=usage,
         largest=outline.largest,
         stages=tracked.stages,
         left_out={kind: stage.unplanned for kind, stage in unplanned.items()},

@@ -6,6 +6,7 @@ from running import tiny
 
 from runner.memory.kinds import Kind, by_kind, by_module
 from runner.plugin.registry import Registry
+from runner.plugins.stages.gradient_accumulation import GradientAccumulationConfig
 from runner.recipe.loader import load, shipped
 from runner.system.errors import UsageError
 from runner.system.tensor_trees import leaves
@@ -136,3 +137,16 @@ def test_a_plan_for_a_gpu_that_is_not_here_is_an_estimate(name, device):
     assert (plan.device, plan.kernels, plan.tolerance) == ("cuda", "cpu", None)
     assert plan.peak == pytest.approx(planned(name).peak, rel=0.05)
     assert "an estimate with the operators of a cpu, because no GPU is here" in plan.lines()[0]
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "grasp_diffusion", "graf"])
+def test_later_parts_of_a_batch_need_no_more_memory(name, monkeypatch):
+    sets = ("train.batch_size=64", "optimization.gradient_accumulation={micro_batch: 8}")
+    planned_here = planned(name, *sets)
+    complete = staticmethod(lambda setting, batch_size: batch_size)
+    monkeypatch.setattr(GradientAccumulationConfig, "planned_batch_size", complete)
+    expected = planned(name, *sets)
+    assert planned_here.batch_size == expected.batch_size == 64
+    assert planned_here.peak == pytest.approx(expected.peak, rel=0.01)
+    assert by_kind(planned_here.usage)[Kind.batch] == pytest.approx(by_kind(expected.usage)[Kind.batch], rel=0.02)
