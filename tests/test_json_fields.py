@@ -17,7 +17,7 @@ ROOTS = (
     "runner.ablation.memory_profile:MemoryProfile",
     "runner.ablation.memory_result:MemoryResult",
     "runner.ablation.profile:Profile",
-    "runner.cli.doctor:Diagnosis",
+    "runner.cli.diagnosis:Diagnosis",
     "runner.memory.plan:MemoryPlan",
     "runner.plugin.files:DataFile",
     "runner.proof.difference:Difference",

@@ -22,7 +22,7 @@ def wrong(kind, wraps, contract=Exact):
             "phase": 1,
             "wraps": frozenset(wraps),
             "contract": lambda self, setting: contract(),
-            "implementation": lambda self: implementation,
+            "implementation": implementation,
         }
         name = f"{implementation.__name__}Config"
         face = type(StageConfig)(name, (StageConfig,), namespace, use_attribute_docstrings=False)

@@ -166,6 +166,7 @@ def ended(folder, **others):
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(folder / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
         startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False, sentinel=None,
+        ended_early=None,
         best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5), newest_checkpoint=None,
     )  # fmt: skip
     vars(result).update(others)

@@ -282,7 +282,8 @@ def test_every_schedule_is_filled_in_and_says_itself_again(tmp_path, kind):
         ("{kind: cosin}", "22 lr_scheduler.kind: unknown kind 'cosin' - did you mean 'cosine'?"),
         (
             "{kind: qqq}",
-            "22 lr_scheduler.kind: unknown kind 'qqq' - known: constant, cosine, linear, one_cycle, step",
+            "22 lr_scheduler.kind: unknown kind 'qqq' - known: constant, cosine, cosine_restarts, inverse_sqrt, "
+            "linear, one_cycle, polynomial, step",
         ),
         ("{kind: cosine, flor: 0.1}", "30 lr_scheduler.flor: unknown key - did you mean 'floor'?"),
         ("{kind: cosine, floor: 2.0}", "37 lr_scheduler.floor: should be less than or equal to 1, got 2.0"),

@@ -7,7 +7,7 @@ import torch
 from records import numbered, source_of
 
 from runner.api import BatchLayout, Loss, RunnerError
-from runner.plugin.learner import _counted
+from runner.plugin.learner import _divisor
 from runner.plugins.stages.gradient_accumulation import _scale
 from runner.system.tensor_trees import inferred_layout
 
@@ -74,13 +74,13 @@ def test_a_declared_layout_decides():
 def test_a_batch_in_which_nothing_counts_has_a_gradient_of_zero(count):
     weight = torch.ones(3, requires_grad=True)
     total = (weight * torch.zeros(3)).sum()
-    (total / _counted(Loss(total, count))).backward()
+    (total / _divisor(Loss(total, count))).backward()
     assert weight.grad.eq(0).all()
     assert float(_scale(4, count)) in (1.0, 4.0)
-    assert float(_counted(Loss(torch.tensor(2.0), count))) == 0
+    assert float(_divisor(Loss(torch.tensor(2.0), count))) == 0
 
 
 @pytest.mark.parametrize("count", [5, 0.25, torch.tensor(5), torch.tensor(0.25)])
 def test_other_counts_are_as_they_are(count):
-    assert float(_counted(Loss(torch.tensor(2.0), count))) == float(count)
+    assert float(_divisor(Loss(torch.tensor(2.0), count))) == float(count)
     assert float(_scale(4, count)) == pytest.approx(4 / float(count))

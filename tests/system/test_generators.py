@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.system import generators
-from runner.system import settings as torch_settings
+from runner.system import generators, torch_settings
 
 SEEDS = st.integers(0, 2**32 - 1)
 
