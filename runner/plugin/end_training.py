@@ -4,6 +4,6 @@
 class EndTraining(Exception):  # noqa: N818 (it is no failure)
     """Ends the training as finished before its length; the text is the reason.
 
-    A source raises it in ``draw`` or ``feedback``, a learner in ``update`` before it has changed
-    anything: the update in which it is raised is not counted.
+    A source raises it in ``draw``, a learner in ``update`` before it has changed anything, because
+    the update in which it is raised is not counted.
     """
