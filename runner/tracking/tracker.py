@@ -117,14 +117,16 @@ class Tracker(Recorder):
         note: str = "",
         group: str = "",
         began: float | None = None,
+        processes: int = 1,
     ) -> Self:
         """Starts an MLflow run, its folder, which is named after its id, and the
         threads for its log.
 
         ``tags`` describe the run in addition to the recipe; ``own_tags`` and ``note`` are the
         user's, and are also in the run's record; ``group`` is its group of seeds; ``began`` is the
-        start of the command, on the clock of ``perf_counter``. Raises ``StorageError`` if MLflow's
-        store or the workspace cannot be reached or written.
+        start of the command, on the clock of ``perf_counter``; ``processes`` is the number of those
+        that train together. Raises ``StorageError`` if MLflow's store or the workspace cannot be
+        reached or written.
         """
         valid_tags = user_tags(own_tags or {})
         store = Store(workspace)
@@ -141,6 +143,7 @@ class Tracker(Recorder):
             group=group,
             tags=valid_tags,
             note=text(note),
+            processes=processes,
         )
         run_id = None
         try:

@@ -1,0 +1,1 @@
+"""One training on several processes: the group, its gradients, its failures, and its launcher."""
