@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from typer import Exit, Option
 
+from runner.cli.results import results
 from runner.distributed.membership import current, is_member
 from runner.system.errors import UsageError
 
@@ -66,7 +67,9 @@ def start_processes(recipe: "Recipe", count: int) -> None:
     from runner.distributed.refusals import refuse_recipe
 
     refuse_recipe(recipe, count)
-    raise Exit(launch(count, _words()))
+    with results.inherited():
+        code = launch(count, _words())
+    raise Exit(code)
 
 
 def first_decides(make: Callable[[], Value]) -> Value:

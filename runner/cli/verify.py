@@ -106,11 +106,14 @@ def verify(
 
     [bold]runner verify grasp_serve --of latest[/]
     """
-    with working("verify", "reading the recipe", quiet) as bar:
-        loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
-        if of is not None and is_one_of_several(nproc):
-            refuse_several("--of")
+    assignments = settings(sets, bare)
+    if of is not None and is_one_of_several(nproc):
+        refuse_several("--of")
+    if nproc > 1:
+        loaded, _ = load_recipe("verify", recipe, assignments, plugin)
         start_processes(loaded, nproc)
+    with working("verify", "reading the recipe", quiet) as bar:
+        loaded, registry = load_recipe("verify", recipe, assignments, plugin)
         options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
         if explain:
             with bar.phase("listing the checks"):
@@ -137,7 +140,7 @@ def _verify_processes(
     recipe: "Recipe", registry: "Registry", options: Options, group: "ProcessGroup"
 ) -> "Verification":
     """Compares the training of several processes with that of one; all but the first process end here."""
-    from runner.training.member import join_training
+    from runner.training.group_steps import join_training
     from runner.verify.process_pair import close_stages, mirror, verify_processes
 
     join_training(recipe, group)

@@ -1,1 +1,1 @@
-"""One training on several processes: the group, its gradients, its failures, and its launcher."""
+"""Trains one model with several processes: their group, gradients, failures and launcher."""

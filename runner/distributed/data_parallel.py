@@ -1,4 +1,4 @@
-"""Updates of one training on several processes, each with a part of the batch."""
+"""Divides the updates of one training among several processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runner.plugin.source import Batch, Source
 
 STOP_SIGNALS = (1, 2, 15)
-"""SIGHUP, SIGINT and SIGTERM, for each of which an update has a vote."""
+"""SIGHUP, SIGINT and SIGTERM: each has a vote in an update."""
 
 
 class Parallelized(Protocol):
@@ -143,7 +143,7 @@ class DataParallel:
         if not torch.equal(state, self._generator.get_state()):
             self._refuse_draws()
         self._equalize_buffers()
-        # The step reports results that are no dictionary.
+        # The step reports other results than dictionaries.
         return self._added_up(output) if isinstance(output, dict) else output
 
     def rows(self, size: int) -> slice:
@@ -157,7 +157,7 @@ class DataParallel:
             if "denominator" in options:
                 method = method_named(self.learner, "update")
                 raise RunnerError(
-                    f"{method} divides a loss by its own denominator, which several processes "
+                    f"{method} passes a denominator to forward_backward, which several processes "
                     "cannot do; use gradient_accumulation to cut a batch"
                 )
             self.is_inside_loss = True

@@ -51,7 +51,7 @@ def _run(count: int, words: Sequence[str]) -> tuple[Mapping[int, ProcessFailure]
 
     # The launcher reports every failure and signal in many lines.
     logger = logging.getLogger("torch.distributed")
-    logger.addHandler(logging.NullHandler())
+    logger.handlers = [logging.NullHandler()]
     logger.propagate = False
     options = {
         "nproc-per-node": str(count),

@@ -65,7 +65,7 @@ def joined() -> Iterator[ProcessGroup]:
         if failure is not None:
             sys.stderr = silent
             raise PeerError(failure) from error
-        # The launcher knows by which signal a process was killed.
+        # The launcher reports the signal by which a process was killed.
         is_reported = isinstance(error, MissingPeerError) and LAUNCH_FOLDER in os.environ
         sys.stderr = silent if is_reported else stderr
         raise

@@ -53,7 +53,7 @@ class PeerFailure:
 
 
 class PeerError(RunnerError):
-    """Another process of the group has failed, and prints the message itself."""
+    """Raised after the failure of another process, which prints the message itself."""
 
     def __init__(self, failure: PeerFailure) -> None:
         message = failure.message
@@ -205,7 +205,7 @@ class ProcessGroup:
     def require_equal(self, digest: bytes, problem: str) -> None:
         """Raises a RunnerError if a digest differs between processes."""
         digests = self.gather(digest)
-        if any(other != digests[0] for other in digests):
+        if len(set(digests)) > 1:
             raise RunnerError(problem)
 
     def claim_failure(self, error: BaseException, message: str = "") -> PeerFailure | None:

@@ -76,7 +76,7 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-class _Entry(NamedTuple):
+class _Summand(NamedTuple):
     """A scalar result of an update, in numbers that can be added up.
 
     Attributes:
@@ -92,7 +92,7 @@ class _Entry(NamedTuple):
     means: float
 
 
-_NUMBERS = len(_Entry._fields)
+_NUMBERS = len(_Summand._fields)
 
 
 class ResultSums:
@@ -153,7 +153,7 @@ class ResultSums:
         numbers: list[Any] = [float(has_new_names), *votes]
         for name in self._names:
             if name in output:
-                numbers += _entry(output[name], share)
+                numbers += _summand(output[name], share)
             else:
                 numbers += [0.0] * _NUMBERS
         flat = _flat(numbers, self._device)
@@ -176,10 +176,10 @@ def _flat(numbers: Iterable[Any], device: torch.device) -> Tensor:
     return torch.stack(scalars)
 
 
-def _entry(value: Any, share: float) -> _Entry:
+def _summand(value: Any, share: float) -> _Summand:
     if isinstance(value, Mean):
-        return _Entry(value.sum, value.count, 1.0, 1.0)
-    return _Entry(value * share, share, 1.0, 0.0)
+        return _Summand(value.sum, value.count, 1.0, 1.0)
+    return _Summand(value * share, share, 1.0, 0.0)
 
 
 def _typed(number: Tensor, example: Any) -> Any:

@@ -26,8 +26,15 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
     model = recipe.model
     train = recipe.train
     processes = f"{count} processes"
-    if not isinstance(data, DatasetConfig) or data.depends_on_feedback:
-        yield (f"data: '{data.kind}' is no dataset whose batches can be divided among {processes}; use one process")
+    if not isinstance(data, DatasetConfig):
+        yield (
+            f"data: '{data.kind}' is not a dataset, so its batches cannot be divided among {processes}; use one process"
+        )
+    elif data.depends_on_feedback:
+        yield (
+            f"data: batches of '{data.kind}' depend on the outputs of updates, and would differ "
+            f"in {processes}; use one process"
+        )
     if model.couples_samples:
         yield (
             f"model: the loss of '{model.kind}' couples the samples of a batch, so {processes} "

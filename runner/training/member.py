@@ -9,23 +9,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from runner.distributed.refusals import refuse_recipe
 from runner.plugin.plugin_errors import told
-from runner.recipe.lock import locked_processes, locked_threads
+from runner.recipe.lock import locked_threads
 from runner.system import generators
-from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.errors import ExitCode
 from runner.system.processor import share_processor
 from runner.system.workspace_paths import LOCK_NAME
 from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.checkpoint_selection import load_resumed
+from runner.training.group_steps import (
+    announce_checkpoint,
+    join_training,
+    release_checkpoint,
+    report_stop,
+    start_together,
+)
 from runner.training.interruption import interruptible
 from runner.training.loop import Loop
 from runner.training.outputs import NoOutput
 from runner.training.pipeline import assemble
 from runner.training.result import stopped_by
-from runner.training.signals import GroupStop, Stop, stop_on_signals
+from runner.training.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
@@ -46,57 +50,6 @@ class NoWriter(Writer):
         done: int | None = None,
     ) -> None:
         """Writes nothing."""
-
-
-def join_training(recipe: Recipe, group: ProcessGroup) -> None:
-    """Connects the processes of a training.
-
-    Raises:
-        UsageError: Several processes cannot train this recipe.
-    """
-    refuse_recipe(recipe, group.count)
-    is_on_cpu = recipe.device == "cpu" or not torch.cuda.is_available()
-    group.connect("cpu" if is_on_cpu else "cuda", recipe.train.stall_s)
-
-
-def refuse_other_count(lock: Path, group: ProcessGroup | None) -> None:
-    """Raises a UsageError if another number of processes has trained a run."""
-    count = 1 if group is None else group.count
-    locked = locked_processes(lock)
-    if count != locked:
-        raise UsageError(
-            f"run {lock.parent.name} was trained by {locked} processes, and this would be {count}; "
-            "runner resume starts as many as before"
-        )
-
-
-def announce_checkpoint(group: ProcessGroup, state: State | None) -> None:
-    """Tells all processes from which step the first one resumes.
-
-    Raises:
-        RunnerError: This process has read another checkpoint.
-    """
-    step = None if state is None else state["step"]
-    first_step = group.decide(lambda: step)
-    if step != first_step:
-        raise RunnerError(
-            f"this process resumes at step {step}, and the first one at {first_step}"
-        )
-
-
-def start_together(group: ProcessGroup) -> None:
-    """Waits until the first process is ready to train.
-
-    Its tracking store may take longer to open than an update may take.
-    """
-    group.decide(lambda: None)
-
-
-def report_stop(group: ProcessGroup, stop: Stop, recipe: Recipe) -> None:
-    """Reports a stop without the other processes to them."""
-    if isinstance(stop, GroupStop) and stop.is_abandoned and stop.received is not None:
-        reason = f"stopped by {stop.received.name}"
-        group.claim_stop(stopped_by(stop.received, recipe), reason)
 
 
 def follow_training(
@@ -144,10 +97,11 @@ def follow_training(
         start_together(group)
         with interruptible(loop, stop):
             loop.run()
-        report_stop(group, stop, recipe)
-    if stop.received is None or loop.complete:
-        return ExitCode.DONE
-    return stopped_by(stop.received, recipe)
+        code = ExitCode.DONE
+        if stop.received is not None and not loop.complete:
+            code = stopped_by(stop.received, recipe)
+        report_stop(group, stop, code)
+    return code
 
 
 def _resumed(
@@ -157,8 +111,7 @@ def _resumed(
     if folder is None:
         announce_checkpoint(group, None)
         return None, None
-    # The first process renames damaged checkpoints.
-    group.decide(lambda: None)
+    release_checkpoint(group)
     state = load_resumed(folder.checkpoints)
     announce_checkpoint(group, state)
     return state, locked_threads(folder.path / LOCK_NAME)

@@ -49,15 +49,18 @@ from runner.tracking.run_curves import CURVES, draw_run
 from runner.tracking.tracker import Tracker
 from runner.training.budget import fitted
 from runner.training.checkpoint_selection import load_resumed
-from runner.training.interruption import interruptible
-from runner.training.loop import Loop
-from runner.training.member import (
+from runner.training.group_steps import (
     announce_checkpoint,
+    count_of,
     join_training,
     refuse_other_count,
+    release_checkpoint,
     report_stop,
     start_together,
+    vote_of,
 )
+from runner.training.interruption import interruptible
+from runner.training.loop import Loop
 from runner.training.model import write_model
 from runner.training.outputs import Display, NoOutput
 from runner.training.pipeline import Assembly, assemble, resolve_device
@@ -153,11 +156,7 @@ def run(
     changes: list[Change] = []
     with ExitStack() as stack:
         # The environment: reports of stalls, generators, errors of plugins, the log.
-        if processes is not None:
-            join_training(recipe, processes)
-        # Of several processes, each waits for the others, and the group has the limit.
-        stall_s = recipe.train.stall_s if processes is None else None
-        stall_report = StallReport(display, stall_s)
+        stall_report = StallReport(display, join_training(recipe, processes))
         display = stack.enter_context(stall_report)
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
@@ -169,15 +168,8 @@ def run(
         else:
             folder.claim(takeover=takeover)
             stack.callback(folder.release)
-            refuse_other_count(folder.path / LOCK_NAME, processes)
-            state = load_resumed(folder.checkpoints)
-            if processes is not None:
-                # The others read it now.
-                processes.decide(lambda: None)
-            lock = read_lock(folder.path / LOCK_NAME)
-            changes = refuse_fixed(lock["recipe"], recipe)
-        if processes is not None:
-            announce_checkpoint(processes, state)
+            state, changes = _resumed(recipe, folder, processes)
+        announce_checkpoint(processes, state)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
 
         # The pipeline.
@@ -190,17 +182,23 @@ def run(
         # The run in MLflow.
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
-        vote = None if processes is None else processes.vote
-        stop = stack.enter_context(stop_on_signals(interrupts=True, vote=vote))
+        signals = stop_on_signals(interrupts=True, vote=vote_of(processes))
+        stop = stack.enter_context(signals)
         step = state["step"] if state else 0
         if folder is not None:
             tags |= resume_tags(recipe, changes, drift, step)
         with display.phase("opening the tracking store"):
             if folder is None:
                 group = parent[0] if parent else ""
-                count = 1 if processes is None else processes.count
                 tracker = Tracker.open(
-                    workspace, recipe, tags, own_tags, note, group, started, count
+                    workspace,
+                    recipe,
+                    tags,
+                    own_tags,
+                    note,
+                    group,
+                    started,
+                    count_of(processes),
                 )
             else:
                 cursor = state["cursor"] if state else 0
@@ -232,13 +230,23 @@ def run(
             reach("resume.loaded")
         # The limit of a stall is for the training, not for its preparation.
         stall_report.stop = stop
-        if processes is not None:
-            start_together(processes)
+        start_together(processes)
         with interruptible(loop, stop):
             loop.run()
-        if processes is not None:
-            report_stop(processes, stop, recipe)
-    return result_of(loop, tracker, None if folder is None else step)
+    result = result_of(loop, tracker, None if folder is None else step)
+    report_stop(processes, stop, result.exit_code)
+    return result
+
+
+def _resumed(
+    recipe: Recipe, folder: RunFolder, processes: ProcessGroup | None
+) -> tuple[dict[str, Any] | None, list[Change]]:
+    """Returns the checkpoint of a run that is resumed, and the settings that have changed."""
+    lock = folder.path / LOCK_NAME
+    refuse_other_count(lock, processes)
+    state = load_resumed(folder.checkpoints)
+    release_checkpoint(processes)
+    return state, refuse_fixed(read_lock(lock)["recipe"], recipe)
 
 
 def _assembled(

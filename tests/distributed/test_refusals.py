@@ -12,7 +12,7 @@ from runner.training.pipeline import setting_of
 @pytest.mark.parametrize(
     ("recipe", "sets", "message"),
     [
-        ("marl_baseline", (), "data: 'uav_path_planning' is no dataset"),
+        ("marl_baseline", (), "data: 'uav_path_planning' is not a dataset"),
         ("shakespeare_gpt", ("model.dropout=0.1",), "model: 'gpt' draws random numbers"),
         ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
         ("digits_classifier", ("train.sentinel={share: 0.5}",), "train.sentinel"),

@@ -18,7 +18,7 @@ from runner.distributed.process_group import ProcessGroup
 from runner.recipe.lock import locked_processes
 from runner.system.errors import UsageError
 from runner.training import checkpoint
-from runner.training.member import refuse_other_count
+from runner.training.group_steps import refuse_other_count
 
 PACED = str(Path(__file__).with_name("paced.py"))
 SETS = (
@@ -112,7 +112,8 @@ def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, mig
 def test_the_message_of_a_failing_process_is_printed_once(tmp_path, migrated_workspace):
     with two(tmp_path / "failed", *command(tmp_path, "model.fails_at=7")) as (first, second):
         assert (first.wait(), second.wait()) == (1, 1)
-    assert second.stderr.count("out of luck in one process") == 1
+    assert second.stderr.count("error: ") == 1
+    assert "ValueError: out of luck in one process" in second.stderr
     assert "paced.py" in second.stderr
     assert first.stderr == ""
     (run,) = migrated_workspace.glob("runs/*")
