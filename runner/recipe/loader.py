@@ -17,6 +17,7 @@ from runner.recipe.contradictions import conflicts
 from runner.recipe.dumping import dump_inline
 from runner.recipe.mapping import node_of
 from runner.recipe.optimizers import optimizers
+from runner.recipe.parameter_groups import group_origins, with_patterns
 from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
 from runner.recipe.tuning import locked_tuning
 from runner.recipe.validation import (
@@ -175,7 +176,7 @@ def from_values(
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    recipe = _validated(Path(path), root, catalog, problems)
+    recipe = _validated(Path(path), with_patterns(root), catalog, problems)
     return replace(recipe, origins=origins, tuning=tuning)
 
 
@@ -245,7 +246,10 @@ def _validated(
     stage_paths = dict.fromkeys(f"optimization.{kind}" for kind in named_stages)
     return replace(
         recipe,
-        origins=_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}),
+        origins={
+            **_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}),
+            **group_origins(root),
+        },
     )
 
 
@@ -362,7 +366,7 @@ def layers(
     else:
         files.append(_locked(read(path, problems)))
     overrides = [_assignment(override, problems) for override in sets]
-    return [*reversed(files), *overrides]
+    return [with_patterns(layer) for layer in (*reversed(files), *overrides)]
 
 
 def _refuse_experiment(root: Node) -> None:

@@ -320,7 +320,8 @@ class Recipe:
             has_settings = any(
                 assigned.startswith(f"{path}.") for assigned in assigned_paths
             )
-            if path in flat or not has_settings:
+            is_switch = path.startswith(("optimization.", "inference."))
+            if path in flat or (is_switch and not has_settings):
                 overrides[path] = flat.get(path, "on")
         return overrides
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -122,6 +122,13 @@ def _rule_of_optimizer(name: str) -> Rule:
         )
     if name == "momentum":
         return Rule("applied", "from the next update; of RMSprop, not from or to 0")
+    if name == "groups":
+        return Rule(
+            "applied",
+            "from the next update; patterns, spare and what an optimizer keeps are refused",
+        )
+    if name == "layer_decay":
+        return Rule("applied", "from the next update; not from or to null")
     return Rule("applied", "from the next update")
 
 
@@ -197,8 +204,32 @@ def _refusal(change: Change, recipe: Recipe, fixed: frozenset[str]) -> str:
     if change.path == "train.ema" and is_switched:
         return "the checkpoint has the averages or it does not"
     if section == "optimizer":
-        return _refusal_of_zero(change, recipe)
+        return _refusal_of_groups(change) or _refusal_of_zero(change, recipe)
     return ""
+
+
+def _refusal_of_groups(change: Change) -> str:
+    """Returns why the parameter groups of an optimizer cannot be divided differently."""
+    name = change.path.rpartition(".")[2]
+    is_other = name == "layer_decay" and None in (change.before, change.after)
+    if name == "groups":
+        is_other = _structure(change.before) != _structure(change.after)
+    return "the parameter groups follow from it" if is_other else ""
+
+
+def _structure(groups: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
+    """Returns the patterns of groups, with the settings on which the state of an optimizer depends."""
+    structure: list[tuple[str, Any]] = []
+    for group in groups or ():
+        for pattern, settings in group.items():
+            fixed = {}
+            for name, value in settings.items():
+                if name in _STATE_SHAPING or name == "spare":
+                    fixed[name] = value
+                elif name in ("weight_decay", "momentum"):
+                    fixed[name] = bool(value)
+            structure.append((pattern, fixed))
+    return structure
 
 
 def _refusal_of_zero(change: Change, recipe: Recipe) -> str:

@@ -129,11 +129,14 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     """
     forms = []
     for kind in kinds():
-        settings = settings_of(kind).model_json_schema()["properties"]
+        model = _model(settings_of(kind), f"optimizer.{kind}", definitions)
+        settings = model["properties"]
         # The default null means that there is none.
-        del settings["max_grad_norm"]["default"]
+        for name in ("max_grad_norm", "layer_decay"):
+            del settings[name]["default"]
         for setting in settings.values():
             setting.pop("title", None)
+        settings["groups"] = _groups(settings["groups"], definitions)
         forms.append(_closed({"kind": {"const": kind}, **settings}))
     definitions["optimizer"] = {"anyOf": forms}
 
@@ -149,6 +152,21 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
         for role in roles
     }
     return {"description": description, "anyOf": [reference, _closed(by_role)]}
+
+
+def _groups(groups: Json, definitions: Json) -> Json:
+    """Returns the schema of parameter groups: a mapping, or the list of mappings of a lock."""
+    reference = groups["additionalProperties"]
+    name = reference["$ref"].rpartition("/")[2]
+    for setting in definitions[name]["properties"].values():
+        # A setting that is left out is the optimizer's.
+        setting.pop("default", None)
+        setting.pop("title", None)
+    mapping = {"type": "object", "additionalProperties": reference}
+    return {
+        "description": groups["description"],
+        "anyOf": [mapping, {"type": "array", "items": mapping}],
+    }
 
 
 def _closed(properties: Json) -> Json:

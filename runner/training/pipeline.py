@@ -25,6 +25,7 @@ from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import map_tensors
 from runner.system.torch_settings import require_deterministic_kernels
+from runner.training.parameter_groups import configure_optimizers
 from runner.training.resuming import (
     apply_changed_settings,
     refuse_other_classes,
@@ -189,7 +190,7 @@ class Assembly:
             with watch.attaching(active[kind], report, self.learner.compilable):
                 stage.attach(self)
         with watch.watching():
-            self.learner.configure_optimizers()
+            configure_optimizers(self.recipe, self.learner)
         self.learner.start_averages()
         self.base_rates = [
             [float(group["lr"]) for group in optimizer.param_groups]
