@@ -41,6 +41,13 @@ GoOn = Annotated[
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
+Smoke = Annotated[
+    bool,
+    Option(
+        "--smoke",
+        help="Try the recipe: a few updates, an evaluation and two checkpoints on 1 % of the data.",
+    ),
+]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
     list[str] | None,
@@ -52,7 +59,7 @@ Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its descr
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, keep_batch: KeepBatch = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False, keep_batch: KeepBatch = False,
     retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
@@ -66,9 +73,14 @@ def run(
     With --seeds, every seed is a run, and the means have confidence intervals. --resume continues
     the seeds that are not finished.
 
+    With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
+    It is marked, and its model cannot be registered.
+
     [bold]runner run marl_phase2[/]
 
     [bold]runner run digits_classifier --seeds 5 --parallel 2[/]
+
+    [bold]runner run digits_classifier --smoke[/]
 
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
@@ -83,6 +95,11 @@ def run(
     if is_lock(path):
         loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {recipe}")
     else:
+        loaded = _load(path, assignments, registry)
+    if smoke:
+        from runner.recipe.smoke import smoke_assignments
+
+        assignments += smoke_assignments(loaded)
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
     if seeds > 1:

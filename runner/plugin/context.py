@@ -94,6 +94,8 @@ class Context:
     batch.
     """
     generators: dict[str, torch.Generator] = field(default_factory=dict)
+    overfit_batches: int | None = None
+    """Number of batches that a training repeats; None trains on all data."""
 
     def generator(
         self, name: str, device: torch.device | str | None = None

@@ -52,6 +52,9 @@ _REFUSED = {
     "model.init_from": "the weights were read when the run started",
     "data.kind": "a position in the data is not valid in other data",
     "train.batch_size": "the place in the data is counted in batches",
+    "train.overfit_batches": "the training continues with the batches that it began with",
+    "train.smoke": "it shortens the training and its data",
+    "data.limit": "the place in the data is counted in its samples",
     "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",
 }
@@ -89,10 +92,10 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
         path: Dotted path in the recipe.
         fixed: Dotted paths of settings of plugins that matter only at the start of a training.
     """
-    if path in _REFUSED:
-        return Rule("refused", _REFUSED[path])
     # A setting may be a mapping, such as train.memory_budget.
     setting = ".".join(path.split(".")[:2])
+    if setting in _REFUSED:
+        return Rule("refused", _REFUSED[setting])
     if setting in _APPLIED:
         return Rule("applied", _APPLIED[setting])
     section, _, name = path.partition(".")

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
 from runner.system.secrets import redact
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import amount, figure, print_wrapped
 from runner.tracking.keys import interval_keys
 from runner.tracking.lookup import folders
@@ -247,6 +247,8 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
     """
     if run["synthetic"]:
         yield f"data {SYNTHETIC_REMARK}"
+    if run["smoke"]:
+        yield f"smoke test: {SMOKE_REMARK}"
     overrides = run["overrides"] or {}
     group_overrides = group["overrides"] if group else {}
     settings = [f"{path}={value}" for path, value in overrides.items() if group_overrides.get(path) != value]

@@ -62,6 +62,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """The newest value of each."""
     synthetic: bool = False
     """Whether the data are synthetic."""
+    smoke: bool = False
+    """Whether it is a smoke test."""
     tags: dict[str, str] = {}
     note: str = ""
     """The user's description, like the tags."""

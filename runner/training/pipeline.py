@@ -13,6 +13,7 @@ import torch
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.configs import Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
+from runner.plugin.dataset import DatasetSource
 from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
@@ -100,10 +101,12 @@ class Assembly:
             recipe.train.batch_size,
             recipe.optimizer,
             recipe.train.ema,
+            overfit_batches=recipe.train.overfit_batches,
         )
         model = recipe.model.recorded()
         data = self._adapted(recipe.data).recorded()
         self.source: Source = source_class(data, self.context)
+        self._refuse_unrepeatable()
         if resumed is not None:
             refuse_other_classes(resumed.get("classes"), self.source.classes)
         self.context.sizes = self.source.sizes
@@ -207,6 +210,18 @@ class Assembly:
             "train.epochs",
             f"'{self.recipe.data.kind}' does not report how long an epoch is: "
             "use train.updates or train.samples, or give its IterableDataset a __len__",
+        )
+
+    def _refuse_unrepeatable(self) -> None:
+        """Raises a RecipeError if the source cannot repeat batches as ``overfit_batches`` requires."""
+        if self.recipe.train.overfit_batches is None:
+            return
+        if getattr(type(self.source), "draw", None) is DatasetSource.draw:
+            return
+        raise _recipe_error(
+            self.recipe,
+            "train.overfit_batches",
+            f"'{self.recipe.data.kind}' has no batches that could be repeated: it needs a dataset",
         )
 
     def _refuse_unmade_roles(self) -> None:
