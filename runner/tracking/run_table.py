@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -171,10 +172,19 @@ def _settings(run: Row, names: Sequence[str]) -> dict[str, Any]:
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table as CSV, without a line break at the end."""
     text = io.StringIO()
+    # A reader could take a bare carriage return for the end of a row.
+    cells = [
+        {name: _with_line_feeds(value) for name, value in row.items()} for row in rows
+    ]
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(cells)
     return text.getvalue().removesuffix("\n")
+
+
+def _with_line_feeds(value: Any) -> Any:
+    """Returns a text whose lines end with a line feed; any other value is returned unchanged."""
+    return "\n".join(re.split("\r\n?", value)) if isinstance(value, str) else value
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], none: str, console: Console) -> None:
