@@ -25,8 +25,8 @@ OfRecipe = Annotated[
     ),
 ]
 OfKind = Annotated[
-    Literal["run", "ablation", "study", "seeds"] | None,
-    Option("--kind", help="Only this kind; seeds are groups of runs."),
+    Literal["run", "ablation", "study", "seeds", "grid"] | None,
+    Option("--kind", help="Only this kind; seeds and grids are groups of runs."),
 ]
 Columns = Annotated[
     str | None,

@@ -40,7 +40,7 @@ GoOn = Annotated[
     Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
-Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
+Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds, or runs of a grid, that train at the same time.")]
 Smoke = Annotated[
     bool,
     Option(
@@ -73,6 +73,8 @@ def run(
     With --seeds, every seed is a run, and the means have confidence intervals. --resume continues
     the seeds that are not finished.
 
+    With several values of a setting, separated by commas, every combination is a run of one group.
+
     With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
     It is marked, and its model cannot be registered.
 
@@ -82,13 +84,20 @@ def run(
 
     [bold]runner run digits_classifier --smoke[/]
 
+    [bold]runner run digits_classifier optimizer.lr=1e-3,3e-3 model.widths=[8],[16] --parallel 2[/]
+
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
+    from runner.recipe.grid import grid_of
     from runner.recipe.loader import find, secret_assignments
     from runner.recipe.yaml_nodes import is_lock
 
     registry = registry_of(plugin, quiet)
-    assignments = settings(sets, bare)
+    all_assignments = settings(sets, bare)
+    varied, combinations = grid_of(all_assignments)
+    assignments = combinations[0]
+    if varied and seeds > 1:
+        raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
     path = find(recipe)
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
@@ -99,9 +108,26 @@ def run(
     if smoke:
         from runner.recipe.smoke import smoke_assignments
 
-        assignments += smoke_assignments(loaded)
+        shortened = smoke_assignments(loaded)
+        combinations = [[*combination, *shortened] for combination in combinations]
+        assignments = combinations[0]
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
+    if varied:
+        from runner.cli.grid import run_grid
+
+        say_drift(changes)
+        run_folders("run", quiet)
+        recipes = {}
+        for number, combination in enumerate(combinations, start=1):
+            variant = _load(path, combination, registry)
+            recipes[number] = replace(variant, tuning=None) if retune else variant
+        smoke_option = ["--smoke"] if smoke else []
+        options = [*smoke_option, "--parallel", str(parallel), "--resume"]
+        command = _command(registry, recipe, all_assignments, options)
+        run_grid(
+            recipes, varied, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover
+        )  # fmt: skip
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 

@@ -23,7 +23,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SWITCH: Json = {"enum": ["on", "off", True, False]}
 # "60_000": a number for the runner, text for an editor that reads plain YAML 1.2.
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
-_EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
+_EXTENDS = (
+    "The recipe below this one: a path relative to this file, or the name of one that ships; "
+    "or a list of them, the lowest first."
+)
 # Keywords that hold values, not schemas.
 _VALUES = ("const", "default", "enum", "examples")
 
@@ -39,7 +42,13 @@ def schema(catalog: Registry) -> Json:
     head: Json = _model(Head, "recipe", {})["properties"]
     properties = {
         **{name: head[name] for name in ("name", "seed", "device")},
-        "extends": {"type": "string", "description": _EXTENDS},
+        "extends": {
+            "description": _EXTENDS,
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ],
+        },
         "model": _section("model", "The learner.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
