@@ -108,9 +108,7 @@ def _settings_of(recipe: "Recipe", varied: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _refuse_repetition(
-    recipes: "Mapping[int, Recipe]", settings: Mapping[int, Mapping[str, Any]]
-) -> None:
+def _refuse_repetition(recipes: "Mapping[int, Recipe]", settings: Mapping[int, Mapping[str, Any]]) -> None:
     """Raises a UsageError if two combinations are the same training."""
     numbers: dict[str, int] = {}
     for number, recipe in recipes.items():

@@ -40,7 +40,7 @@ GoOn = Annotated[
     Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
-Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds, or runs of a grid, that train at the same time.")]
+Parallel = Annotated[int, Option("--parallel", min=1, help="Number of runs that train at the same time.")]
 Smoke = Annotated[
     bool,
     Option(
@@ -59,8 +59,8 @@ Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its descr
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False, keep_batch: KeepBatch = False,
-    retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False,
+    keep_batch: KeepBatch = False, retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 

@@ -192,6 +192,10 @@ class DatasetSource(Source):
         """Returns a large number: a resumed run samples again what was sampled in advance."""
         return 2**30
 
+    def can_repeat(self) -> bool:
+        """Returns whether batches are drawn by this class, which repeats them."""
+        return type(self).draw is DatasetSource.draw
+
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Returns the number of samples, and of tokens if the source counts them."""
         self.consumed += 1

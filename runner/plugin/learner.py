@@ -240,9 +240,7 @@ class Learner(ABC):
                 if all(parameter.requires_grad for parameter in parameters):
                     raise
                 # Muon refuses vectors, also those that are frozen.
-                groups = settings.parameter_groups(
-                    role.module, blocks, frozen=False
-                )
+                groups = settings.parameter_groups(role.module, blocks, frozen=False)
                 role.optimizer = settings.make(self.slots, groups)
 
     def start_averages(self) -> None:

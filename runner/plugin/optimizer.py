@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     Field,
-    TypeAdapter,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationInfo,
     WithJsonSchema,
     WrapValidator,
@@ -154,7 +154,7 @@ class OptimizerSettings(Config):
     )
     """Parameters without weight decay."""
     groups: Mapping[str, GroupSettings] = Field(default_factory=dict)
-    """Settings of parameters by a pattern of their names; the first pattern that matches applies."""
+    """Settings of parameters by pattern of their names; the first pattern that matches applies."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Factor between the learning rates of a block of the model and of the block above it; null has
     one rate for all blocks.

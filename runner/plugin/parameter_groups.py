@@ -86,9 +86,7 @@ def prefixes(name: str) -> Iterator[str]:
         yield ".".join(segments[:count])
 
 
-def blocks_within(
-    module: nn.Module, blocks: Sequence[nn.Module]
-) -> list[nn.Module]:
+def blocks_within(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Returns the blocks that are layers of the module."""
     layers = set(module.modules())
     return [block for block in blocks if block in layers]

@@ -1,4 +1,6 @@
-"""Values of recipes that come from environment variables: ``${env:NAME}``, ``${env:NAME:default}``."""
+"""Values of recipes that come from environment variables: ``${env:NAME}`` and
+``${env:NAME:default}``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ _FORM = "should be ${env:NAME} or ${env:NAME:default}, with a closing brace"
 
 
 def with_environment(
-    node: Node, problems: list[Problem], path: str = "", environment: Mapping[str, str] = os.environ
+    node: Node,
+    problems: list[Problem],
+    path: str = "",
+    environment: Mapping[str, str] = os.environ,
 ) -> Node:
     """Returns a document in which references are replaced by the values of variables.
 
@@ -61,10 +66,11 @@ def _replaced(
     pieces = []
     end = 0
     for match in _REFERENCE.finditer(text):
-        escape, name, default = match.groups()
+        name = match[2]
+        default: str | None = match[3]
         pieces.append(text[end : match.start()])
         end = match.end()
-        if escape:
+        if match[1]:
             pieces.append(match[0].removeprefix("$"))
             continue
         value = environment.get(name, default)

@@ -44,7 +44,9 @@ def grid_of(assignments: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
     for path in paths:
         if assigned.count(path) > 1:
-            raise UsageError(f"{path}: has several values, and is assigned more than once")
+            raise UsageError(
+                f"{path}: has several values, and is assigned more than once"
+            )
     combinations = list(itertools.islice(itertools.product(*choices), MOST_RUNS + 1))
     if len(combinations) > MOST_RUNS:
         raise UsageError(f"a grid has at most {MOST_RUNS:,} runs; use a study for more")

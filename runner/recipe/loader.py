@@ -393,7 +393,8 @@ def _extended(extends: Node | None, problems: Sequence[Problem]) -> list[Node]:
     names = extends.value if isinstance(extends.value, list) else [extends]
     for name in names or [extends]:
         if not isinstance(name.value, str) or not name.value:
-            message = "should be the path of a recipe or the name of one that ships, or a list of them"
+            form = "the path of a recipe or the name of one that ships"
+            message = f"should be {form}, or a list of them"
             raise RecipeError([*problems, Problem(name.place, "extends", message)])
     return names
 

@@ -84,7 +84,7 @@ class TrainConfig(Config):
     limit.
     """
     overfit_batches: Count | None = None
-    """Number of batches that are repeated for the whole training, whose loss should then become almost
+    """Number of batches that are repeated for the whole training, whose loss should become almost
     zero; null trains on all data.
     """
     smoke: bool = False

@@ -221,7 +221,7 @@ def _refusal_of_groups(change: Change) -> str:
 
 
 def _structure(groups: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
-    """Returns the patterns of groups, with the settings on which the state of an optimizer depends."""
+    """Returns the patterns of groups, with the settings on which an optimizer's state depends."""
     structure: list[tuple[str, Any]] = []
     for group in groups or ():
         for pattern, settings in group.items():

@@ -19,8 +19,8 @@ SHARE = 0.01
 
 
 def smoke_assignments(recipe: Recipe) -> list[str]:
-    """Returns the assignments that make a smoke test of a recipe: a few updates, an evaluation at the
-    end, two checkpoints, and a hundredth of the data.
+    """Returns the assignments that make a smoke test of a recipe: a few updates, an evaluation at
+    the end, two checkpoints, and a hundredth of the data.
     """
     unit = "updates"
     scale = 1

@@ -12,12 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.cells import cell_len
 
 from runner.recipe.lock import read_lock
 from runner.recipe.recipe import flatten
-from runner.system.console import Console
+from runner.system.console import CleanText, Console
 from runner.system.errors import RunnerError, UsageError
 from runner.system.escapes import escape_line
 from runner.system.secrets import redact, redact_values
@@ -29,6 +28,8 @@ from runner.tracking.selection import select
 from runner.tracking.workspace import Workspace
 
 Row = Mapping[str, Any]
+
+_GAP = "  "
 
 DEFAULT_FIELDS = ("name", "kind", "status", "recipe", "started", "seconds", "step", "goal", "unit")
 """Columns of a table for which none were selected, before metrics and settings."""
@@ -80,15 +81,13 @@ def runs(
     selected = select(listing(Workspace()), where, recipe, since, kind)  # type: ignore[arg-type]
     rows = table_rows(sorted_runs(selected, sort, reverse), columns)
     try:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
     except ImportError:
         return rows
     return pd.DataFrame(rows)
 
 
-def sorted_runs(
-    selected: Sequence[Row], sort: str | None, reverse: bool = False
-) -> list[Row]:
+def sorted_runs(selected: Sequence[Row], sort: str | None, reverse: bool = False) -> list[Row]:
     """Returns runs, in the form of ``listing``, sorted by a column; those without a value are last.
 
     Raises:
@@ -134,7 +133,7 @@ def table_rows(selected: Sequence[Row], columns: Sequence[str] = ()) -> list[dic
         metrics = {name: float(value) for name, value in (run["metrics"] or {}).items()}
         values = {**run_settings, **metrics, **{name: run.get(name) for name in FIELDS}}
         if values["started"] is not None:
-            started = datetime.fromtimestamp(values["started"])  # noqa: DTZ006 (local time, as in ls)
+            started = datetime.fromtimestamp(values["started"])
             values["started"] = started.isoformat(timespec="seconds")
         rows.append({name: values.get(name) for name in names})
 
@@ -173,9 +172,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table as CSV, without a line break at the end."""
     text = io.StringIO()
     # A reader could take a bare carriage return for the end of a row.
-    cells = [
-        {name: _with_line_feeds(value) for name, value in row.items()} for row in rows
-    ]
+    cells = [{name: _with_line_feeds(value) for name, value in row.items()} for row in rows]
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)
@@ -195,14 +192,23 @@ def show_table(rows: Sequence[Mapping[str, Any]], none: str, console: Console) -
     if not rows:
         console.print(none or "no runs yet; start one: runner run marl_phase2", highlight=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0]:
-        numbers = [isinstance(row[name], float | int) for row in rows]
-        table.add_column(escape_line(name), no_wrap=True, justify="right" if any(numbers) else "left")
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
-    width = console.measure(table, options=console.options.update(width=100_000)).maximum
-    console.print(table, width=max(width, console.width), soft_wrap=True)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    padded = [_padded(name, values) for name, values in columns.items()]
+    for number, cells in enumerate(zip(*padded, strict=True)):
+        line = CleanText(_GAP.join(cells), style="" if number else "bold")
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _padded(name: str, values: Sequence[Any]) -> list[str]:
+    """Returns the cells of a column below its name, of one width, with numbers to the right."""
+    cells = [escape_line(name), *map(_cell, values)]
+    width = max(map(cell_len, cells))
+    has_numbers = any(isinstance(value, float | int) for value in values)
+    blanks = [" " * (width - cell_len(cell)) for cell in cells]
+    if has_numbers:
+        return [blank + cell for cell, blank in zip(cells, blanks, strict=True)]
+    return [cell + blank for cell, blank in zip(cells, blanks, strict=True)]
 
 
 def _cell(value: Any) -> str:

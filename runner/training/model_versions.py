@@ -82,8 +82,8 @@ def register(run: str, name: str | None = None) -> Version:
         name: Name of the model; by default that of the recipe.
 
     Raises:
-        UsageError: The run does not exist, it has not finished, its data are synthetic, or it is a smoke
-            test.
+        UsageError: The run does not exist, it has not finished, its data are synthetic, or
+            it is a smoke test.
         StorageError: MLflow refuses.
     """
     folder = folder_of(run)

@@ -13,7 +13,6 @@ import torch
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.configs import Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
-from runner.plugin.dataset import DatasetSource
 from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
@@ -213,10 +212,8 @@ class Assembly:
         )
 
     def _refuse_unrepeatable(self) -> None:
-        """Raises a RecipeError if the source cannot repeat batches as ``overfit_batches`` requires."""
-        if self.recipe.train.overfit_batches is None:
-            return
-        if getattr(type(self.source), "draw", None) is DatasetSource.draw:
+        """Raises a RecipeError if the source cannot repeat batches for ``overfit_batches``."""
+        if self.recipe.train.overfit_batches is None or self.source.can_repeat():
             return
         raise _recipe_error(
             self.recipe,

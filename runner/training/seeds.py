@@ -247,6 +247,9 @@ def _outcome(
     means = []
     if group.kind == "seeds":
         means = list(seed_groups.means(curves, count, group.bounds))
+        # Trainings that ended early are compared by their last evaluations.
+        if status == "FINISHED":
+            means += seed_groups.final_means(curves, count, group.bounds)
     result = SeedsResult(
         name=group.name,
         status=status,
@@ -504,9 +507,7 @@ def _publish(
         if math.isfinite(value)
     ]
     values = {
-        path: value
-        for path, value in flatten(recipe.values())
-        if path not in varied
+        path: value for path, value in flatten(recipe.values()) if path not in varied
     }
     if group.kind == "seeds":
         values["seeds"] = sorted(recipes)

@@ -61,7 +61,7 @@ class UpdateMetrics:
         remaining = self._report_at - position
         # A quarter more than the mean, because updates differ in their progress.
         is_last = 4 * remaining * updates <= 5 * position
-        return is_last and 0 < updates and updates >= self._measured_at + LEAST_UPDATES
+        return is_last and updates > 0 and updates >= self._measured_at + LEAST_UPDATES
 
     def start(self) -> None:
         """Remembers the parameters before an update."""
@@ -102,9 +102,7 @@ class UpdateMetrics:
     def _finite(self) -> dict[str, float]:
         """Returns what was measured; parameters of zeros, for example, have no relative change."""
         measured = {name: float(value) for name, value in self._measured.items()}
-        return {
-            name: value for name, value in measured.items() if math.isfinite(value)
-        }
+        return {name: value for name, value in measured.items() if math.isfinite(value)}
 
     def _plan(self) -> None:
         """Determines the position of the next report."""
@@ -167,7 +165,9 @@ class UpdateMetrics:
     def _rates(self) -> dict[str, float]:
         """Returns the learning rates, by role and group."""
         groups: defaultdict[str, list[tuple[str, float, float]]] = defaultdict(list)
-        optimizers: Iterable[tuple[str, Optimizer]] = self._pipeline.learner.optimizers()
+        optimizers: Iterable[tuple[str, Optimizer]] = (
+            self._pipeline.learner.optimizers()
+        )
         bases = self._pipeline.base_rates
         for (role, optimizer), rates in zip(optimizers, bases, strict=False):
             for group, base in zip(optimizer.param_groups, rates, strict=False):
@@ -203,4 +203,6 @@ def _samples(parameters: Sequence[Tensor]) -> list[Tensor]:
 def _norm_of(values: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm of all numbers."""
     norms = torch._foreach_norm(list(values))
-    return torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms]))
+    stacked = torch.stack([norm.double() for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(stacked)
+    return total

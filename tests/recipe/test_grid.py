@@ -34,8 +34,15 @@ def test_commas_outside_of_brackets_and_quotes_separate_values(text, expected):
 
 
 VALUES = st.recursive(
-    st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("ab, '\"[]{}", max_size=5)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=2),
+    st.one_of(
+        st.integers(),
+        st.booleans(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text("ab, '\"[]{}", max_size=5),
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 

@@ -81,7 +81,9 @@ def test_without_columns_a_table_has_fields_evaluations_and_overrides():
 
 
 def test_an_unknown_column_is_one_line():
-    with pytest.raises(UsageError, match=r"^no run has a field, metric or setting 'eval/los' - did you mean 'eval/loss'\?$"):
+    with pytest.raises(
+        UsageError, match=r"^no run has a field, metric or setting 'eval/los' - did you mean 'eval/loss'\?$"
+    ):
         table_rows(RUNS, ["name", "eval/los"])
     with pytest.raises(UsageError, match=r"^no run has a field, metric or setting 'zzz'$"):
         sorted_runs(RUNS, "zzz")
@@ -103,8 +105,8 @@ def test_a_run_is_one_line_on_any_screen():
     console = Console(file=screen, width=30)
     show_table(table_rows(RUNS, ["name", "status", "run_dir", "eval/loss"]), "", console)
     lines = [line for line in screen.getvalue().splitlines() if line.strip()]
-    assert len(lines) == 2 + len(RUNS)
-    assert lines[2].split() == ["c", "FINISHED", "/nowhere", "0.5"]
+    assert len(lines) == 1 + len(RUNS)
+    assert lines[1].split() == ["c", "FINISHED", "/nowhere", "0.5"]
     show_table([], "none of 3 matches", console)
     assert screen.getvalue().endswith("none of 3 matches\n")
 
@@ -128,7 +130,7 @@ def test_the_command_and_python_have_the_settings_of_locks(tmp_path, monkeypatch
     assert {row[2] for row in rows[1:]} == {"8"}
 
     table = CliRunner().invoke(app, words).stdout
-    assert len([line for line in table.splitlines() if line.strip()]) == 4
+    assert len(table.splitlines()) == 3
 
     frame = runner.runs(recipe="toy", sort="optimizer.lr", columns=["optimizer.lr", "eval/loss"])
     assert frame["optimizer.lr"].tolist() == [0.01, 0.5]
@@ -137,6 +139,5 @@ def test_the_command_and_python_have_the_settings_of_locks(tmp_path, monkeypatch
     assert [row["optimizer.lr"] for row in runner.runs(recipe="toy", sort="optimizer.lr")] == [0.01, 0.5]
     assert len(runner.runs()) == len(listing(Workspace())) == 3
 
-    both = CliRunner().invoke(app, ["ls", "--csv", "--json"])
-    assert both.exit_code == 2
-    assert "--csv and --json are two forms of one result" in both.output
+    with pytest.raises(UsageError, match="--csv and --json are two forms of one result"):
+        CliRunner().invoke(app, ["ls", "--csv", "--json"], catch_exceptions=False)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
-from toy_runs import TOYS, toy_pipeline
+from toy_runs import RECIPE, TOYS, toy_pipeline
 
 from runner.plugin.optimizer import settings_of
 from runner.plugin.registry import Registry
@@ -28,7 +28,7 @@ TINY = Path(tiny_learners.__file__)
 REGISTRY = Registry([TINY])
 DIVIDED = (
     "optimizer={kind: adamw, lr: 0.01, weight_decay: 0.1, layer_decay: 0.5,"
-    " groups: {blocks.0: {lr: 0.02, betas: [0.5, 0.9]}, '*.bias': {weight_decay: 0.3, spare: []}}}"
+    " groups: {blocks.0: {lr: 0.03, betas: [0.5, 0.9]}, '*.bias': {weight_decay: 0.3, spare: []}}}"
 )
 SCHEDULE = "lr_scheduler={kind: cosine, warmup: 0.25, floor: 0.1}"
 
@@ -68,8 +68,8 @@ def test_groups_train_as_in_plain_torch_to_the_bit(tmp_path):
     groups = [
         {"params": [plain.head.weight], "lr": 0.01},
         {"params": [second.weight], "lr": 0.01 * 0.5},
-        {"params": [first.weight], "lr": 0.02 * 0.25, "betas": (0.5, 0.9)},
-        {"params": [first.bias], "lr": 0.02 * 0.25, "betas": (0.5, 0.9), "weight_decay": 0.0},
+        {"params": [first.weight], "lr": 0.03 * 0.25, "betas": (0.5, 0.9)},
+        {"params": [first.bias], "lr": 0.03 * 0.25, "betas": (0.5, 0.9), "weight_decay": 0.0},
         {"params": [plain.head.bias], "lr": 0.01, "weight_decay": 0.3},
         {"params": [second.bias], "lr": 0.01 * 0.5, "weight_decay": 0.3},
     ]
@@ -93,12 +93,11 @@ def test_groups_train_as_in_plain_torch_to_the_bit(tmp_path):
 
 def test_roles_have_separate_groups_as_in_plain_torch(tmp_path):
     """The toy generator has one matrix and one vector; the discriminator has another optimizer."""
-    sets = (
-        "model={kind: toy_pair, every: 1}",
-        "optimizer={generator: {kind: sgd, lr: 0.1, groups: {weight: {lr: 0.01}}}, discriminator: {kind: sgd, lr: 0.2}}",
-        "train.updates=4",
-    )
-    pipeline = toy_pipeline(tmp_path, *sets)
+    path = tmp_path / "pair.yaml"
+    section = "{generator: {kind: sgd, lr: 0.1, groups: {weight: {lr: 0.01}}}, discriminator: {kind: sgd, lr: 0.2}}"
+    path.write_text(RECIPE.replace("{lr: 1e-2}", section))
+    recipe = load(path, ["model={kind: toy_pair, every: 1}", "train.updates=4"], Registry([TOYS]))
+    pipeline = assemble(recipe, [TOYS])
     generator = pipeline.learner.generator.module
     before = [parameter.detach().clone() for parameter in generator.parameters()]
     stepped(pipeline, 1)
@@ -158,7 +157,9 @@ def test_every_parameter_has_the_settings_of_its_first_pattern(layers, patterns,
 # --- schedules --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "cosine_restarts", "polynomial", "inverse_sqrt", "step", "one_cycle"])
+@pytest.mark.parametrize(
+    "kind", ["linear", "cosine", "cosine_restarts", "polynomial", "inverse_sqrt", "step", "one_cycle"]
+)
 def test_every_schedule_scales_the_rate_of_every_group(kind, tmp_path):
     pipeline = assemble(recipe_of(tmp_path, DIVIDED, f"lr_scheduler.kind={kind}"))
     bases = [rate for rates in pipeline.base_rates for rate in rates]
@@ -192,7 +193,7 @@ def test_a_resumed_training_is_the_same_to_the_bit(tmp_path):
         ("optimizer.groups.blocks.0.lr=0.04", "lr", 0.04 * 0.25),
         ("optimizer.groups.blocks.0.betas=[0.1, 0.2]", "betas", (0.1, 0.2)),
         ("optimizer.groups.blocks.0.eps=0.1", "eps", 0.1),
-        ("optimizer.layer_decay=0.25", "lr", 0.02 * 0.25**2),
+        ("optimizer.layer_decay=0.25", "lr", 0.03 * 0.25**2),
     ],
 )
 def test_settings_of_a_group_are_applied_to_a_resumed_run(change, name, value, tmp_path):
@@ -289,7 +290,9 @@ def test_decay_by_layers_needs_blocks(tmp_path):
 def test_an_author_who_makes_optimizers_without_groups_does_not_hide_them(setting, tmp_path):
     plugins = [TOYS, TOYS.with_name("annealing.py")]
     path = tmp_path / "toy.yaml"
-    path.write_text("name: toy\nmodel: {kind: toy_layered, rates: [0.1, 0.2]}\ndata: {kind: toy_words}\n")
+    path.write_text(
+        "name: toy\nmodel: {kind: toy_layered, rates: [0.1, 0.2]}\ndata: {kind: toy_words}\ntrain: {batch_size: 8}\n"
+    )
     recipe = load(path, ["train.updates=1", f"optimizer.{setting}"], Registry(plugins))
     message = r"Layered\.configure_optimizers in .*annealing.py:\d+ does not make the groups of role 'model'"
     if setting.startswith("layer_decay"):

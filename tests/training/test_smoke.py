@@ -71,7 +71,7 @@ def test_a_smoke_test_is_marked_everywhere_and_not_registered(tmp_path, migrated
     (folder,) = Workspace().runs.iterdir()
     record = RunFolder(folder).record()
     assert record.smoke
-    assert record.overrides["train.smoke"] == "True"
+    assert record.overrides["train.smoke"] == "true"
     listed = CliRunner().invoke(app, ["ls"]).stdout
     assert "smoke test: a few updates" in listed
     assert "smoke     a few updates" in CliRunner().invoke(app, ["show", folder.name]).stdout
@@ -118,10 +118,16 @@ def test_batches_are_repeated_also_in_a_resumed_run(data, tmp_path):
 
 
 def test_a_single_batch_is_learned(tmp_path):
-    sets = ("train.updates=150", "train.overfit_batches=1", "optimizer.lr=0.1", "model.dropout=0.0", "train.log_every=30")
+    sets = (
+        "train.updates=150",
+        "train.overfit_batches=1",
+        "optimizer.lr=0.1",
+        "model.dropout=0.0",
+        "train.log_every=30",
+    )
     _, notes = trained(tmp_path, toy_pipeline(tmp_path, *sets))
     losses = [value for _, value in notes.points["train/loss"]]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_a_source_without_batches_to_repeat_refuses(tmp_path):
@@ -129,10 +135,16 @@ def test_a_source_without_batches_to_repeat_refuses(tmp_path):
     plugin.write_text(
         "from toys import Words, WordsConfig\n"
         "class FreshConfig(WordsConfig):\n    '''Draws.'''\n    kind = 'fresh'\n    implementation = 'Fresh'\n"
-        "class Fresh(Words):\n    def draw(self, batch_size, progress):\n        return super().draw(batch_size, progress)\n"
+        "class Fresh(Words):\n    def draw(self, batch_size, progress):\n"
+        "        return super().draw(batch_size, progress)\n"
     )
     recipe = load(
-        {"name": "x", "model": {"kind": "toy"}, "data": {"kind": "fresh"}, "train": {"updates": 1, "overfit_batches": 1}},
+        {
+            "name": "x",
+            "model": {"kind": "toy"},
+            "data": {"kind": "fresh"},
+            "train": {"updates": 1, "overfit_batches": 1},
+        },
         (),
         Registry([TOYS, plugin]),
     )

@@ -35,7 +35,10 @@ EXPECTED = [("encoder.*", {"lr": 0.1}), ("head", {"weight_decay": 0})]
         ("{groups: [{encoder.*: {lr: 0.1}}, {head: {weight_decay: 0}}]}", ()),
         ("{}", (f"optimizer.groups={GROUPS}",)),
         ("{}", ("optimizer.groups.encoder.*.lr=0.1", "optimizer.groups.head.weight_decay=0")),
-        ("{groups: {encoder.*: {lr: 0.5}, head: {}}}", ("optimizer.groups.head.weight_decay=0", "optimizer.groups.encoder.*.lr=0.1")),
+        (
+            "{groups: {encoder.*: {lr: 0.5}, head: {}}}",
+            ("optimizer.groups.head.weight_decay=0", "optimizer.groups.encoder.*.lr=0.1"),
+        ),
         ("{groups: [{encoder.*: {lr: 0.5}}, {head: {weight_decay: 0}}]}", ("optimizer.groups.encoder.*.lr=0.1",)),
     ],
 )  # fmt: skip
@@ -96,12 +99,13 @@ def test_an_override_of_one_pattern_is_recorded_with_all_of_them(tmp_path):
         ("{groups: {a.*: {lrr: 1}}}", "28 optimizer.groups.a.*.lrr: unknown key - did you mean 'lr'?"),
         ("{groups: {a.*: {lr: x}}}", "32 optimizer.groups.a.*.lr: should be a number, got 'x'"),
         ("{groups: {a.*: {lr: -1}}}", "32 optimizer.groups.a.*.lr: should not be below 0"),
-        ("{groups: {a: {b: {lr: x}}}}", "33 optimizer.groups.a.b.lr: should be a number, got 'x'"),
+        ("{groups: {a: {b: {lr: x}}}}", "34 optimizer.groups.a.b.lr: should be a number, got 'x'"),
         (
             "{groups: {a: {kind: sgd}}}",
             "26 optimizer.groups.a.kind: is a setting of the optimizer, for all of its groups",
         ),
-        ("{groups: {a: {spare: [w]}}}", "34 optimizer.groups.a.spare.0: should be 'biases', 'norms' or 'embeddings', got 'w'"),
+        ("{groups: {a: {spare: [w]}}}",
+         "34 optimizer.groups.a.spare.0: should be 'biases', 'norms' or 'embeddings', got 'w'"),
         ("{kind: sgd, groups: {a: {betas: [0.9, 0.9]}}}", "37 optimizer.groups.a.betas: unknown key"),
         ("{layer_decay: 0}", "26 optimizer.layer_decay: should be greater than 0, got 0"),
         ("{layer_decay: 1.5}", "26 optimizer.layer_decay: should be less than or equal to 1, got 1.5"),
