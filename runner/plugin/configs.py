@@ -246,8 +246,19 @@ class SourceConfig(EvaluatedConfig, ABC):
         return iter(())
 
 
+class LimitConfig(Config):
+    """Shares of a dataset; of each part, one batch is left at least."""
+
+    train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the samples to train on."""
+    held_out: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the held-out samples."""
+
+
 class DatasetConfig(SourceConfig):
     """Settings that every dataset has."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"limit"})
 
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     in_memory: ClassVar[bool] = False
@@ -255,6 +266,8 @@ class DatasetConfig(SourceConfig):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes that load batches; with 0, the training's process loads them."""
+    limit: LimitConfig | None = None
+    """Shares of the samples that are used, the same for every seed; null uses all of them."""
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it

@@ -112,6 +112,8 @@ class Context:
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     processes: Processes | None = None
     """The processes of the training if there are several. All draw the same batches."""
+    overfit_batches: int | None = None
+    """Number of batches that a training repeats; None trains on all data."""
 
     def generator(
         self, name: str, device: torch.device | str | None = None

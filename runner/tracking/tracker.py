@@ -15,7 +15,7 @@ from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.files import remove_quietly
 from runner.system.processes import Owner
-from runner.system.synthetic import DATA_TAG, SYNTHETIC
+from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.tracking.keys import mlflow_key
 from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.periodic import Periodic
@@ -98,6 +98,8 @@ class Tracker(Recorder):
         tags = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
         if record.synthetic:
             tags[DATA_TAG] = SYNTHETIC
+        if record.smoke:
+            tags[SMOKE_TAG] = "true"
         objective = recipe.objective
         if objective is not None:
             tags[OBJECTIVE] = f"{objective.direction} {mlflow_key(f'eval/{objective.name}')}"
@@ -342,5 +344,6 @@ def _first_record(name: str, recipe: Recipe, **values: Any) -> Record:
         overrides=params_of(recipe.overrides),
         headline=headline_of(recipe),
         synthetic=recipe.data.is_synthetic(),
+        smoke=recipe.train.smoke,
         **values,
     )

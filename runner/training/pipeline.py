@@ -26,6 +26,7 @@ from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import map_tensors
 from runner.system.torch_settings import require_deterministic_kernels
+from runner.training.parameter_groups import configure_optimizers
 from runner.training.resuming import (
     apply_changed_settings,
     refuse_other_classes,
@@ -105,10 +106,12 @@ class Assembly:
             recipe.optimizer,
             recipe.train.ema,
             processes=processes,
+            overfit_batches=recipe.train.overfit_batches,
         )
         model = recipe.model.recorded()
         data = self._adapted(recipe.data).recorded()
         self.source: Source = source_class(data, self.context)
+        self._refuse_unrepeatable()
         if resumed is not None:
             refuse_other_classes(resumed.get("classes"), self.source.classes)
         self.context.sizes = self.source.sizes
@@ -200,7 +203,7 @@ class Assembly:
             with watch.attaching(active[kind], report, self.learner.compilable):
                 stage.attach(self)
         with watch.watching():
-            self.learner.configure_optimizers()
+            configure_optimizers(self.recipe, self.learner)
         self.learner.start_averages()
         self.base_rates = [
             [float(group["lr"]) for group in optimizer.param_groups]
@@ -217,6 +220,16 @@ class Assembly:
             "train.epochs",
             f"'{self.recipe.data.kind}' does not report how long an epoch is: "
             "use train.updates or train.samples, or give its IterableDataset a __len__",
+        )
+
+    def _refuse_unrepeatable(self) -> None:
+        """Raises a RecipeError if the source cannot repeat batches for ``overfit_batches``."""
+        if self.recipe.train.overfit_batches is None or self.source.can_repeat():
+            return
+        raise _recipe_error(
+            self.recipe,
+            "train.overfit_batches",
+            f"'{self.recipe.data.kind}' has no batches that could be repeated: it needs a dataset",
         )
 
     def _refuse_unmade_roles(self) -> None:

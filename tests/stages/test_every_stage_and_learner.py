@@ -49,12 +49,12 @@ REFUSED = {
 """What cannot work, and a word of the reason."""
 
 
-def recipe_of(learner: str, folder: Path, *sets: str):
+def recipe_of(learner: str, folder: Path, *sets: str, registry: Registry = REGISTRY):
     path = folder / f"{learner}.yaml"
     path.write_text(
         f"name: {learner}\nseed: 3\ndevice: cpu\ntracking: {{system_metrics: false}}\n{tiny_learners.RECIPES[learner]}"
     )
-    return load(path, sets, REGISTRY)
+    return load(path, sets, registry)
 
 
 def with_stage(kind: str) -> str:

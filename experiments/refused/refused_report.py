@@ -1,0 +1,51 @@
+"""Writes the report of refused techniques from their results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"
+INTRODUCTION = """# Techniques that are refused
+
+Reports recommend these techniques; this repository does not offer them as stages, for the reasons measured
+here. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim. Speeds are ratios with a
+95 % interval over rounds of one process; above 1 is faster. Each script takes less than two minutes and writes
+its result to `results/` and this page.
+"""
+
+
+def write_report() -> None:
+    """Writes the page from all results."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    sections = [INTRODUCTION, *map(section, results)]
+    (FOLDER / "README.md").write_text("\n".join(sections), encoding="utf-8")
+
+
+def section(result: dict[str, Any]) -> str:
+    """Returns the section of one result."""
+    rows = [f"| {figure['label']} | {shown(figure)} | {figure['method']} |" for figure in result["figures"]]
+    lines = [
+        f"## {result['title']}",
+        "",
+        f"    {result['command']}",
+        "",
+        f"**{result['conclusion']}**",
+        "",
+        "| case | result | method |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"{result['date']}; {result['machine']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def shown(figure: dict[str, Any]) -> str:
+    """Returns a figure with its interval."""
+    if figure["text"]:
+        return str(figure["text"])
+    if figure["unit"] == "%":
+        return f"{round(figure['value']) + 0} % less"
+    return "{:.2f}x [{:.2f}, {:.2f}]".format(figure["value"], *figure["interval"])
