@@ -35,6 +35,8 @@ class PgtConfig(GradientLearnerConfig):
     kind: ClassVar[str] = "pgt"
     implementation = ".pgt:Pgt"
     learns_from: ClassVar[str] = "node_contexts"
+    # Every node of a batch is compared with all others.
+    couples_samples: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {
             "kind": "adamw",
@@ -62,15 +64,6 @@ class PgtConfig(GradientLearnerConfig):
     """Weight of the part of the loss that distinguishes neighbours from others."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """By which the similarities of that part are divided."""
-
-    def lacks(self, slot: str) -> str | None:
-        """A batch cannot be cut: every node in it is compared with all others."""
-        if slot == "forward_backward":
-            return (
-                "learner 'pgt' compares all nodes of a batch with one another, so that the "
-                "batch cannot be cut"
-            )
-        return super().lacks(slot)
 
 
 class NodeContextsConfig(CitationConfig):

@@ -266,20 +266,22 @@ class ProcessGroup:
     @contextmanager
     def _collective(self) -> Iterator[None]:
         """Replaces torch's error about a lost connection by the reason for it."""
+        started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
             self.vote.is_failing = True
-            raise self._reason(error) from error
+            has_waited = time.monotonic() - started >= self._timeout_s
+            raise self._reason(error, has_waited) from error
 
-    def _reason(self, error: RuntimeError) -> RunnerError:
+    def _reason(self, error: RuntimeError, has_waited: bool) -> RunnerError:
         """Returns why an operation failed: what a process has reported, or which is missing."""
         try:
-            return self._reported_reason(error)
+            return self._reported_reason(error, has_waited)
         except RuntimeError:
             return MissingPeerError(f"the first of {self.count} processes has ended")
 
-    def _reported_reason(self, error: RuntimeError) -> RunnerError:
+    def _reported_reason(self, error: RuntimeError, has_waited: bool) -> RunnerError:
         self._store.set(f"present/{self.rank}", "1")
         keys = [f"present/{rank}" for rank in range(self.count)]
         end = time.monotonic() + _ANSWER_SECONDS
@@ -293,7 +295,8 @@ class ProcessGroup:
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         if not missing:
             return RunnerError(f"the processes cannot exchange data: {error}")
-        return MissingPeerError(
-            f"process {', '.join(missing)} of {self.count} has ended, or has not answered for "
-            f"{self._timeout_s:g} s (train.stall_s)"
-        )
+        name = f"process {', '.join(missing)} of {self.count}"
+        if has_waited:
+            limit = f"{self._timeout_s:g} s (train.stall_s)"
+            return MissingPeerError(f"{name} has not answered for {limit}")
+        return MissingPeerError(f"{name} has ended without a message")

@@ -101,7 +101,7 @@ class LearnerConfig(EvaluatedConfig, ABC):
     """
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch (a contrastive loss), so that
-    several processes cannot train on parts of it.
+    parts of it cannot be trained on, one after the other or by several processes.
     """
     losses_are_means: ClassVar[bool] = False
     """Whether the losses of an own ``update`` are means over the samples of a batch; several
@@ -127,6 +127,11 @@ class LearnerConfig(EvaluatedConfig, ABC):
 
     def lacks(self, slot: str) -> str | None:
         """Returns a message if these settings offer no slot of that name; None if they do."""
+        if slot == "forward_backward" and self.couples_samples:
+            return (
+                f"learner '{self.kind}' compares the samples of a batch with one another, so that "
+                "the batch cannot be cut"
+            )
         if slot in self.slots | PIPELINE:
             return None
         return f"learner '{self.kind}' has no slot '{slot}'"

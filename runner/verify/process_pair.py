@@ -13,6 +13,7 @@ from runner.plugin.contract import Statistical
 from runner.proof.close_check import close
 from runner.proof.subject import Build, Subject
 from runner.proof.subject_states import clones
+from runner.system import generators
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.verify.subjects import (
     LearnerState,
@@ -105,6 +106,8 @@ def mirror(
         # An error here is one in the first process, too, which reports it.
         with _default_type(dtype), suppress(Exception):
             if name == "build":
+                # Initial parameters may follow from the global generators.
+                generators.load_state_dict(value)
                 pipeline = assemble(staged, registry.files, processes=group)
                 trainings[number] = Training(pipeline)
             elif name == "load":
@@ -127,7 +130,7 @@ class _Leader:
         """Builds the training in all processes, and returns that of the first."""
         self.builds += 1
         number = self.builds
-        self._send("build", number)
+        self._send("build", number, generators.state_dict())
         pipeline = assemble(self.recipe, self.registry.files, processes=self.group)
         training = Training(pipeline)
         state = _MirroredState(training, self, number)

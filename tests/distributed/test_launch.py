@@ -2,17 +2,28 @@
 
 import itertools
 import json
+import os
 from dataclasses import asdict
 from signal import Signals
 from types import SimpleNamespace
 
 import pytest
 
-from runner.distributed.launch import _exit_code
+from runner.distributed.launch import _exit_code, launch
 from runner.distributed.membership import EXIT_FILE
 from runner.distributed.process_group import FAILURE_FILE, PeerFailure
 
 ENDED = "process 1 of 2 has ended"
+
+
+def test_the_launcher_of_torch_starts_the_processes(monkeypatch, capfd):
+    """The processes find each other, and print the error of all of them once."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert launch(2, ["recipes"]) == 2
+    output = capfd.readouterr()
+    assert output.err == "error: 'recipes' is a command for one process; several can: resume, run, verify\n"
+    assert output.out == ""
+    assert not {"RUNNER_LAUNCH", "RUNNER_THREADS"} & os.environ.keys()
 
 
 def failing(**codes):

@@ -14,6 +14,7 @@ from runner.training.pipeline import setting_of
     [
         ("marl_baseline", (), "data: 'uav_path_planning' is not a dataset"),
         ("shakespeare_gpt", ("model.dropout=0.1",), "model: 'gpt' draws random numbers"),
+        ("pgt_cora", (), "model: the loss of 'pgt' couples the samples"),
         ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
         ("digits_classifier", ("train.sentinel={share: 0.5}",), "train.sentinel"),
         ("digits_classifier", ("train.stop={seconds: 5}",), "train.stop.seconds"),

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from children import start
+from children import free_port, start
 from interrupted import learnt, same
 from toy_runs import TOYS, written
 
@@ -25,12 +24,6 @@ SETS = (
     *("model.kind=paced", "train.updates=40", "train.ema=0.9", "train.checkpoint_every=5"),
     *("train.evaluate_every=20", "train.log_every=5", "optimizer.max_grad_norm=0.5"),
 )
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -123,7 +116,9 @@ def test_the_message_of_a_failing_process_is_printed_once(tmp_path, migrated_wor
     assert "out of luck" in record["reason"]
 
 
-@pytest.mark.parametrize(("number", "message"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "for 2 s")])
+@pytest.mark.parametrize(
+    ("number", "message"), [(signal.SIGKILL, "has ended without"), (signal.SIGSTOP, "not answered for 2 s")]
+)
 def test_all_end_when_one_is_killed_or_hangs(tmp_path, migrated_workspace, number, message):
     with two(tmp_path / "lost", *command(tmp_path, "train.stall_s=2", "train.updates=4000")) as processes:
         run = wait_for_checkpoint(migrated_workspace, processes)

@@ -35,6 +35,18 @@ def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name):
     assert "the same algebra" in verdict.summary
 
 
+def test_a_learner_with_several_optimizers_passes(pair):
+    verdict = compared(pair, tiny_recipe("gan"), PLUGINS)
+    assert verdict, verdict
+
+
+def test_a_loss_that_couples_samples_fails(pair):
+    """The recipe is refused because its model declares that; this is what would happen without the declaration."""
+    verdict = compared(pair, tiny("pgt_cora"))
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert "'loss.mean' differs" in verdict.summary
+
+
 def test_the_report_names_the_processes_and_the_stages(pair):
     recipe = tiny_recipe("tokens", "optimization.gradient_accumulation={micro_batch: 2}")
     pair.start(follow, recipe.values(masked=False), PLUGINS, close_stages(recipe))
