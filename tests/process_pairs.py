@@ -17,6 +17,7 @@ from runner.distributed.process_group import ProcessGroup
 from runner.plugin.registry import Registry
 from runner.recipe.loader import from_values, load
 from runner.system.errors import RunnerError
+from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 from runner.verify.process_pair import mirror
@@ -147,6 +148,21 @@ def train(group, name, sets=(), updates=3, used="DataParallel"):
         torch.set_default_dtype(torch.float32)
     state = pipeline.learner.complete_state()
     return {"modules": state["modules"], "averages": state.get("averages", {}), "outputs": outputs}
+
+
+def evaluate(group, name, *sets):
+    """Returns the metrics of the initial model."""
+    return evaluated(assemble(tiny_recipe(name, *sets), PLUGINS, processes=group))
+
+
+def buffers(group, path):
+    """Returns the buffers after three updates of the plugin 'odd' of a file, which is an image classifier."""
+    files = [*PLUGINS, path]
+    recipe = tiny_recipe("images", "model.kind=odd", "train.batch_size=5", registry=Registry(files))
+    step = Step(assemble(recipe, files, processes=group))
+    for _ in range(3):
+        step()
+    return {name: value.clone() for name, value in step.learner.module.named_buffers()}
 
 
 def plain(output):

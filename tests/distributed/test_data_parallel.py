@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from process_pairs import refused, started_pair, train
+from process_pairs import buffers, evaluate, refused, started_pair, train
 
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import leaves
@@ -66,6 +66,47 @@ def test_an_incorrect_division_trains_another_model(pair, used, sets):
     single = train(None, "tokens", sets)
     first, _ = pair.call(train, "tokens", sets, 3, used)
     assert difference(single["modules"], first["modules"]) > 1e-5
+
+
+def test_an_evaluation_in_turns_has_the_bits_of_a_single_process(pair):
+    for name, size in itertools.product(("images", "tokens"), (2, 5, 12)):
+        sets = f"train.batch_size={size}"
+        single = evaluate(None, name, sets)
+        assert pair.call(evaluate, name, sets) == (single, single)
+
+
+RUNNING = """
+class K(Classifier):
+    kind = "odd"
+    implementation = "N"
+    buffer_rule = "{rule}"
+class Running(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("average", torch.zeros(2))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+    def forward(self, image):
+        self.average = 0.5 * self.average + 0.5 * image.detach().mean((0, 2, 3))
+        self.batches += 1
+        return self.inner(image)
+class N(ClassifierLearner):
+    def build(self, config, shapes, context):
+        return Running(super().build(config, shapes, context))
+"""
+
+
+@pytest.mark.parametrize("rule", ["broadcast", "average"])
+def test_buffers_are_the_same_in_all_processes(pair, tmp_path, rule):
+    path = write_plugin(tmp_path, RUNNING.format(rule=rule))
+    single = buffers(None, path)
+    first, second = pair.call(buffers, path)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+    assert int(first["batches"]) == 3
+    is_equal = torch.allclose(first["average"], single["average"], rtol=1e-5, atol=1e-6)
+    # The first process has seen two of five samples.
+    assert is_equal == (rule == "average")
 
 
 def test_parts_of_all_processes_are_the_batch_without_overlap(pair):

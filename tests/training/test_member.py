@@ -91,6 +91,14 @@ def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, mig
     assert 0 < checkpoint.load(newest)["step"] < 40
 
     resume = ["resume", stopped.name, "--quiet", "--json", "--plugin", str(TOYS), "--plugin", PACED]
+    # The resumed run loses a process, and is resumed again.
+    with two(tmp_path / "killed", *resume) as processes:
+        while checkpoint.checkpoints(stopped / "checkpoints")[-1] <= newest:
+            assert processes[0].running, processes[0].stderr
+            time.sleep(0.005)
+        processes[1].send(signal.SIGKILL)
+        assert processes[0].wait() == 1
+    assert checkpoint.load(checkpoint.checkpoints(stopped / "checkpoints")[-1])["step"] < 40
     with two(tmp_path / "resumed", *resume) as (first, second):
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
     same(learnt(first.data()), learnt(reference))
@@ -100,6 +108,17 @@ def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, mig
     for other, count in ((group, 3), (None, 1)):
         with pytest.raises(UsageError, match=f"trained by 2 processes, and this would be {count}"):
             refuse_other_count(stopped / "recipe.lock.yaml", other)
+
+
+def test_an_error_of_all_processes_is_printed_by_the_first(tmp_path, migrated_workspace):
+    with two(tmp_path / "diverged", *command(tmp_path, "optimizer.lr=1e30", "optimizer.max_grad_norm=null")) as members:
+        assert [member.wait() for member in members] == [6, 6]
+    first, second = members
+    assert second.stderr == ""
+    assert first.stderr.count("error: ") == 1
+    (run,) = migrated_workspace.glob("runs/*")
+    assert record_of(run)["status"] == "FAILED"
+    assert (run / "diagnosis.json").exists()
 
 
 def test_the_message_of_a_failing_process_is_printed_once(tmp_path, migrated_workspace):
