@@ -160,7 +160,7 @@ def read_memory(entry: Entry) -> Measurement:
         unit="%",
         text=saving(value, interval),
         method="bytes at the peak of an update; the range is that of torch's and the kernel's count",
-        date=date_of("memory"),
+        date=str(entry.get("date") or date_of("memory")),
         machine=f"cpu, {result['machine']['cpu']}, torch {result['machine']['torch']}",
         verdict="",
         report="experiments/memory/README.md",
