@@ -243,6 +243,10 @@ class DatasetConfig(SourceConfig):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes that load batches; with 0, the training's process loads them."""
+    prefetch: Annotated[int, Field(ge=1, le=64)] = 4
+    """Number of batches that each worker has ready; it needs ``workers``."""
+    pin: bool = True
+    """Whether batches for a GPU are copied into pinned memory, from which copies do not block."""
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it
