@@ -23,6 +23,7 @@ def recipe(name="marl", experiment="tests", system_metrics=False, **settings):
         values=lambda: settings,
         tracking=SimpleNamespace(experiment=experiment, system_metrics=system_metrics),
         data=SimpleNamespace(is_synthetic=lambda: False),
+        train=SimpleNamespace(smoke=False),
     )
 
 

@@ -282,7 +282,9 @@ def run(words, page, tmp_path):
         words += [*BRIEF, "--stage", by_recipe(ONE_STAGE, words[1])]
     if "--seeds" in words:
         words[words.index("--seeds") + 1] = "2"
-    if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
+    is_here = words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words
+    # Several processes are started with the words of a command line.
+    if is_here and "--nproc" not in words:
         with patch.object(inference_ablation, "FEWEST_SECONDS", 0.01):
             done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)

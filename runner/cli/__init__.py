@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -21,6 +22,7 @@ from runner.cli import (
     models,
     plan,
     plugins,
+    processes,
     profile,
     recipes,
     resume,
@@ -137,7 +139,7 @@ def main() -> NoReturn:
         # A variable, because child processes need it as well.
         os.environ[TRACEBACK] = "1"
     try:
-        code = app(words, standalone_mode=False)
+        code = processes.call(partial(app, words, standalone_mode=False), words)
         if code == ExitCode.INTERRUPTED and interrupts:
             say("Interrupted.")
     except RunnerError as error:

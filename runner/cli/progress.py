@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.cli.live import LiveBar
 from runner.system.console import Console
 from runner.system.suggestions import shown_path
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import amount, duration, figure
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
         "best": _best(result),
         "newest": _newest_checkpoint(result),
         "data": [SYNTHETIC_REMARK] if result.synthetic else [],
+        "smoke": [SMOKE_REMARK] if result.smoke else [],
         "time": _time(result),
         "stages": _stages(result) or ["none (baseline)"],
     }

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -20,9 +21,18 @@ from runner.cli.common import (
     settings,
 )
 from runner.cli.data import fetched
+from runner.cli.processes import (
+    Processes,
+    first_decides,
+    follow,
+    is_one_of_several,
+    refuse_several,
+    start_processes,
+)
 from runner.cli.resume import resume
 from runner.cli.timing import process_start
 from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.distributed.membership import current
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
-    from runner.tracking import RunFolder
     from runner.training.result import RunResult
 
 GoOn = Annotated[
@@ -40,7 +49,14 @@ GoOn = Annotated[
     Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one."),
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
-Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
+Parallel = Annotated[int, Option("--parallel", min=1, help="Number of runs that train at the same time.")]
+Smoke = Annotated[
+    bool,
+    Option(
+        "--smoke",
+        help="Try the recipe: a few updates, an evaluation and two checkpoints on 1 % of the data.",
+    ),
+]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
     list[str] | None,
@@ -52,8 +68,9 @@ Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its descr
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, keep_batch: KeepBatch = False,
-    retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False,
+    keep_batch: KeepBatch = False, retune: Retune = False, nproc: Processes = 1, quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -66,17 +83,33 @@ def run(
     With --seeds, every seed is a run, and the means have confidence intervals. --resume continues
     the seeds that are not finished.
 
+    With several values of a setting, separated by commas, every combination is a run of one group.
+
+    With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
+    It is marked, and its model cannot be registered.
+
+    With --nproc, processes train one model together, each on a part of every batch.
+
     [bold]runner run marl_phase2[/]
 
     [bold]runner run digits_classifier --seeds 5 --parallel 2[/]
 
+    [bold]runner run digits_classifier --smoke[/]
+
+    [bold]runner run digits_classifier optimizer.lr=1e-3,3e-3 model.widths=[8],[16] --parallel 2[/]
+
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
+    from runner.recipe.grid import grid_of
     from runner.recipe.loader import find, secret_assignments
     from runner.recipe.yaml_nodes import is_lock
 
     registry = registry_of(plugin, quiet)
-    assignments = settings(sets, bare)
+    all_assignments = settings(sets, bare)
+    varied, combinations = grid_of(all_assignments)
+    assignments = combinations[0]
+    if varied and seeds > 1:
+        raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
     path = find(recipe)
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
@@ -84,7 +117,32 @@ def run(
         loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {recipe}")
     else:
         loaded = _load(path, assignments, registry)
+    if smoke:
+        from runner.recipe.smoke import smoke_assignments
+
+        shortened = smoke_assignments(loaded)
+        combinations = [[*combination, *shortened] for combination in combinations]
+        assignments = combinations[0]
+        loaded = _load(path, assignments, registry)
     _download(loaded, download)
+    if (varied or seeds > 1) and is_one_of_several(nproc):
+        refuse_several("a group of runs")
+    start_processes(loaded, nproc)
+    if varied:
+        from runner.cli.grid import run_grid
+
+        say_drift(changes)
+        run_folders("run", quiet)
+        recipes = {}
+        for number, combination in enumerate(combinations, start=1):
+            variant = _load(path, combination, registry)
+            recipes[number] = replace(variant, tuning=None) if retune else variant
+        smoke_option = ["--smoke"] if smoke else []
+        options = [*smoke_option, "--parallel", str(parallel), "--resume"]
+        command = _command(registry, recipe, all_assignments, options)
+        run_grid(
+            recipes, varied, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover
+        )  # fmt: skip
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 
@@ -94,19 +152,20 @@ def run(
         options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
         command = _command(registry, recipe, assignments, options)
         run_seeds(recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover)
-    folder = _unfinished(loaded, takeover, quiet) if go_on else None
-    if folder is not None:
+    name = first_decides(partial(_unfinished, loaded, takeover, quiet)) if go_on else None
+    if name is not None:
         # The lock does not contain secrets.
         all_sets = [*secret_assignments(loaded), *assignments]
-        resume(folder.name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
+        resume(name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
     say_drift(changes)
+    follow(loaded, registry)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
         from runner.training.run import run as train
 
         options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
-        return train(loaded, registry, Workspace(), display, **options)
+        return train(loaded, registry, Workspace(), display, processes=current(), **options)
 
     train_recipe(loaded, quiet, as_json, begin, keep_batch)
 
@@ -139,12 +198,12 @@ def _by_seed(
     return recipes
 
 
-def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> "RunFolder | None":
-    """Returns the newest run of the same recipe that can be resumed."""
+def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> str | None:
+    """Returns the name of the newest run of the same recipe that can be resumed."""
     for folder in run_folders("run", quiet):
         record = folder.record()
         if record is not None and record.digest == recipe.digest and not folder.obstacle(takeover):
-            return folder
+            return folder.name
     return None
 
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class SeedsProgressDisplay(ProgressDisplay):
     """Shows the progress of several trainings as one, with the step of each seed that is training."""
 
-    def __init__(self, console: Console, recipe: "Recipe", count: int) -> None:
+    def __init__(self, console: Console, recipe: "Recipe", count: int, word: str = "seed") -> None:
         super().__init__(console, recipe)
         self.total = recipe.length[1] * count
+        self.word = word
         self.steps: Mapping[int, int | None] = {}
 
     def show_seeds(self, steps: "Mapping[int, int | None]") -> None:
@@ -35,7 +36,7 @@ class SeedsProgressDisplay(ProgressDisplay):
     def doing(self, progressed: float = 0.0) -> str:
         """Returns the phase, and what every seed that is training has reached."""
         seeds = [
-            f"seed {seed} is starting" if step is None else f"seed {seed} at {step:,}"
+            f"{self.word} {seed} is starting" if step is None else f"{self.word} {seed} at {step:,}"
             for seed, step in self.steps.items()
         ]
         return ": ".join(filter(None, (super().doing(progressed), ", ".join(seeds))))

@@ -65,12 +65,13 @@ def _show_run(folder: "RunFolder", as_json: bool) -> None:
     """Prints the summary of a run, with the runs of a group of seeds."""
     from runner.tracking.listing import described
     from runner.tracking.lookup import below
+    from runner.tracking.record import GROUPS
     from runner.tracking.run_summary import show as show_card
     from runner.tracking.workspace import Workspace
 
     run = described(folder)
     members = []
-    if run["kind"] == "seeds":
+    if run["kind"] in GROUPS:
         members = [described(member) for member in reversed(below(Workspace(), folder.name))]
 
     def data() -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Config(BaseModel):
     """Settings of a plugin that have moved in the recipe: dotted paths, from the old to the new."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Hints for keys that belong elsewhere."""
+    omitted: ClassVar[frozenset[str]] = frozenset()
+    """Settings that a dump leaves out while they have their defaults."""
 
     _read: set[str] | None = PrivateAttr(default=None)
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""
@@ -57,10 +59,9 @@ class Config(BaseModel):
         # A dump reads every field.
         tuple(self)
         # A computed field is not a setting: a recipe that contained it could not be read again.
-        computed = type(self).model_computed_fields
-        return {
-            name: value for name, value in dump(self).items() if name not in computed
-        }
+        hidden = set(type(self).model_computed_fields)
+        hidden |= {name for name in self.omitted if self.is_default(name)}
+        return {name: value for name, value in dump(self).items() if name not in hidden}
 
     def model_copy(self, **settings: Any) -> Self:
         """Returns a copy like pydantic's method."""

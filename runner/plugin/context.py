@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from runner.plugin.progress import Progress
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runner.plugin.optimizer import OptimizerSettings
 
 Step = Callable[..., Any]
+Value = TypeVar("Value")
 STEP = frozenset({"draw", "transfer", "next_batch", "update"})
 """The slots of a training step."""
 PIPELINE = STEP | {
@@ -66,6 +67,21 @@ class Slots:
         setattr(self, name, wrapped)
 
 
+class Processes(Protocol):
+    """The processes of one training, as one of them sees them.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        count: Number of processes.
+    """
+
+    rank: int
+    count: int
+
+    def gather(self, value: Value) -> list[Value]:
+        """Returns the values of all processes, by rank; all have to call it."""
+
+
 @dataclass
 class Context:
     """Device, slots, settings that belong to no plugin, and random generators."""
@@ -94,6 +110,10 @@ class Context:
     batch.
     """
     generators: dict[str, torch.Generator] = field(default_factory=dict)
+    processes: Processes | None = None
+    """The processes of the training if there are several. All draw the same batches."""
+    overfit_batches: int | None = None
+    """Number of batches that a training repeats; None trains on all data."""
 
     def generator(
         self, name: str, device: torch.device | str | None = None

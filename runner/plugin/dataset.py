@@ -8,14 +8,15 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
-from runner.plugin.configs import DatasetConfig
+from runner.plugin.configs import DatasetConfig, LimitConfig
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
 from runner.plugin.fingerprint import fingerprint_of_data
@@ -37,6 +38,20 @@ _TRAINING = "training data"
 """Name of the data for the training in messages."""
 _HELD_OUT = "held-out data"
 """Name of the data for the evaluation in messages."""
+
+
+class _Measured(NamedTuple):
+    """A metric of one held-out batch.
+
+    Attributes:
+        number: Number of the batch.
+        name: Name of the metric.
+        mean: Its sum over the batch, and of how many things it is the sum.
+    """
+
+    number: int
+    name: str
+    mean: Mean
 
 
 class DatasetSource(Source):
@@ -65,9 +80,39 @@ class DatasetSource(Source):
         facts = self._inspected()
         self._samples = facts.train
         self._held_out_samples = facts.held_out
+        if config.limit is not None:
+            self._limit(config.limit)
         self.shapes = facts.shapes
         if type(self).layout is Source.layout:
             self.layout = facts.layout
+
+    def _limit(self, limit: LimitConfig) -> None:
+        """Uses only shares of the samples, drawn at random.
+
+        Raises:
+            UsageError: The samples are a stream, which has no numbers.
+        """
+        self._all_data = (self.train, self.held_out)
+        held_out = self._held_out_samples
+        if isinstance(self.held_out, Rows):
+            held_out = len(self.held_out)
+        # Other seeds train on the same samples.
+        generator = torch.Generator().manual_seed(0)
+        for name, share, count in (
+            ("train", limit.train, self._samples),
+            ("held_out", limit.held_out, held_out),
+        ):
+            if share == 1:
+                continue
+            data = getattr(self, name)
+            if count is None or (is_stream(data) and not isinstance(data, Rows)):
+                raise UsageError(
+                    f"data.limit.{name}: '{self.config.kind}' is a stream, whose samples have no "
+                    "numbers; remove it, and set a shorter training"
+                )
+            size = max(math.ceil(share * count), min(count, self.context.batch_size))
+            numbers = torch.randperm(count, generator=generator)[:size].sort().values
+            self.select(**{name: numbers})
 
     def _inspected(self) -> Facts:
         """Returns facts that are needed before the first batch, read by a worker if there is one.
@@ -137,7 +182,14 @@ class DatasetSource(Source):
 
     # The state that collate may need in a worker; data are sent separately.
     def __getstate__(self) -> State:
-        excluded = ("context", "train", "held_out", "_stream", "_opening")
+        excluded = (
+            "context",
+            "train",
+            "held_out",
+            "_all_data",
+            "_stream",
+            "_opening",
+        )
         attributes = vars(self).items()
         return {name: value for name, value in attributes if name not in excluded}
 
@@ -154,6 +206,10 @@ class DatasetSource(Source):
     def ahead(self) -> int:
         """Returns a large number: a resumed run samples again what was sampled in advance."""
         return 2**30
+
+    def can_repeat(self) -> bool:
+        """Returns whether batches are drawn by this class, which repeats them."""
+        return type(self).draw is DatasetSource.draw
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Returns the number of samples, and of tokens if the source counts them."""
@@ -179,6 +235,8 @@ class DatasetSource(Source):
         """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
         hold.
         """
+        if self.config.limit is not None:
+            return fingerprint_of_data(*self._all_data)
         return fingerprint_of_data(self.train, self.held_out)
 
     def state_dict(self) -> State:
@@ -192,6 +250,22 @@ class DatasetSource(Source):
 
     def _batches(self, size: int, first: int, *, epochs_count: bool) -> Iterator[Batch]:
         """Returns an endless iterator over batches, from the one with number ``first``."""
+        count = self.context.overfit_batches
+        if count is None:
+            return self._all_batches(size, first, epochs_count=epochs_count)
+        batches = self._all_batches(size, 0, epochs_count=False)
+        repeated = list(itertools.islice(batches, count))
+        numbers = itertools.count(first)
+        # An update may change its batch in place.
+        return (
+            map_tensors(torch.clone, repeated[number % len(repeated)])
+            for number in numbers
+        )
+
+    def _all_batches(
+        self, size: int, first: int, *, epochs_count: bool
+    ) -> Iterator[Batch]:
+        """Returns an endless iterator over the batches of all data, from number ``first``."""
         if is_stream(self.train) and not isinstance(self.train, Rows):
             # A stream has no numbers, so the batches before are read again.
             stream = self._streamed(size, epochs_count=epochs_count)
@@ -423,11 +497,14 @@ class DatasetSource(Source):
 
     @torch.no_grad()
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
-        sums: dict[str, float] = defaultdict(float)
-        counts: dict[str, float] = defaultdict(float)
+        processes = self.context.processes
+        measured: list[_Measured] = []
         seed = derived_seed(self.context.seed, "evaluation")
         with seeded(seed), learner.evaluating():
             for number, batch in enumerate(batches):
+                # Several processes measure the batches in turns.
+                if processes and number % processes.count != processes.rank:
+                    continue
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
                 note = partial(_held_out_place, number, batch)
                 batch_seed = derived_seed(seed, str(number))
@@ -435,8 +512,17 @@ class DatasetSource(Source):
                     metrics = learner.metrics(moved)
                 _check_means(learner, metrics)
                 for name, mean in metrics.items():
-                    sums[name] += float(mean.sum)
-                    counts[name] += float(mean.count)
+                    plain = Mean(float(mean.sum), float(mean.count))
+                    measured.append(_Measured(number, name, plain))
+        if processes:
+            parts = processes.gather(measured)
+            # In the order of a single process, so that the sums have the same bits.
+            measured = sorted(itertools.chain(*parts), key=attrgetter("number"))
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, float] = defaultdict(float)
+        for metric in measured:
+            sums[metric.name] += metric.mean.sum
+            counts[metric.name] += metric.mean.count
         means = {}
         for name, count in counts.items():
             means[name] = sums[name] / count if count else math.nan

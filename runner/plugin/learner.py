@@ -208,7 +208,11 @@ class Learner(ABC):
         return self.noise(batch, torch.Generator(self.device).manual_seed(seed))
 
     def blocks(self) -> Sequence[nn.Module]:
-        """Returns layers whose activations may be discarded and computed again, first to last."""
+        """Returns the repeated layers of the model, first to last.
+
+        Their activations may be discarded and computed again, and ``optimizer.layer_decay`` gives
+        them different learning rates.
+        """
         return ()
 
     def prunable(self) -> Iterable[Prunable]:
@@ -227,7 +231,8 @@ class Learner(ABC):
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
             settings = role.settings
-            groups = settings.groups(role.module)
+            blocks = () if settings.layer_decay is None else self.blocks()
+            groups = settings.parameter_groups(role.module, blocks)
             try:
                 role.optimizer = settings.make(self.slots, groups)
             except UsageError:
@@ -235,7 +240,7 @@ class Learner(ABC):
                 if all(parameter.requires_grad for parameter in parameters):
                     raise
                 # Muon refuses vectors, also those that are frozen.
-                groups = settings.groups(role.module, frozen=False)
+                groups = settings.parameter_groups(role.module, blocks, frozen=False)
                 role.optimizer = settings.make(self.slots, groups)
 
     def start_averages(self) -> None:

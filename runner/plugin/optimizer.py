@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationInfo,
     WithJsonSchema,
     WrapValidator,
     create_model,
+    model_serializer,
 )
 from pydantic_core import to_jsonable_python
 
@@ -40,8 +42,10 @@ IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch that stages make, not recipes."""
 Spared = Literal["biases", "norms", "embeddings"]
 SPARED: tuple[Spared, ...] = get_args(Spared)
-RUNNER_SETTINGS = ("max_grad_norm", "spare")
+RUNNER_SETTINGS = ("max_grad_norm", "spare", "groups", "layer_decay")
 """Settings that torch does not have."""
+ROLE_SETTINGS = ("groups", "layer_decay")
+"""Settings that concern the parameters of one role."""
 
 _DESCRIPTIONS = {
     "adjust_lr_fn": "Adjustment of the learning rate to a matrix's shape: original (also null) "
@@ -100,6 +104,29 @@ class Clipping:
         slots.clip(parameters, self.max_norm)
 
 
+class GroupSettings(Config):
+    """Settings of a group of parameters; those that are left out are the optimizer's.
+
+    ``settings_of`` a kind adds those of torch.
+    """
+
+    spare: tuple[Annotated[Spared, WithJsonSchema({"enum": list(SPARED)})], ...] = (
+        SPARED
+    )
+    """Parameters of the group without weight decay."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of the optimizer's signature that the group has."""
+        assigned = self.model_fields_set - {"spare"}
+        return {name: value for name, value in self if name in assigned}
+
+    @model_serializer(mode="wrap")
+    def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        assigned = self.model_fields_set
+        return {name: value for name, value in dump(self).items() if name in assigned}
+
+
 class OptimizerSettings(Config):
     """The optimizer of one role; ``settings_of`` a kind has all parameters of its signature except
     those of the implementation.
@@ -107,10 +134,16 @@ class OptimizerSettings(Config):
 
     kind: ClassVar[str]
     """Name of a class in ``torch.optim``, in lower case: ``adamw``, ``sgd``."""
-    elsewhere: ClassVar = dict.fromkeys(
-        IMPLEMENTATION_SETTINGS,
-        "selects an implementation, which is the task of stages (fused_optimizer, cuda_graph)",
-    )
+    elsewhere: ClassVar = {
+        **dict.fromkeys(
+            IMPLEMENTATION_SETTINGS,
+            "selects an implementation, which is the task of stages (fused_optimizer, cuda_graph)",
+        ),
+        **dict.fromkeys(
+            ("kind", "max_grad_norm", "groups", "layer_decay"),
+            "is a setting of the optimizer, for all of its groups",
+        ),
+    }
 
     lr: _Number
     """The learning rate before any schedule."""
@@ -120,6 +153,12 @@ class OptimizerSettings(Config):
         SPARED
     )
     """Parameters without weight decay."""
+    groups: Mapping[str, GroupSettings] = Field(default_factory=dict)
+    """Settings of parameters by pattern of their names; the first pattern that matches applies."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor between the learning rates of a block of the model and of the block above it; null has
+    one rate for all blocks.
+    """
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,8 +168,16 @@ class OptimizerSettings(Config):
     def values(self) -> dict[str, Any]:
         """Returns the values in the form of a recipe."""
         # The settings of torch are first, as in its signature.
-        values = {"kind": self.kind, **self.settings, **dict(self)}
-        return dict(to_jsonable_python(values))
+        values = to_jsonable_python({"kind": self.kind, **self.settings, **dict(self)})
+        # A list keeps the order of the patterns, which matters, in every file.
+        groups = values.pop("groups")
+        if groups:
+            values["groups"] = [
+                {pattern: settings} for pattern, settings in groups.items()
+            ]
+        if self.layer_decay is None:
+            del values["layer_decay"]
+        return dict(values)
 
     def optimizer(self) -> type[Optimizer]:
         """Returns the class in ``torch.optim``."""
@@ -150,46 +197,26 @@ class OptimizerSettings(Config):
         """Returns how gradients are clipped before a step; None if they are not."""
         return None if self.max_grad_norm is None else Clipping(self.max_grad_norm)
 
-    def groups(self, module: nn.Module, *, frozen: bool = True) -> list[dict[str, Any]]:
-        """Returns the parameter groups of a module, one of them without weight decay.
+    def parameter_groups(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module] = (),
+        *,
+        frozen: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Returns the parameter groups of a module, as the recipe divides its parameters.
 
         Args:
             module: The module.
+            blocks: Its blocks, first to last, for ``layer_decay``.
             frozen: Whether frozen parameters are in the groups, so that they are trained as soon as
                 ``requires_grad_(True)`` unfreezes them. Without a gradient, an optimizer passes
                 them over.
         """
-        parameters = []
-        for parameter in module.parameters():
-            can_be_unfrozen = parameter.is_floating_point() or parameter.is_complex()
-            if parameter.requires_grad or (frozen and can_be_unfrozen):
-                parameters.append(parameter)
-        if not getattr(self, "weight_decay", 0) or not self.spare:
-            return [{"params": parameters}]
-        spared = self._spared(module)
-        decayed = [parameter for parameter in parameters if parameter not in spared]
-        undecayed = [parameter for parameter in parameters if parameter in spared]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed},
-            {"params": undecayed, "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        # The module imports torch, which the validation of a recipe does not need.
+        from runner.plugin.parameter_groups import parameter_groups
 
-    def _spared(self, module: nn.Module) -> set[nn.Parameter]:
-        """Returns the parameters without weight decay."""
-        from torch import nn
-
-        spared = set()
-        for layer in module.modules():
-            for name, parameter in layer.named_parameters(recurse=False):
-                sort = "norms" if parameter.dim() < 2 else "weights"
-                if name.endswith("bias"):
-                    sort = "biases"
-                elif isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-                    sort = "embeddings"
-                if sort in self.spare:
-                    spared.add(parameter)
-        return spared
+        return parameter_groups(self, module, blocks, frozen=frozen)
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -372,9 +399,23 @@ def settings_of(kind: str) -> type[OptimizerSettings]:
             annotation = _type(ast.unparse(argument.annotation), default)
             field = Field(default=default, description=description)
             fields[argument.arg] = (annotation, field)
-    settings = create_model(name, __base__=OptimizerSettings, **fields)
+    settings = create_model(
+        name, __base__=OptimizerSettings, **fields, groups=_groups_field(name, fields)
+    )
     settings.kind = kind
     return settings
+
+
+def _groups_field(name: str, fields: Mapping[str, Any]) -> Any:
+    """Returns the field of the groups of an optimizer, which may have its settings."""
+    group_fields: dict[str, Any] = {}
+    for setting, (annotation, field) in fields.items():
+        # A setting that is left out is the optimizer's, so the default has no meaning.
+        default = Field(default=None, description=field.description)
+        group_fields[setting] = (annotation, default)
+    group = create_model(f"{name}Group", __base__=GroupSettings, **group_fields)
+    description = OptimizerSettings.model_fields["groups"].description
+    return dict[str, group], Field(default_factory=dict, description=description)  # type: ignore[valid-type]
 
 
 def _arguments(module: ast.Module, class_name: str) -> Iterator[tuple[ast.arg, str]]:

@@ -211,6 +211,10 @@ class Source(ABC):
             ) from error
         return None
 
+    def can_repeat(self) -> bool:
+        """Returns whether ``draw`` repeats ``context.overfit_batches`` batches if that is set."""
+        return False
+
     def limit_evaluation(self, samples: int) -> None:  # noqa: B027 (a simulator has no such samples)
         """Evaluates at most this number of held-out samples from now on, where the source can."""
 

@@ -15,8 +15,10 @@ from runner.plugin.registry import SECTIONS, Registry
 from runner.plugin.tuning import Setup
 from runner.recipe.contradictions import conflicts
 from runner.recipe.dumping import dump_inline
+from runner.recipe.environment import with_environment
 from runner.recipe.mapping import node_of
 from runner.recipe.optimizers import optimizers
+from runner.recipe.parameter_groups import group_origins, with_patterns
 from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
 from runner.recipe.tuning import locked_tuning
 from runner.recipe.validation import (
@@ -175,7 +177,7 @@ def from_values(
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    recipe = _validated(Path(path), root, catalog, problems)
+    recipe = _validated(Path(path), with_patterns(root), catalog, problems)
     return replace(recipe, origins=origins, tuning=tuning)
 
 
@@ -245,7 +247,10 @@ def _validated(
     stage_paths = dict.fromkeys(f"optimization.{kind}" for kind in named_stages)
     return replace(
         recipe,
-        origins=_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}),
+        origins={
+            **_origins(root, {**stage_paths, **dict(flatten(recipe.values()))}),
+            **group_origins(root),
+        },
     )
 
 
@@ -333,36 +338,65 @@ def layers(
     A ``mapping`` takes the place of the file.
     """
     files: list[Node] = []
-    chain: list[Path] = []
-    while not is_lock(path):
-        root = mapping if not chain else None
-        if root is None:
-            # A file that another one names may be anything; only the first is quoted whatever it
-            # holds.
-            root = read(path, problems, quotes=not chain)
-        _refuse_experiment(root)
-        children = dict(root.children)
-        extends = children.pop("extends", None)
-        files.append(replace(root, value=children))
-        if extends is None:
-            break
-        if not isinstance(extends.value, str) or not extends.value:
-            message = "should be the path of a recipe, or the name of one that ships"
-            raise RecipeError([*problems, Problem(extends.place, "extends", message)])
-        chain.append(path.resolve())
-        path = _find_named(extends, "extends", path.parent, problems)
-        if path.resolve() in chain:
-            circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError(
-                [
-                    *problems,
-                    Problem(extends.place, "extends", f"runs in a circle: {circle}"),
-                ]
-            )
-    else:
-        files.append(_locked(read(path, problems)))
+    _add_layers(path, mapping, (), set(), files, problems)
     overrides = [_assignment(override, problems) for override in sets]
-    return [*reversed(files), *overrides]
+    values = [with_environment(override, problems) for override in overrides]
+    return [with_patterns(layer) for layer in (*files, *values)]
+
+
+def _add_layers(
+    path: Path,
+    mapping: Node | None,
+    chain: tuple[Path, ...],
+    included: set[Path],
+    files: list[Node],
+    problems: list[Problem],
+) -> None:
+    """Adds what a file extends, the lowest first, and the file itself.
+
+    Args:
+        path: The file.
+        mapping: Takes the place of the file, if given.
+        chain: The files that lead to this one.
+        included: Files that were added; each is added once, where it is reached first.
+        files: Receives the layers.
+        problems: Receives mistakes.
+    """
+    if is_lock(path):
+        files.append(_locked(read(path, problems)))
+        return
+    root = mapping
+    if root is None:
+        # A file that another one names may be anything; only the first is quoted whatever it holds.
+        root = read(path, problems, quotes=not chain)
+    _refuse_experiment(root)
+    root = with_environment(root, problems)
+    children = dict(root.children)
+    extends = children.pop("extends", None)
+    longer_chain = (*chain, path.resolve())
+    for name in _extended(extends, problems):
+        base = _find_named(name, "extends", path.parent, problems)
+        if base.resolve() in longer_chain:
+            circle = " -> ".join(link.name for link in (*longer_chain, base))
+            message = f"runs in a circle: {circle}"
+            raise RecipeError([*problems, Problem(name.place, "extends", message)])
+        if base.resolve() not in included:
+            included.add(base.resolve())
+            _add_layers(base, None, longer_chain, included, files, problems)
+    files.append(replace(root, value=children))
+
+
+def _extended(extends: Node | None, problems: Sequence[Problem]) -> list[Node]:
+    """Returns the names of the recipes that a recipe extends, the lowest first."""
+    if extends is None:
+        return []
+    names = extends.value if isinstance(extends.value, list) else [extends]
+    for name in names or [extends]:
+        if not isinstance(name.value, str) or not name.value:
+            form = "the path of a recipe or the name of one that ships"
+            message = f"should be {form}, or a list of them"
+            raise RecipeError([*problems, Problem(name.place, "extends", message)])
+    return names
 
 
 def _refuse_experiment(root: Node) -> None:

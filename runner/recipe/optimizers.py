@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.optimizer import (
+    ROLE_SETTINGS,
     RUNNER_SETTINGS,
     OptimizerSettings,
     kinds,
@@ -51,6 +52,15 @@ def optimizers(
             Problem(section.children[key].anchor, f"optimizer.{key}", message)
         )
         return {}
+    shared = [key for key in ROLE_SETTINGS if key in section.children]
+    if shared and not has_roles and len(roles) > 1:
+        key = shared[0]
+        paths = ", ".join(f"optimizer.{role}.{key}" for role in roles)
+        message = f"concerns the parameters of one role; write {paths}"
+        problems.append(
+            Problem(section.children[key].anchor, f"optimizer.{key}", message)
+        )
+        return {}
 
     result: dict[str, OptimizerSettings] = {}
     for role, default in roles.items():
@@ -83,12 +93,13 @@ def _optimizer(
     kind, settings = kind_and_settings
     if str(kind.value) not in kinds():
         return None
-    # Another optimizer has other scales, so it does not get the default learning rate.
+    # Another optimizer has other scales, so it does not get the default learning rates.
     is_default_kind = kind.value == default_kind
+    inherited = set(RUNNER_SETTINGS) - {"groups"}
     defaults = {
         key: value
         for key, value in default.items()
-        if key in RUNNER_SETTINGS or (is_default_kind and key != "kind")
+        if key in inherited or (is_default_kind and key != "kind")
     }
     base = parse(json.dumps(defaults), f"default of role {role}", problems)
     complete = replace(settings, value={**base.children, **settings.children})

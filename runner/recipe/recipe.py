@@ -83,6 +83,12 @@ class TrainConfig(Config):
     """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no
     limit.
     """
+    overfit_batches: Count | None = None
+    """Number of batches that are repeated for the whole training, whose loss should become almost
+    zero; null trains on all data.
+    """
+    smoke: bool = False
+    """Whether this is a smoke test (runner run --smoke), whose model cannot be registered."""
     stop: StopConfig | None = None
     """Condition that ends the training before its length; null trains to the end."""
     sentinel: SentinelConfig | None = None
@@ -285,9 +291,9 @@ class Recipe:
     def _unset(self) -> set[str]:
         """Settings of the training that are left out of its values."""
         unset = set[str](UNITS) - {self.length[0]}
-        # No result depends on these.
-        optional = ("stall_s", "memory_budget", "sentinel")
-        return unset | {name for name in optional if getattr(self.train, name) is None}
+        # Without them, digests are those of recipes that never had them.
+        optional = ("stall_s", "memory_budget", "sentinel", "overfit_batches", "smoke")
+        return unset | {name for name in optional if not getattr(self.train, name)}
 
     def printable(self) -> dict[str, Any]:
         """The values as commands print them for other commands to read.
@@ -320,7 +326,8 @@ class Recipe:
             has_settings = any(
                 assigned.startswith(f"{path}.") for assigned in assigned_paths
             )
-            if path in flat or not has_settings:
+            is_switch = path.startswith(("optimization.", "inference."))
+            if path in flat or (is_switch and not has_settings):
                 overrides[path] = flat.get(path, "on")
         return overrides
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -52,6 +52,9 @@ _REFUSED = {
     "model.init_from": "the weights were read when the run started",
     "data.kind": "a position in the data is not valid in other data",
     "train.batch_size": "the place in the data is counted in batches",
+    "train.overfit_batches": "the training continues with the batches that it began with",
+    "train.smoke": "it shortens the training and its data",
+    "data.limit": "the place in the data is counted in its samples",
     "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",
 }
@@ -89,10 +92,10 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
         path: Dotted path in the recipe.
         fixed: Dotted paths of settings of plugins that matter only at the start of a training.
     """
-    if path in _REFUSED:
-        return Rule("refused", _REFUSED[path])
     # A setting may be a mapping, such as train.memory_budget.
     setting = ".".join(path.split(".")[:2])
+    if setting in _REFUSED:
+        return Rule("refused", _REFUSED[setting])
     if setting in _APPLIED:
         return Rule("applied", _APPLIED[setting])
     section, _, name = path.partition(".")
@@ -122,6 +125,13 @@ def _rule_of_optimizer(name: str) -> Rule:
         )
     if name == "momentum":
         return Rule("applied", "from the next update; of RMSprop, not from or to 0")
+    if name == "groups":
+        return Rule(
+            "applied",
+            "from the next update; patterns, spare and what an optimizer keeps are refused",
+        )
+    if name == "layer_decay":
+        return Rule("applied", "from the next update; not from or to null")
     return Rule("applied", "from the next update")
 
 
@@ -197,8 +207,32 @@ def _refusal(change: Change, recipe: Recipe, fixed: frozenset[str]) -> str:
     if change.path == "train.ema" and is_switched:
         return "the checkpoint has the averages or it does not"
     if section == "optimizer":
-        return _refusal_of_zero(change, recipe)
+        return _refusal_of_groups(change) or _refusal_of_zero(change, recipe)
     return ""
+
+
+def _refusal_of_groups(change: Change) -> str:
+    """Returns why the parameter groups of an optimizer cannot be divided differently."""
+    name = change.path.rpartition(".")[2]
+    is_other = name == "layer_decay" and None in (change.before, change.after)
+    if name == "groups":
+        is_other = _structure(change.before) != _structure(change.after)
+    return "the parameter groups follow from it" if is_other else ""
+
+
+def _structure(groups: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, Any]]:
+    """Returns the patterns of groups, with the settings on which an optimizer's state depends."""
+    structure: list[tuple[str, Any]] = []
+    for group in groups or ():
+        for pattern, settings in group.items():
+            fixed = {}
+            for name, value in settings.items():
+                if name in _STATE_SHAPING or name == "spare":
+                    fixed[name] = value
+                elif name in ("weight_decay", "momentum"):
+                    fixed[name] = bool(value)
+            structure.append((pattern, fixed))
+    return structure
 
 
 def _refusal_of_zero(change: Change, recipe: Recipe) -> str:

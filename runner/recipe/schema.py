@@ -23,7 +23,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SWITCH: Json = {"enum": ["on", "off", True, False]}
 # "60_000": a number for the runner, text for an editor that reads plain YAML 1.2.
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
-_EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
+_EXTENDS = (
+    "The recipe below this one: a path relative to this file, or the name of one that ships; "
+    "or a list of them, the lowest first."
+)
 # Keywords that hold values, not schemas.
 _VALUES = ("const", "default", "enum", "examples")
 
@@ -39,7 +42,13 @@ def schema(catalog: Registry) -> Json:
     head: Json = _model(Head, "recipe", {})["properties"]
     properties = {
         **{name: head[name] for name in ("name", "seed", "device")},
-        "extends": {"type": "string", "description": _EXTENDS},
+        "extends": {
+            "description": _EXTENDS,
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ],
+        },
         "model": _section("model", "The learner.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
@@ -129,11 +138,14 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     """
     forms = []
     for kind in kinds():
-        settings = settings_of(kind).model_json_schema()["properties"]
+        model = _model(settings_of(kind), f"optimizer.{kind}", definitions)
+        settings = model["properties"]
         # The default null means that there is none.
-        del settings["max_grad_norm"]["default"]
+        for name in ("max_grad_norm", "layer_decay"):
+            del settings[name]["default"]
         for setting in settings.values():
             setting.pop("title", None)
+        settings["groups"] = _groups(settings["groups"], definitions)
         forms.append(_closed({"kind": {"const": kind}, **settings}))
     definitions["optimizer"] = {"anyOf": forms}
 
@@ -149,6 +161,21 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
         for role in roles
     }
     return {"description": description, "anyOf": [reference, _closed(by_role)]}
+
+
+def _groups(groups: Json, definitions: Json) -> Json:
+    """Returns the schema of parameter groups: a mapping, or the list of mappings of a lock."""
+    reference = groups["additionalProperties"]
+    name = reference["$ref"].rpartition("/")[2]
+    for setting in definitions[name]["properties"].values():
+        # A setting that is left out is the optimizer's.
+        setting.pop("default", None)
+        setting.pop("title", None)
+    mapping = {"type": "object", "additionalProperties": reference}
+    return {
+        "description": groups["description"],
+        "anyOf": [mapping, {"type": "array", "items": mapping}],
+    }
 
 
 def _closed(properties: Json) -> Json:

@@ -15,7 +15,7 @@ from runner.recipe.recipe import flatten
 from runner.recipe.yaml_nodes import read
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
-from runner.system.synthetic import DATA_TAG, SYNTHETIC
+from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.access import is_http
 from runner.tracking.lookup import pick
@@ -77,6 +77,7 @@ def _identity(run: Run) -> dict[str, Any]:
         "status": run.info.status,
         "experiment_id": run.info.experiment_id,
         "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
+        "smoke": SMOKE_TAG in run.data.tags,
     }
 
 

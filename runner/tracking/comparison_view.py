@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from runner.system.console import CleanText, Console
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import figure, print_wrapped
 
 _NAME_WIDTH = 28
@@ -45,6 +45,9 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
     synthetic = [letter for letter, run in zip(letters, runs, strict=True) if run.get("synthetic", False)]
     if synthetic:
         print_wrapped(f"{', '.join(synthetic)}: data {SYNTHETIC_REMARK}", console, style="yellow")
+    smoke = [letter for letter, run in zip(letters, runs, strict=True) if run.get("smoke", False)]
+    if smoke:
+        print_wrapped(f"{', '.join(smoke)}: smoke test, {SMOKE_REMARK}", console, style="yellow")
 
     sections, hidden = _sections(comparison, everything)
     best = _best(comparison)

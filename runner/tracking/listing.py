@@ -10,11 +10,11 @@ from rich.cells import cell_len
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
 from runner.system.secrets import redact
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import amount, figure, print_wrapped
 from runner.tracking.keys import interval_keys
 from runner.tracking.lookup import folders
-from runner.tracking.record import Record
+from runner.tracking.record import GROUPS, Record
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import RunFolder, Workspace
@@ -47,7 +47,7 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
         descriptions += [described(folder) for folder in folders(path) if folder.record()]
     descriptions.sort(key=lambda run: (run["started"] or 0.0, run["name"]))
 
-    members: dict[str, list[dict[str, Any]]] = {run["name"]: [] for run in descriptions if run["kind"] == "seeds"}
+    members: dict[str, list[dict[str, Any]]] = {run["name"]: [] for run in descriptions if run["kind"] in GROUPS}
     top_level = []
     for run in descriptions:
         if run["group"] in members:
@@ -100,7 +100,7 @@ def _obstacle_of_group(record: Record) -> str:
         return f"process {record.owner.pid} on {record.owner.host} is at it"
     if record.status == "FINISHED":
         return "it is finished"
-    return _SEEDS_AGAIN if record.kind == "seeds" else _AGAIN
+    return _SEEDS_AGAIN if record.kind in GROUPS else _AGAIN
 
 
 def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None:
@@ -112,7 +112,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
         text = none or "no runs yet; start one: runner run marl_phase2"
         console.print(text, highlight=False)
         return
-    groups = {run["name"]: run for run in runs if run["kind"] == "seeds"}
+    groups = {run["name"]: run for run in runs if run["kind"] in GROUPS}
     rows = [_cells(run, _GAP if run["group"] in groups else "") for run in runs]
     header = {title: title for title in rows[0]}
     rows.insert(0, header)
@@ -247,6 +247,8 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
     """
     if run["synthetic"]:
         yield f"data {SYNTHETIC_REMARK}"
+    if run["smoke"]:
+        yield f"smoke test: {SMOKE_REMARK}"
     overrides = run["overrides"] or {}
     group_overrides = group["overrides"] if group else {}
     settings = [f"{path}={value}" for path, value in overrides.items() if group_overrides.get(path) != value]

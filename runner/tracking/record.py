@@ -10,7 +10,9 @@ from runner.system.processes import Owner
 STALE_SECONDS = 600.0
 """Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Kind = Literal["run", "ablation", "study", "seeds"]
+Kind = Literal["run", "ablation", "study", "seeds", "grid"]
+GROUPS = ("seeds", "grid")
+"""Kinds that are groups of runs."""
 _NAME = r"^[A-Za-z0-9-][A-Za-z0-9._-]{0,127}$"
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Time = Annotated[float, Field(gt=-1e11, lt=1e11)]
@@ -52,6 +54,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     digests: dict[int, str] = {}
     """Of a group of seeds, the digest of every run's recipe, by seed."""
     kind: Kind = "run"
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Processes that train it together."""
     seconds: _Time = 0.0
     """How long processes have been at it."""
     overrides: dict[str, str] = {}
@@ -62,6 +66,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """The newest value of each."""
     synthetic: bool = False
     """Whether the data are synthetic."""
+    smoke: bool = False
+    """Whether it is a smoke test."""
     tags: dict[str, str] = {}
     note: str = ""
     """The user's description, like the tags."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.system.console import CleanText, Console
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import figure, labelled
 from runner.tracking.keys import interval_keys
 from runner.tracking.listing import headed, metric, objective, progress, span, tags_and_note
@@ -40,6 +40,7 @@ def _sections(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> dic
         "reason": run["reason"].splitlines() if run["reason"] else [],
         "recipe": [run["recipe"]] if run["recipe"] else [],
         "data": [SYNTHETIC_REMARK] if run["synthetic"] else [],
+        "smoke": [SMOKE_REMARK] if run["smoke"] else [],
         "settings": settings or ["as in the recipe"],
         "tags": list(tags_and_note(run)),
         "result": list(_result(run)),

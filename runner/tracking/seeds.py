@@ -104,6 +104,22 @@ def means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int
             yield name, step, interval.clipped(*bounds_for(name, bounds))
 
 
+def final_means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int, Interval]]:
+    """Yields metrics of finished trainings that ended at different steps, the largest step, and the
+    mean of the last values.
+
+    Args:
+        curves: Values by metric, seed and step.
+        count: Number of seeds.
+        bounds: As for ``means``.
+    """
+    for name, by_seed in curves.items():
+        steps = {max(values) for values in by_seed.values()}
+        if len(by_seed) == count and len(steps) > 1:
+            interval = student([values[max(values)] for values in by_seed.values()])
+            yield name, max(steps), interval.clipped(*bounds_for(name, bounds))
+
+
 def difference(baseline: Mapping[int, float], candidate: Mapping[int, float]) -> Interval:
     """Returns by how much the candidate's mean is larger: of pairs if both have the same seeds,
     else by Welch (1947).

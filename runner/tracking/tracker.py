@@ -15,7 +15,7 @@ from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.files import remove_quietly
 from runner.system.processes import Owner
-from runner.system.synthetic import DATA_TAG, SYNTHETIC
+from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.tracking.keys import mlflow_key
 from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.periodic import Periodic
@@ -98,6 +98,8 @@ class Tracker(Recorder):
         tags = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
         if record.synthetic:
             tags[DATA_TAG] = SYNTHETIC
+        if record.smoke:
+            tags[SMOKE_TAG] = "true"
         objective = recipe.objective
         if objective is not None:
             tags[OBJECTIVE] = f"{objective.direction} {mlflow_key(f'eval/{objective.name}')}"
@@ -117,14 +119,16 @@ class Tracker(Recorder):
         note: str = "",
         group: str = "",
         began: float | None = None,
+        processes: int = 1,
     ) -> Self:
         """Starts an MLflow run, its folder, which is named after its id, and the
         threads for its log.
 
         ``tags`` describe the run in addition to the recipe; ``own_tags`` and ``note`` are the
         user's, and are also in the run's record; ``group`` is its group of seeds; ``began`` is the
-        start of the command, on the clock of ``perf_counter``. Raises ``StorageError`` if MLflow's
-        store or the workspace cannot be reached or written.
+        start of the command, on the clock of ``perf_counter``; ``processes`` is the number of those
+        that train together. Raises ``StorageError`` if MLflow's store or the workspace cannot be
+        reached or written.
         """
         valid_tags = user_tags(own_tags or {})
         store = Store(workspace)
@@ -141,6 +145,7 @@ class Tracker(Recorder):
             group=group,
             tags=valid_tags,
             note=text(note),
+            processes=processes,
         )
         run_id = None
         try:
@@ -339,5 +344,6 @@ def _first_record(name: str, recipe: Recipe, **values: Any) -> Record:
         overrides=params_of(recipe.overrides),
         headline=headline_of(recipe),
         synthetic=recipe.data.is_synthetic(),
+        smoke=recipe.train.smoke,
         **values,
     )

@@ -11,11 +11,11 @@ from runner.system.errors import StorageError, UsageError
 from runner.system.files import is_link, make_folder, rename
 from runner.system.files import remove as delete
 from runner.tracking.lookup import below
-from runner.tracking.record import Record
+from runner.tracking.record import GROUPS, Record
 from runner.tracking.store import Store, shown
 from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace
 
-_DOING = {"ablation": "measuring", "seeds": "training them"}
+_DOING = {"ablation": "measuring", "seeds": "training them", "grid": "training them"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def trash(workspace: Workspace) -> Path:
 def _runs_of(workspace: Workspace, folder: RunFolder) -> list[RunFolder]:
     """Returns the runs of a group of seeds."""
     record = folder.record()
-    if record is None or record.kind != "seeds":
+    if record is None or record.kind not in GROUPS:
         return []
     return below(workspace, folder.name)
 

@@ -34,6 +34,7 @@ from runner.training.roofline import measure_fraction
 from runner.training.state_schema import fitting
 from runner.training.step import Step
 from runner.training.stopping import EarlyStop
+from runner.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
     from runner.plugin.progress import Progress
@@ -111,6 +112,8 @@ class Loop:
         self.warm_up = ExitStack()
 
         on_cpu = pipeline.device.type == "cpu"
+        log_interval = self.intervals["log"]
+        self.update_metrics = UpdateMetrics(pipeline, log_interval)
         self.means = Means(type(pipeline.learner).__name__, on_cpu)
         self.activities = Activities(pipeline.device)
         self._time_activities()
@@ -141,6 +144,9 @@ class Loop:
                     while position < end and not self._is_stopped():
                         previous = position
                         started = perf_counter()
+                        is_measured = self.update_metrics.is_due(position)
+                        if is_measured:
+                            self.update_metrics.start()
                         # A training never ends inside a stretch of steps at the same position.
                         while position == previous:
                             if self.has_updated:
@@ -150,6 +156,8 @@ class Loop:
                                 with self._first_update():
                                     self.output = self.step(inputs) or {}
                             position = progress.position
+                        if is_measured:
+                            self.update_metrics.finish()
                         self.display.advance(progress.done, self.metrics)
                         self.stop.pace = perf_counter() - started
                         # At the end, everything is done in any case.
@@ -276,6 +284,7 @@ class Loop:
         values = {**self.means.take(), **_statistics(self.pipeline, self.means.names)}
         metrics = {f"train/{name}": value for name, value in values.items()}
         metrics["train/updates"] = float(self.progress.updates)
+        metrics |= self.update_metrics.take()
         counts = self.progress.state_dict()
         if elapsed > 0:
             metrics |= self._performance(elapsed, seconds, counts)
@@ -360,6 +369,7 @@ class Loop:
             "pipeline": self.pipeline.state_dict(),
             "step": self.progress.done,
             "means": self.means.state_dict(),
+            "update_metrics": self.update_metrics.state_dict(),
             "generators": generators.state_dict(),
             "gradients": self.gradients.state_dict(),
             "cursor": self.metric_log.mark(),
@@ -374,6 +384,8 @@ class Loop:
         self.step.reset()
         with fitting():
             self.means.load_state_dict(state["means"], self.pipeline.device)
+            if "update_metrics" in state:
+                self.update_metrics.load_state_dict(state["update_metrics"])
             self.gradients.load_state_dict(state["gradients"])
             self.metrics = state["metrics"]
             self.complete = state["complete"]

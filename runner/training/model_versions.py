@@ -82,7 +82,8 @@ def register(run: str, name: str | None = None) -> Version:
         name: Name of the model; by default that of the recipe.
 
     Raises:
-        UsageError: The run does not exist, it has not finished, or its data are synthetic.
+        UsageError: The run does not exist, it has not finished, its data are synthetic, or
+            it is a smoke test.
         StorageError: MLflow refuses.
     """
     folder = folder_of(run)
@@ -96,6 +97,11 @@ def register(run: str, name: str | None = None) -> Version:
         raise UsageError(
             f"{folder.name} was trained on synthetic data; "
             "register a model that was trained on real data"
+        )
+    if record.smoke:
+        raise UsageError(
+            f"{folder.name} is a smoke test, which trained for a few updates; "
+            "register a model that was trained to its end"
         )
     # A version links to its run in MLflow.
     if record.run_id is None:

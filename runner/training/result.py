@@ -47,6 +47,8 @@ class RunResult:
     exit_code: ExitCode
     synthetic: bool = False
     """Whether the data are synthetic."""
+    smoke: bool = False
+    """Whether it is a smoke test."""
     ended_early: str | None = None
     """Why the training ended before its length; None if it did not."""
     sentinel: str | None = None
@@ -98,6 +100,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         resume=loop.resume_command,
         exit_code=exit_code,
         synthetic=pipeline.recipe.data.is_synthetic(),
+        smoke=pipeline.recipe.train.smoke,
         ended_early=loop.ended_early or None,
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
     )

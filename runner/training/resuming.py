@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from runner.plugin.learner import Learner
+from runner.plugin.optimizer import ROLE_SETTINGS
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 
@@ -35,7 +36,20 @@ def changed_by_role(
         }
         if is_rescheduled:
             names.add("lr")
+        if names & set(ROLE_SETTINGS):
+            names |= {"lr", *_settings_of_groups(values)}
+            names |= _settings_of_groups(stored_values)
         yield role, names
+
+
+def _settings_of_groups(optimizer: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the settings that parameter groups have."""
+    return {
+        name
+        for group in optimizer.get("groups", ())
+        for settings in group.values()
+        for name in settings
+    }
 
 
 def apply_changed_settings(

@@ -11,7 +11,7 @@ from runner.recipe.recipe import Recipe
 from runner.recipe.resumption import Change
 from runner.system.hardware import hardware
 from runner.system.suggestions import shown_path
-from runner.system.synthetic import SYNTHETIC_REMARK
+from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import figures
 from runner.tracking.description import code, describe
 from runner.tracking.keys import mlflow_key
@@ -37,8 +37,15 @@ def start_tags(
         **stage_tags(pipeline),
         **(pipeline.start.tags() if pipeline.start is not None else {}),
         "device": str(pipeline.device),
+        **_process_tags(pipeline),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
     }
+
+
+def _process_tags(pipeline: Assembly) -> dict[str, str]:
+    """Returns the number of processes, if several train together."""
+    processes = pipeline.context.processes
+    return {} if processes is None else {"processes": str(processes.count)}
 
 
 def resume_tags(
@@ -106,6 +113,7 @@ def description_of(
         # MLflow's page shows the first lines without a click.
         "result": "; ".join(filter(None, (ending, figures(values)))),
         "data": SYNTHETIC_REMARK if recipe.data.is_synthetic() else "",
+        "smoke test": SMOKE_REMARK if recipe.train.smoke else "",
         "overridden": code(*assignments(recipe.overrides)),
         "stages": code(*active) or "none",
         "inactive": "; ".join(inactive),

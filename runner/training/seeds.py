@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, Limits
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments
 from runner.recipe.lock import drift
-from runner.recipe.recipe import Recipe
+from runner.recipe.recipe import Recipe, flatten
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.system.files import make_folder
 from runner.system.hardware import usable_cores
@@ -117,8 +117,9 @@ def train_seeds(
     note: str,
     resume_command: str,
     takeover: bool = False,
+    varied: Sequence[str] = ("seed",),
 ) -> SeedsResult:
-    """Trains the same recipe with each of these seeds.
+    """Trains the same recipe with each of these seeds, or with other values of other settings.
 
     Seeds that fail do not stop the others. SIGTERM and Ctrl-C let every training write a
     checkpoint.
@@ -134,6 +135,8 @@ def train_seeds(
         note: The user's description of every run.
         resume_command: The command that continues the group.
         takeover: Whether a process on another machine that may own the group counts as dead.
+        varied: Dotted paths of the settings in which the recipes differ. If it is not the seed
+            alone, the group is a grid, whose runs have no mean, and ``recipes`` are numbered.
 
     Raises:
         StorageError: MLflow's store or the workspace is not available at the start.
@@ -147,10 +150,10 @@ def train_seeds(
     if go_on:
         group = _unfinished_group(recipes, workspace, takeover)
     if group is None:
-        group = _new_group(recipes, workspace, store, group_tags, note)
+        group = _new_group(recipes, workspace, store, group_tags, note, varied)
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
-    publish = partial(_publish, store, recipes, group, resume_command)
+    publish = partial(_publish, store, recipes, group, resume_command, varied)
     publish()
     runs = seed_groups.runs_of(workspace, group)
     finished = {seed for seed, run in runs.items() if _is_finished(run)}
@@ -198,7 +201,7 @@ def train_seeds(
         # The record of the group, which ``runner ls`` reads, has the result.
         final_values.update(
             status=outcome.result.status,
-            metrics=_metrics(outcome.means),
+            metrics=_metrics(outcome.means) | _best(outcome.result, group, recipe),
             reason=redact("; ".join(outcome.result.failures.values())),
         )
         publish(outcome)
@@ -241,7 +244,12 @@ def _outcome(
         status = "FAILED" if failures else "KILLED"
     runs = seed_groups.runs_of(workspace, group)
     curves = seed_groups.evaluations(runs)
-    means = list(seed_groups.means(curves, count, group.bounds))
+    means = []
+    if group.kind == "seeds":
+        means = list(seed_groups.means(curves, count, group.bounds))
+        # Trainings that ended early are compared by their last evaluations.
+        if status == "FINISHED":
+            means += seed_groups.final_means(curves, count, group.bounds)
     result = SeedsResult(
         name=group.name,
         status=status,
@@ -281,27 +289,30 @@ def _new_group(
     store: Store,
     tags: Mapping[str, str],
     note: str,
+    varied: Sequence[str],
 ) -> Record:
     """Creates a group in MLflow."""
+    kind: Literal["seeds", "grid"] = "seeds" if tuple(varied) == ("seed",) else "grid"
     recipe = next(iter(recipes.values()))
     started = time.time()
-    name = f"{folder_name(recipe.name)}-seeds"
+    name = f"{folder_name(recipe.name)}-{kind}"
     experiment = store.experiment(recipe.tracking.experiment, view_of(recipe))
     run_id = store.create_run(experiment, name)
     # The digits of MLflow's id make the name unique.
     name = f"{name}-{run_id[:DIGITS]}"
     store.rename_run(run_id, name)
-    # Every run of the group has another seed.
-    overrides = dict(recipe.overrides)
-    overrides.pop("seed", None)
+    # Every run of the group has another value of these.
+    overrides = {
+        path: value for path, value in recipe.overrides.items() if path not in varied
+    }
     return Record(
-        kind="seeds",
+        kind=kind,
         name=name,
         recipe=recipe.name,
         digest=recipe.digest,
         digests={seed: recipe.digest for seed, recipe in recipes.items()},
         goal=len(recipes),
-        unit="seeds",
+        unit="seeds" if kind == "seeds" else "runs",
         experiment=recipe.tracking.experiment,
         tracking_uri=workspace.recorded_uri(shown(store.uri)),
         run_id=run_id,
@@ -311,6 +322,7 @@ def _new_group(
         overrides=params_of(overrides),
         headline=headline_of(recipe),
         synthetic=recipe.data.is_synthetic(),
+        smoke=recipe.train.smoke,
         tags=dict(tags),
         note=text(note),
         bounds=dict(seed_groups.bounds_of(recipe)),
@@ -325,6 +337,18 @@ def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
         metrics.update(_keyed(name, mean))
     # MLflow stores no infinite bounds, which the interval of a single seed has.
     return {key: value for key, value in metrics.items() if math.isfinite(value)}
+
+
+def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float]:
+    """Returns the best value of the objective among the runs of a grid."""
+    objective = recipe.objective
+    if group.kind == "seeds" or objective is None:
+        return {}
+    values = result.values.get(objective.name, {}).values()
+    if not values:
+        return {}
+    select = max if objective.direction == "maximize" else min
+    return {mlflow_key(f"eval/{objective.name}"): select(values)}
 
 
 def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
@@ -469,6 +493,7 @@ def _publish(
     recipes: Mapping[int, Recipe],
     group: Record,
     resume_command: str,
+    varied: Sequence[str],
     outcome: _Outcome | None = None,
 ) -> None:
     """Writes the group and its results to MLflow; a repetition changes only what is new."""
@@ -481,14 +506,17 @@ def _publish(
         for key, value in _keyed(name, mean)
         if math.isfinite(value)
     ]
-    values = {**recipe.values(), "seeds": sorted(recipes)}
-    values.pop("seed", None)
+    values = {
+        path: value for path, value in flatten(recipe.values()) if path not in varied
+    }
+    if group.kind == "seeds":
+        values["seeds"] = sorted(recipes)
     result = None if outcome is None else outcome.result
-    tags = _tags(recipes, group, resume_command, result)
+    tags = _tags(recipes, group, resume_command, varied, result)
     # MLflow raises whatever its database and network drivers raise.
     try:
         store.send(run_id, metrics, params_of(values), params_of(tags))
-        if outcome is not None:
+        if outcome is not None and group.kind == "seeds":
             paths = seed_groups.draw(
                 outcome.curves,
                 recipe.headline,
@@ -508,6 +536,7 @@ def _tags(
     recipes: Mapping[int, Recipe],
     group: Record,
     resume_command: str,
+    varied: Sequence[str],
     result: SeedsResult | None,
 ) -> dict[str, Any]:
     """Returns the tags of a group in MLflow, with its description."""
@@ -515,17 +544,20 @@ def _tags(
     overrides = [
         assignment
         for assignment in assignments(recipe.overrides)
-        if not assignment.startswith("seed=")
+        if assignment.partition("=")[0] not in varied
     ]
     digits = group.name.rpartition("-")[2]
     facts = {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
         "result": "",
-        "seeds": ", ".join(map(str, recipes)),
+        "seeds": ", ".join(map(str, recipes)) if group.kind == "seeds" else "",
+        "grid": code(*varied) if group.kind == "grid" else "",
         "overridden": code(*overrides),
         "continue it": code(resume_command),
-        "compare it": code(f"runner compare {digits} OTHER_GROUP"),
+        "compare it": "",
     }
+    if group.kind == "seeds":
+        facts["compare it"] = code(f"runner compare {digits} OTHER_GROUP")
     if result is not None:
         means = _means_text(result.means, recipe.headline)
         facts["result"] = f"{result.status}; {means}"
@@ -533,7 +565,7 @@ def _tags(
             facts["continue it"] = ""
     return {
         **group.tags,
-        "kind": "seeds",
+        "kind": group.kind,
         "overrides": ", ".join(overrides) or "none",
         "mlflow.source.name": str(recipe.path),
         DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),

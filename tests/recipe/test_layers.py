@@ -58,7 +58,7 @@ def test_a_missing_parent_is_shown_where_it_is_named(tmp_path):
     path = write_recipe(tmp_path, "name: x\nextends: comon.yaml\n")
     assert "recipe.yaml:2:10: extends: 'comon.yaml': no such file, and no recipe of that name ships" in failure(path)
     assert "did you mean 'common.yaml'?" in failure(path)
-    for value in ("", "[a.yaml]", "3"):
+    for value in ("", "[[a.yaml]]", "3"):
         assert "extends: should be the path" in failure(write_recipe(tmp_path, f"extends: {value}\na: 1\n"))
 
 
