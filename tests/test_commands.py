@@ -53,6 +53,7 @@ ELSEWHERE = {
 """Servers that a page names."""
 FOR_A_MOMENT = {
     "mine": ("train.epochs=1",),
+    "my_net": ("train.epochs=1",),
     "digits": ("train.epochs=1",),
     "example_gan": ("train.updates=8", "train.log_every=4", "train.evaluate_every=8"),
     "example_simulator": ("train.env_steps=320", "data.warmup=64", "train.batch_size=16", "train.evaluate_every=160"),

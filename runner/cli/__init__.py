@@ -18,6 +18,7 @@ from runner.cli import (
     data,
     doctor,
     evaluate,
+    init,
     ls,
     models,
     plan,
@@ -54,7 +55,7 @@ app = typer.Typer(
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Train": (run.run, resume.resume, evaluate.evaluate, serve.serve),
     "Prove": (verify.verify, ablate.ablate, profile.profile, plan.plan),
-    "Recipes": (recipes.recipes, validate.validate, show.show, plugins.plugins, schema.schema),
+    "Recipes": (recipes.recipes, init.init, validate.validate, show.show, plugins.plugins, schema.schema),
     "Runs": (ls.ls, compare.compare, ui.ui, rm.rm, sync.sync),
     "This machine": (doctor.doctor,),
 }

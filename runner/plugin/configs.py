@@ -271,6 +271,10 @@ class DatasetConfig(SourceConfig):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes that load batches; with 0, the training's process loads them."""
+    prefetch: Annotated[int, Field(ge=1, le=64)] = 4
+    """Number of batches that each worker has ready; it needs ``workers``."""
+    pin: bool = True
+    """Whether batches for a GPU are copied into pinned memory, from which copies do not block."""
     limit: LimitConfig | None = None
     """Shares of the samples that are used, the same for every seed; null uses all of them."""
 

@@ -351,9 +351,13 @@ class DatasetSource(Source):
             # Each worker would read all of a stream.
             workers = min(workers, 1)
         generator = self._generator(generator_name)
+        # Without workers nothing reads data.prefetch, and the setting is refused.
+        prefetch = self.config.prefetch if workers else 1
         # Copies from pinned memory to a GPU do not block the host.
-        pinned = self.device.type == "cuda"
-        return load_batches(data, plan, workers, generator, pinned=pinned)
+        pinned = self.config.pin and self.device.type == "cuda"
+        return load_batches(
+            data, plan, workers, generator, prefetch=prefetch, pinned=pinned
+        )
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.context.seed, name))

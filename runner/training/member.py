@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ class NoWriter(Writer):
         state: State,
         score: float | None = None,
         done: int | None = None,
+        scores: Mapping[str, float] | None = None,
     ) -> None:
         """Writes nothing."""
 

@@ -17,6 +17,7 @@ from signal import Signals
 from typing import Any
 
 from runner.distributed.process_group import PeerError, ProcessGroup
+from runner.plugin.media import MediaLog
 from runner.plugin.plugin_errors import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments, load
@@ -182,6 +183,9 @@ def run(
         # The run in MLflow.
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
+        sinks = [registry.sink(kind) for kind in recipe.tracking.sinks]
+        for sink in sinks:
+            sink.require()
         signals = stop_on_signals(interrupts=True, vote=vote_of(processes))
         stop = stack.enter_context(signals)
         step = state["step"] if state else 0
@@ -205,11 +209,16 @@ def run(
                 tracker = Tracker.reopen(
                     workspace, folder, recipe, tags, cursor, step, started
                 )
+        tracker.feed(sinks)
         stop.give_up = partial(_give_up, tracker, recipe, stall_report)
         log.open(tracker.run_dir)
         beginning = ["begun"] if folder is None else [f"resumed at step {step}", *drift]
         log.keep("; ".join(beginning))
         tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
+
+        pipeline.context.media = MediaLog(
+            tracker.run_dir, pipeline.progress, tracker.artifact
+        )
 
         # The training.
         loop = stack.enter_context(
