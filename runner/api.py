@@ -36,6 +36,7 @@ from runner.plugin.optimizer import OptimizerSettings, restore
 from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
+from runner.plugin.sink import Sink
 from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.plugin.tuning import Choices
@@ -72,7 +73,7 @@ __all__ = [
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
-    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
+    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
     "TensorRows", "Unit", "UsageError", "available_memory", "effect", "fingerprint_of_files",
     "map_tensors", "nbytes", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",

@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[1]
 BOTTOM = {"", "api", "plugin", "system"}
 MAY_IMPORT = {
     "recipe": BOTTOM,
+    "distributed": BOTTOM | {"recipe"},
     "proof": BOTTOM,
     "tracking": BOTTOM | {"recipe"},
     "child": BOTTOM | {"recipe"},
     "memory": BOTTOM,
-    "training": BOTTOM | {"recipe", "tracking", "child", "memory", "proof"},
-    "verify": BOTTOM | {"recipe", "training", "proof", "child"},
+    "training": BOTTOM | {"recipe", "tracking", "child", "distributed", "memory", "proof"},
+    "verify": BOTTOM | {"recipe", "training", "proof", "child", "distributed"},
     "serve": BOTTOM | {"recipe", "training", "tracking"},
     "ablation": BOTTOM | {"recipe", "training", "proof", "child", "verify", "tracking", "memory"},
     "study": BOTTOM | {"recipe", "training", "proof", "child", "verify", "tracking"},

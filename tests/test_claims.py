@@ -190,6 +190,16 @@ def test_an_answer_without_evidence_or_against_the_figures_is_refused():
     refused(plain | {"shown": "tests/test_claims.py"}, "state the answer")
 
 
+def test_a_figure_in_a_reason_needs_a_source():
+    plain = {"technique": "t", "claim": "twice, 2.5x", "where": "w", "here": "h"}
+    for reason in ("2.5 is too much", "no figure", "in bf16 and float32", "conv2d"):
+        assert claim_model.parse_claim(plain | {"because": reason}, "a file")
+    for number in range(1000, 1060):
+        refused(plain | {"because": f"it took {number / 7:.3f} ms"}, "figures without a source")
+        refused(plain | {"because": f"it took {number / 7:.3f} ms", "cited": "docs/graphs.md"}, "without a source")
+    assert claim_model.parse_claim(plain | {"because": "0.672", "cited": "docs/graphs.md"}, "a file")
+
+
 # --- the answers ------------------------------------------------------------------------------------------------------
 
 FACTORS = st.floats(0.2, 20)

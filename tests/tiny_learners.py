@@ -168,6 +168,7 @@ class Gan(LearnerConfig):
         "generator": {"kind": "adam", "lr": 1e-2},
         "discriminator": {"kind": "adam", "lr": 1e-2, "max_grad_norm": 1.0},
     }
+    losses_are_means: ClassVar[bool] = True
     slots: ClassVar[frozenset[str]] = frozenset({"discriminator_loss", "generator_loss"})
     objective: ClassVar[Objective | None] = LOSS
 

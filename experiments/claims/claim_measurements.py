@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 CARDS = ROOT / "plugins" / "stages" / "measured.json"
@@ -160,9 +162,9 @@ def read_memory(entry: Entry) -> Measurement:
         unit="%",
         text=saving(value, interval),
         method="bytes at the peak of an update; the range is that of torch's and the kernel's count",
-        date=date_of("memory"),
+        date=str(entry.get("date") or date_of("memory")),
         machine=f"cpu, {result['machine']['cpu']}, torch {result['machine']['torch']}",
-        verdict="",
+        verdict=verdict_of(entry["memory"], entry["variant"]),
         report="experiments/memory/README.md",
     )
 
@@ -284,6 +286,16 @@ def find_variant(experiment: str, name: str, case: str) -> dict[str, Any]:
     return {}
 
 
+def verdict_of(memory: str, stage: str) -> str:
+    """Returns the gate's verdict on a stage in the ablation of the recipe whose memory was measured."""
+    experiment = yaml.safe_load((EXPERIMENTS / "memory" / f"{memory}.yaml").read_text(encoding="utf-8"))
+    folder = f"experiments/{Path(experiment['recipe']).stem}"
+    # Sets of several stages are not the same ones there, and settings of a stage may differ.
+    if stage == "all" or not (ROOT / folder / "result.json").is_file():
+        return ""
+    return find_variant(folder, stage, "").get("verdict") or ""
+
+
 def machine_of(experiment: str, case: str) -> str:
     """Returns device, processor and threads of a case of an ablation."""
     result = load(ROOT / experiment / "result.json")
@@ -322,7 +334,7 @@ def saving(value: float, interval: tuple[float, float] | None) -> str:
     """Returns a saved share in percent, with its range."""
     # Rounding makes a small negative share "-0", which is not a saving and not a loss.
     rounded = round(value) + 0
-    text = f"{rounded} % less"
+    text = f"{rounded} % less" if rounded >= 0 else f"{-rounded} % more"
     if interval is None:
         return text
     low, high = (round(end) + 0 for end in interval)

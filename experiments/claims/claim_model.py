@@ -1,12 +1,13 @@
 """Claims of the source reports and the answers that follow from measurements."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from claim_measurements import ClaimError, Measurement, read_measurement
+from claim_measurements import ROOT, ClaimError, Measurement, read_measurement
 
 FOLDER = Path(__file__).parent
 REPORTS = ("paths", "convolutions", "graphs", "grasps", "radiance")
@@ -17,6 +18,7 @@ PARTLY = "partly"
 FALSE = "false"
 UNMEASURED = "not measured"
 ANSWERS = (TRUE, DEPENDS, PARTLY, FALSE, UNMEASURED)
+FIGURE = r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d"
 KEYS = {
     "technique",
     "claim",
@@ -27,6 +29,7 @@ KEYS = {
     "shown",
     "answer",
     "because",
+    "cited",
 }
 REQUIRED = {"technique", "claim", "where", "here", "because"}
 
@@ -46,6 +49,7 @@ class Claim:
         shown: Path of a test that shows the answer; empty if there is none.
         stated: The reviewed answer; None if it follows from the figures.
         because: Reason, condition or what is missing.
+        cited: Path of the page with the figures of ``because``; empty if there are none.
     """
 
     technique: str
@@ -58,6 +62,7 @@ class Claim:
     shown: str
     stated: str | None
     because: str
+    cited: str
 
     @property
     def answer(self) -> str:
@@ -125,6 +130,7 @@ def parse_claim(fields: Mapping[str, Any], report: str) -> Claim:
         shown=fields.get("shown", ""),
         stated=fields.get("answer"),
         because=fields["because"],
+        cited=fields.get("cited", ""),
     )
     if problem := contradiction(claim):
         raise ClaimError(f"{name}: {problem}")
@@ -142,6 +148,8 @@ def parse_claimed(text: str | None) -> tuple[tuple[float, float] | None, str]:
 
 def contradiction(claim: Claim) -> str:
     """Returns why the fields of a claim do not fit together; empty if they do."""
+    if unsourced := uncited_figures(claim):
+        return f"'because' has figures without a source: {', '.join(unsourced)}; name their page in 'cited'"
     comparable = [claim.claimed_for(measurement) for measurement in claim.measurements]
     evidence = bool(claim.measurements or claim.shown)
     if claim.stated is not None and claim.stated not in ANSWERS:
@@ -157,6 +165,15 @@ def contradiction(claim: Claim) -> str:
     if claim.stated is None and claim.shown and not claim.measurements:
         return "a test has no figure: state the answer"
     return ""
+
+
+def uncited_figures(claim: Claim) -> list[str]:
+    """Returns the figures of ``because`` that neither the claim nor the cited page contains."""
+    sources = claim.claim
+    if claim.cited:
+        sources += (ROOT / claim.cited).read_text(encoding="utf-8")
+    known = set(re.findall(FIGURE, sources))
+    return [figure for figure in re.findall(FIGURE, claim.because) if figure not in known]
 
 
 def compare(claim: Claim) -> str:

@@ -36,6 +36,8 @@ or two cores of an AMD EPYC without a GPU, so claims about GPUs are *not measure
 
 {reports}
 
+Refused here, with a measurement of each: {refused} ([why](../experiments/refused/README.md)).
+
 ![Claimed ranges as bars and measured values as points with intervals, for speed and for saved memory](claims.png)
 
 *Claimed ranges (bars) and measurements (points with intervals), by report. Techniques without a comparable
@@ -52,6 +54,7 @@ def write_page(reports: Sequence[Report]) -> str:
         shares=summary(counts),
         answers="\n".join(row(answer, MEANINGS[answer], str(counts[answer])) for answer in ANSWERS),
         reports=table(("report", *ANSWERS), report_rows(reports)),
+        refused=", ".join(refused_techniques(claims)),
     )
     sections = [introduction]
     for report in reports:
@@ -81,6 +84,11 @@ def report_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
     return rows
 
 
+def refused_techniques(claims: Sequence[Claim]) -> list[str]:
+    """Returns the techniques that are not offered although they were measured, each once."""
+    return list(dict.fromkeys(claim.technique for claim in claims if claim.here.startswith("refused")))
+
+
 def claim_row(claim: Claim) -> tuple[str, ...]:
     """Returns the row of a claim."""
     return (
@@ -108,7 +116,8 @@ def figure(measurement: Measurement) -> str:
     """Returns a measured figure with a link to its report."""
     if not measurement.label:
         return f"[{measurement.text}](../{measurement.report})"
-    return f"{measurement.text} [{measurement.label}](../{measurement.report})"
+    # Two brackets in a row would be a link of Markdown.
+    return f"{measurement.text} ([{measurement.label}](../{measurement.report}))"
 
 
 def verdicts(measurements: Sequence[Measurement]) -> str:
@@ -126,7 +135,8 @@ def details(claims: Sequence[Claim]) -> str:
     rows = list(dict.fromkeys(detail_rows(claims)))
     introduction = (
         "The linked report contains the command of a measurement, its raw data and more figures. A dash in the column "
-        "*gate* means that the gate has not judged this measurement."
+        "*gate* means that the gate has not judged it. For memory, the verdict is that on the stage in the ablation of "
+        "the same recipe."
     )
     return f"## Every measurement\n\n{introduction}\n\n{table(DETAILS, rows)}\n"
 

@@ -3,6 +3,7 @@
     python experiments/instrument/recipes.py                      # all recipes with stages
     python experiments/instrument/recipes.py mlp gcn_cora         # these
     python experiments/instrument/recipes.py --missing            # those without a result
+    python experiments/instrument/recipes.py --budget 240         # another budget than the default
     python experiments/instrument/recipes.py --table              # only write the table again
 
 A result replaces the earlier one in ``recipes.json``; ``recipes.md`` is written from that file.
@@ -30,9 +31,16 @@ SUMMARY = 160
 """Characters of a summary in the table."""
 
 
-def verify(recipe: str) -> dict[str, Any]:
-    """Verifies a recipe on the CPU with the default budget, in a child process."""
+def verify(recipe: str, budget: float | None) -> dict[str, Any]:
+    """Verifies a recipe on the CPU in a child process.
+
+    Args:
+        recipe: The recipe.
+        budget: Seconds; None leaves the command's default.
+    """
     command = [*CALL, recipe, "device=cpu", "--json", "--quiet"]
+    if budget is not None:
+        command += ["--budget", f"{budget:g}"]
     child = subprocess.run(command, capture_output=True, text=True)
     try:
         report = json.loads(child.stdout)
@@ -53,8 +61,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# `runner verify` of the shipped recipes",
         "",
-        "Written by `recipes.py` from `recipes.json`: one after the other, on the CPU, with the default",
-        "budget. Seconds depend on the machine, and on what else it computes.",
+        "Written by `recipes.py` from `recipes.json`: one after the other, on the CPU, with the budget of",
+        "the column. Seconds depend on the machine, and on what else it computes.",
         "",
         "| recipe | verdict | seconds | budget | seconds beyond it | inactive stages |",
         "|---|---|---|---|---|---|",
@@ -94,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("recipes", nargs="*", help="names; all by default")
     parser.add_argument("--missing", action="store_true", help="only recipes without a result")
+    parser.add_argument("--budget", type=float, help="seconds for each recipe; the default of verify")
     parser.add_argument("--table", action="store_true", help="only write the table again")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -103,7 +112,7 @@ def main() -> None:
     for name in names:
         if name in INFERENCE or (options.missing and name in results):
             continue
-        results[name] = verify(name)
+        results[name] = verify(name, options.budget)
         RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         print(name, results[name]["verdict"], results[name].get("seconds", ""), flush=True)
     TABLE.write_text(table(results))

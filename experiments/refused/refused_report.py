@@ -9,9 +9,11 @@ RESULTS = FOLDER / "results"
 INTRODUCTION = """# Techniques that are refused
 
 Reports recommend these techniques; this repository does not offer them as stages, for the reasons measured
-here. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim. Speeds are ratios with a
-95 % interval over rounds of one process; above 1 is faster. Each script takes less than two minutes and writes
-its result to `results/` and this page.
+here. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim.
+
+Speeds are ratios with a 95 % interval over rounds of one process; above 1 is faster. Other programs used the
+machine, and two identical functions may differ by some percent, which such an interval does not contain. Each
+script takes less than two minutes and writes its result to `results/` and this page.
 """
 
 
@@ -47,5 +49,6 @@ def shown(figure: dict[str, Any]) -> str:
     if figure["text"]:
         return str(figure["text"])
     if figure["unit"] == "%":
-        return f"{round(figure['value']) + 0} % less"
+        saved = round(figure["value"])
+        return f"{saved + 0} % less" if saved >= 0 else f"{-saved} % more"
     return "{:.2f}x [{:.2f}, {:.2f}]".format(figure["value"], *figure["interval"])

@@ -26,6 +26,8 @@ class ActivationCheckpointingConfig(StageConfig):
     With ``segments``, consecutive blocks form groups of about equal length, and only the input of
     a group is kept. The last group is not computed again, because its backward pass comes first.
     Blocks of a group must follow each other: the result of one is the first input of the next.
+    Where activations of a block are larger than its input, single blocks keep less: an update of a
+    graph transformer with four blocks held 42 % less in two segments, and 62 % less without them.
 
     When it helps: activations fill the memory, as with deep models, long sequences and large images. An update of two
     graph transformers held 59 and 62 % less, their processes of 430 MiB 5 % less.

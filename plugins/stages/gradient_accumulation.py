@@ -162,13 +162,22 @@ class GradientAccumulation(Stage):
         self.whole: Callable[..., Loss] = pipeline.slots.forward_backward
         pipeline.slots.replace("forward_backward", self.accumulated)
 
-    def accumulated(self, batch: Batch, noise: Batch, progress: Progress, **options: Any) -> Loss:
+    def accumulated(
+        self,
+        batch: Batch,
+        noise: Batch,
+        progress: Progress,
+        denominator: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> Loss:
         """Adds the gradient of the batch, in parts.
 
         Args:
             batch: A batch.
             noise: The random numbers of its update.
             progress: Current progress of the training.
+            denominator: Converts the count of the batch to the divisor of its loss, if the batch is
+                a part of a larger one.
             options: Passed to the slot. A learner with several losses names one of them.
 
         Returns:
@@ -177,15 +186,17 @@ class GradientAccumulation(Stage):
         size = self.source.size(batch)
         start = 0
         losses: list[Loss] = []
-        denominator: Any = None
+        divisor: Any = None
 
         def share(count: Any) -> Any:
             # The count of the batch is only known at the end; until then, it is extrapolated from
             # the first part.
-            nonlocal denominator
-            if denominator is None:
-                denominator = _at_least_one(count * size / micro_size)
-            return denominator
+            nonlocal divisor
+            if divisor is None:
+                divisor = _at_least_one(count * size / micro_size)
+                if denominator is not None:
+                    divisor = denominator(divisor)
+            return divisor
 
         part_size = self.config.part_size(size, progress.epochs)
         for micro_batch in self.source.split(batch, part_size):
@@ -195,7 +206,8 @@ class GradientAccumulation(Stage):
             start += micro_size
         loss = type(losses[0]).total(losses)
         # Parts with other counts than the first one (padding) make the extrapolation wrong.
-        scale = _scale(denominator, loss.count)
+        count = loss.count if denominator is None else denominator(loss.count)
+        scale = _scale(divisor, count)
         if isinstance(scale, int | float) and scale == 1:
             return loss
         for gradient in self.learner.gradients().values():

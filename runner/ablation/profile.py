@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -219,30 +220,19 @@ class Burst:
         )
         self.names = (STEP, *slots)
         for name in slots:
-            pipeline.slots.wrap(name, partial(self.labelled, name))
-
-        def whole_step() -> None:
-            while measured.step() is None:
-                pass
-
-        self.step = self.labelled(STEP, whole_step)
+            pipeline.slots.observe(name, during=partial(self.label, name))
+        self.measured_step = measured.step
 
     def __call__(self) -> None:
         """Performs all updates."""
         for _ in range(self.updates):
-            self.step()
+            with self.label(STEP):
+                while self.measured_step() is None:
+                    pass
 
-    def labelled(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, between labels while the profiler looks."""
-
-        def labelled(*args: Any, **kwargs: Any) -> Any:
-            # A label would break a compiled graph in two.
-            if torch.compiler.is_compiling() or not self.labels:
-                return step(*args, **kwargs)
-            with record_function(f"{_LABEL}{name}"):
-                return step(*args, **kwargs)
-
-        return labelled
+    def label(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a label of the profiler while it records."""
+        return record_function(f"{_LABEL}{name}") if self.labels else nullcontext()
 
     def profiled(self, trace: Path) -> tuple[float, list[Any]]:
         """Seconds of the burst under the profiler, and its events; writes the trace, or raises a

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ class Measured:
         self.step = Step(pipeline)
         self.subject = Subject(self.advance, {"learner": pipeline.learner})
         for name in ("draw", "next_batch", *pipeline.source.activities):
-            self.activities.time(pipeline.slots, name)
+            during = partial(self.activities.time, name)
+            pipeline.slots.observe(name, during=during)
         self.count = 1
         """Updates in a block."""
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -17,10 +18,12 @@ from runner.cli import (
     data,
     doctor,
     evaluate,
+    init,
     ls,
     models,
     plan,
     plugins,
+    processes,
     profile,
     recipes,
     resume,
@@ -52,7 +55,7 @@ app = typer.Typer(
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Train": (run.run, resume.resume, evaluate.evaluate, serve.serve),
     "Prove": (verify.verify, ablate.ablate, profile.profile, plan.plan),
-    "Recipes": (recipes.recipes, validate.validate, show.show, plugins.plugins, schema.schema),
+    "Recipes": (recipes.recipes, init.init, validate.validate, show.show, plugins.plugins, schema.schema),
     "Runs": (ls.ls, compare.compare, ui.ui, rm.rm, sync.sync),
     "This machine": (doctor.doctor,),
 }
@@ -137,7 +140,7 @@ def main() -> NoReturn:
         # A variable, because child processes need it as well.
         os.environ[TRACEBACK] = "1"
     try:
-        code = app(words, standalone_mode=False)
+        code = processes.call(partial(app, words, standalone_mode=False), words)
         if code == ExitCode.INTERRUPTED and interrupts:
             say("Interrupted.")
     except RunnerError as error:

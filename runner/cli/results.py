@@ -41,9 +41,32 @@ class Results:
             if sys.stdout is sys.stderr:
                 sys.stdout = stdout
 
+    @contextmanager
+    def inherited(self) -> Iterator[None]:
+        """Makes the stream the stdout of processes that are started inside the ``with``."""
+        descriptor = _descriptor_of(self.stream)
+        if descriptor is None:
+            yield
+            return
+        moved = os.dup(1)
+        os.dup2(descriptor, 1)
+        try:
+            yield
+        finally:
+            os.dup2(moved, 1)
+            os.close(moved)
+
 
 results = Results()
 """The results of the verb that runs in this process."""
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    """Returns the file descriptor of a stream; None if it is no file."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
 
 
 def _moved(stream: TextIO) -> TextIO:

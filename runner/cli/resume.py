@@ -1,6 +1,8 @@
 """The command ``resume``: continues a run."""
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.cli.common import (
@@ -17,13 +19,13 @@ from runner.cli.common import (
     say,
     settings,
 )
+from runner.cli.processes import first_decides, follow, start_processes
 from runner.cli.timing import process_start
 from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.distributed.membership import current
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.cli.progress import ProgressDisplay
     from runner.tracking import RunFolder
     from runner.training.result import RunResult
@@ -46,25 +48,20 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
+    from runner.recipe.lock import locked_processes
     from runner.system.text_lines import amount
     from runner.system.workspace_paths import LOCK_NAME
-    from runner.tracking.lookup import find
-    from runner.tracking.workspace import Workspace
+    from runner.tracking.workspace import RunFolder, Workspace
 
     run, bare = run_and_settings(run, bare)
-    all_folders = run_folders("resume", quiet)
-    if run == "latest":
-        folder = _newest_resumable(all_folders, Workspace().runs, takeover)
-    else:
-        folder = find(Workspace().runs, run)
+    # Only one of several processes looks at all runs and records those that have crashed.
+    folder = RunFolder(Path(first_decides(partial(_selected, run, takeover, quiet))))
     lock = folder.path / LOCK_NAME
     registry = registry_of(plugin, quiet)
-    reason = folder.obstacle(takeover)
-    if reason:
-        error = UsageError if lock.exists() else CheckpointError
-        raise error(f"run {folder.name} cannot be resumed: {reason}")
     command = f"runner resume {folder.name}"
     recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, command, "--allow-drift")
+    if current() is None:
+        start_processes(recipe, locked_processes(lock))
     say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
@@ -83,10 +80,34 @@ def resume(
         from runner.training.run import run as train
 
         options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
-        return train(recipe, registry, Workspace(), display, folder, drifted, **options)
+        return train(recipe, registry, Workspace(), display, folder, drifted, processes=current(), **options)
 
+    follow(recipe, registry, folder)
     say(f"resuming {folder.name} at {amount(done, unit)}")
     train_recipe(recipe, quiet, as_json, begin, keep_batch, done)
+
+
+def _selected(run: str, takeover: bool, quiet: bool) -> str:
+    """Returns the folder of the run that is resumed.
+
+    Raises:
+        UsageError: It cannot be resumed.
+        CheckpointError: It has nothing from which it could be resumed.
+    """
+    from runner.system.workspace_paths import LOCK_NAME
+    from runner.tracking.lookup import find
+    from runner.tracking.workspace import Workspace
+
+    all_folders = run_folders("resume", quiet)
+    if run == "latest":
+        return str(_newest_resumable(all_folders, Workspace().runs, takeover).path)
+    folder = find(Workspace().runs, run)
+    reason = folder.obstacle(takeover)
+    if reason:
+        has_lock = (folder.path / LOCK_NAME).exists()
+        error = UsageError if has_lock else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    return str(folder.path)
 
 
 def _newest_resumable(folders: "Sequence[RunFolder]", runs: "Path", takeover: bool) -> "RunFolder":

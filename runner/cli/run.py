@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -20,9 +21,18 @@ from runner.cli.common import (
     settings,
 )
 from runner.cli.data import fetched
+from runner.cli.processes import (
+    Processes,
+    first_decides,
+    follow,
+    is_one_of_several,
+    refuse_several,
+    start_processes,
+)
 from runner.cli.resume import resume
 from runner.cli.timing import process_start
 from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.distributed.membership import current
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
-    from runner.tracking import RunFolder
     from runner.training.result import RunResult
 
 GoOn = Annotated[
@@ -60,7 +69,8 @@ def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
     seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False,
-    keep_batch: KeepBatch = False, retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
+    keep_batch: KeepBatch = False, retune: Retune = False, nproc: Processes = 1, quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -77,6 +87,8 @@ def run(
 
     With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
     It is marked, and its model cannot be registered.
+
+    With --nproc, processes train one model together, each on a part of every batch.
 
     [bold]runner run marl_phase2[/]
 
@@ -113,6 +125,9 @@ def run(
         assignments = combinations[0]
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
+    if (varied or seeds > 1) and is_one_of_several(nproc):
+        refuse_several("a group of runs")
+    start_processes(loaded, nproc)
     if varied:
         from runner.cli.grid import run_grid
 
@@ -137,19 +152,20 @@ def run(
         options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
         command = _command(registry, recipe, assignments, options)
         run_seeds(recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover)
-    folder = _unfinished(loaded, takeover, quiet) if go_on else None
-    if folder is not None:
+    name = first_decides(partial(_unfinished, loaded, takeover, quiet)) if go_on else None
+    if name is not None:
         # The lock does not contain secrets.
         all_sets = [*secret_assignments(loaded), *assignments]
-        resume(folder.name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
+        resume(name, all_sets, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
     say_drift(changes)
+    follow(loaded, registry)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
         from runner.training.run import run as train
 
         options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
-        return train(loaded, registry, Workspace(), display, **options)
+        return train(loaded, registry, Workspace(), display, processes=current(), **options)
 
     train_recipe(loaded, quiet, as_json, begin, keep_batch)
 
@@ -182,12 +198,12 @@ def _by_seed(
     return recipes
 
 
-def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> "RunFolder | None":
-    """Returns the newest run of the same recipe that can be resumed."""
+def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> str | None:
+    """Returns the name of the newest run of the same recipe that can be resumed."""
     for folder in run_folders("run", quiet):
         record = folder.record()
         if record is not None and record.digest == recipe.digest and not folder.obstacle(takeover):
-            return folder
+            return folder.name
     return None
 
 

@@ -22,11 +22,19 @@ from runner.cli.common import (
     sharing_processor,
     working,
 )
+from runner.cli.processes import (
+    Processes,
+    is_one_of_several,
+    refuse_several,
+    start_processes,
+)
+from runner.distributed.membership import current
 from runner.system.errors import ExitCode
 from runner.verify.options import Options
 
 if TYPE_CHECKING:
     from runner.cli.live import LiveBar
+    from runner.distributed.process_group import ProcessGroup
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
     from runner.verify.verification import Verification
@@ -71,6 +79,7 @@ def verify(
     seeds: Seeds = Options.seeds,
     budget: Patience = Options.budget,
     of: OfRun = None,
+    nproc: Processes = 1,
     explain: Explain = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -84,6 +93,8 @@ def verify(
     With --of, the stages of the recipe's inference section are judged: the answers and the
     objective of a run's model.
 
+    With --nproc, one process is compared with several that have a part of each batch: Close.
+
     Exit codes: 0 all pass, 3 a stage fails, 4 inconclusive. The verdict names what the budget does
     not cover. A budget of 0 trains nothing and has no limit.
 
@@ -95,8 +106,14 @@ def verify(
 
     [bold]runner verify grasp_serve --of latest[/]
     """
+    assignments = settings(sets, bare)
+    if of is not None and is_one_of_several(nproc):
+        refuse_several("--of")
+    if nproc > 1:
+        loaded, _ = load_recipe("verify", recipe, assignments, plugin)
+        start_processes(loaded, nproc)
     with working("verify", "reading the recipe", quiet) as bar:
-        loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
+        loaded, registry = load_recipe("verify", recipe, assignments, plugin)
         options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
         if explain:
             with bar.phase("listing the checks"):
@@ -108,12 +125,30 @@ def verify(
         with bar.phase(f"verifying {loaded.name}"):
             from runner.verify.verification import show
 
-            if of is None:
+            group = current()
+            if group is not None:
+                report = _verify_processes(loaded, registry, options, group)
+            elif of is None:
                 report = _verify_training(loaded, registry, options, bar)
             else:
                 report = _verify_inference(loaded, registry, of, stage or (), bar)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
+
+
+def _verify_processes(
+    recipe: "Recipe", registry: "Registry", options: Options, group: "ProcessGroup"
+) -> "Verification":
+    """Compares the training of several processes with that of one; all but the first process end here."""
+    from runner.training.group_steps import join_training
+    from runner.verify.process_pair import close_stages, mirror, verify_processes
+
+    join_training(recipe, group)
+    with sharing_processor(recipe):
+        if group.rank:
+            mirror(recipe, registry, close_stages(recipe), group)
+            raise Exit
+        return verify_processes(recipe, registry, group, options.updates)
 
 
 def _verify_training(recipe: "Recipe", registry: "Registry", options: Options, bar: "LiveBar") -> "Verification":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,23 +61,20 @@ class CallStack:
         stack = cls.of(pipeline.learner.modules())
         slots = (*GENERIC, *pipeline.learner.config.slots)
         for name in dict.fromkeys(slots):
-            pipeline.slots.wrap(name, partial(stack.label, name))
+            pipeline.slots.observe(name, during=partial(stack.label, name))
         return stack
 
-    def label(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the step of a slot, which is on the stack while it runs."""
+    def label(self, name: str) -> AbstractContextManager[None]:
+        """Returns a context in which a slot is on the stack."""
+        return self._on_stack(name) if self.recording else nullcontext()
 
-        def labelled(*arguments: Any, **named: Any) -> Any:
-            # A change of the stack would break a compiled graph in two.
-            if torch.compiler.is_compiling() or not self.recording:
-                return step(*arguments, **named)
-            self.slots.append(name)
-            try:
-                return step(*arguments, **named)
-            finally:
-                self.slots.pop()
-
-        return labelled
+    @contextmanager
+    def _on_stack(self, name: str) -> Iterator[None]:
+        self.slots.append(name)
+        try:
+            yield
+        finally:
+            self.slots.pop()
 
     @property
     def holder(self) -> Holder:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -98,6 +98,18 @@ class LearnerConfig(EvaluatedConfig, ABC):
     page: ClassVar[str | None] = None
     """A folder with ``index.html`` that the server delivers, relative to the folder of the module;
     None if there is none.
+    """
+    couples_samples: ClassVar[bool] = False
+    """Whether the loss of a sample depends on the others of its batch (a contrastive loss), so that
+    several processes cannot train on parts of it.
+    """
+    losses_are_means: ClassVar[bool] = False
+    """Whether the losses of an own ``update`` are means over the samples of a batch; several
+    processes then weight them with their samples. Losses in ``forward_backward`` have counts.
+    """
+    buffer_rule: ClassVar[Literal["broadcast", "average"]] = "broadcast"
+    """How several processes agree on buffers after an update: all take those of the first one, or
+    means that are weighted with the samples.
     """
     prediction_batch: ClassVar[int | None] = None
     """Largest number of samples that ``predict`` computes together; None without a limit.
@@ -256,6 +268,10 @@ class DatasetConfig(SourceConfig):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes that load batches; with 0, the training's process loads them."""
+    prefetch: Annotated[int, Field(ge=1, le=64)] = 4
+    """Number of batches that each worker has ready; it needs ``workers``."""
+    pin: bool = True
+    """Whether batches for a GPU are copied into pinned memory, from which copies do not block."""
     limit: LimitConfig | None = None
     """Shares of the samples that are used, the same for every seed; null uses all of them."""
 
@@ -380,6 +396,8 @@ class StageConfig(PluginConfig, ABC):
     """
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
+    one_process: ClassVar[str] = ""
+    """Why several processes cannot train with it; empty if they can."""
     unplanned: ClassVar[str] = ""
     """Why ``runner plan`` leaves it out, because it needs real tensors or a real device; empty if
     it needs none.

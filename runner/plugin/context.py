@@ -5,18 +5,23 @@ may replace or wrap.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from runner.plugin.progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
+    from runner.plugin.media import MediaLog
     from runner.plugin.optimizer import OptimizerSettings
 
 Step = Callable[..., Any]
+Value = TypeVar("Value")
 STEP = frozenset({"draw", "transfer", "next_batch", "update"})
 """The slots of a training step."""
 PIPELINE = STEP | {
@@ -65,6 +70,54 @@ class Slots:
         setattr(wrapped, _WRAPPED, True)
         setattr(self, name, wrapped)
 
+    def observe(
+        self,
+        name: str,
+        *,
+        before: Callable[[], object] = lambda: None,
+        during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        after: Callable[[Any], object] = lambda _: None,
+    ) -> None:
+        """Observes the calls of a step, except those that ``torch.compile`` traces.
+
+        Args:
+            name: The step.
+            before: Is called before the step.
+            during: Returns the context in which the step runs.
+            after: Is called with the step's output.
+        """
+        from torch import compiler
+
+        def wrapper(step: Step) -> Step:
+            def observed(*inputs: Any, **options: Any) -> Any:
+                # An observer would break a compiled graph in two.
+                if compiler.is_compiling():
+                    return step(*inputs, **options)
+                before()
+                with during():
+                    output = step(*inputs, **options)
+                after(output)
+                return output
+
+            return observed
+
+        self.wrap(name, wrapper)
+
+
+class Processes(Protocol):
+    """The processes of one training, as one of them sees them.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        count: Number of processes.
+    """
+
+    rank: int
+    count: int
+
+    def gather(self, value: Value) -> list[Value]:
+        """Returns the values of all processes, by rank; all have to call it."""
+
 
 @dataclass
 class Context:
@@ -94,8 +147,40 @@ class Context:
     batch.
     """
     generators: dict[str, torch.Generator] = field(default_factory=dict)
+    processes: Processes | None = None
+    """The processes of the training if there are several. All draw the same batches."""
     overfit_batches: int | None = None
     """Number of batches that a training repeats; None trains on all data."""
+    media: MediaLog | None = None
+    """Takes what is logged below; None discards it, as where updates are compared or timed."""
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keeps a figure of matplotlib as ``media/<name>/<progress>.png`` of the run."""
+        self._log(name, ".png", figure.savefig)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Keeps a picture: (height, width), or with 1, 3 or 4 channels before or after these;
+        floating-point numbers are from 0 to 1, integers from 0 to 255.
+        """
+        from runner.plugin.media import write_image
+
+        self._log(name, ".png", partial(write_image, image))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Keeps a text."""
+        self._log(name, ".txt", lambda path: path.write_text(text, encoding="utf-8"))
+
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Keeps a table as CSV."""
+        from runner.plugin.media import write_table
+
+        self._log(name, ".csv", partial(write_table, columns, rows))
+
+    def _log(self, name: str, ending: str, write: Callable[[Path], object]) -> None:
+        if self.media is not None:
+            self.media.write(name, ending, write)
 
     def generator(
         self, name: str, device: torch.device | str | None = None

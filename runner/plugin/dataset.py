@@ -8,7 +8,8 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,20 @@ _TRAINING = "training data"
 """Name of the data for the training in messages."""
 _HELD_OUT = "held-out data"
 """Name of the data for the evaluation in messages."""
+
+
+class _Measured(NamedTuple):
+    """A metric of one held-out batch.
+
+    Attributes:
+        number: Number of the batch.
+        name: Name of the metric.
+        mean: Its sum over the batch, and of how many things it is the sum.
+    """
+
+    number: int
+    name: str
+    mean: Mean
 
 
 class DatasetSource(Source):
@@ -336,9 +351,13 @@ class DatasetSource(Source):
             # Each worker would read all of a stream.
             workers = min(workers, 1)
         generator = self._generator(generator_name)
+        # Without workers nothing reads data.prefetch, and the setting is refused.
+        prefetch = self.config.prefetch if workers else 1
         # Copies from pinned memory to a GPU do not block the host.
-        pinned = self.device.type == "cuda"
-        return load_batches(data, plan, workers, generator, pinned=pinned)
+        pinned = self.config.pin and self.device.type == "cuda"
+        return load_batches(
+            data, plan, workers, generator, prefetch=prefetch, pinned=pinned
+        )
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.context.seed, name))
@@ -478,11 +497,14 @@ class DatasetSource(Source):
 
     @torch.no_grad()
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
-        sums: dict[str, float] = defaultdict(float)
-        counts: dict[str, float] = defaultdict(float)
+        processes = self.context.processes
+        measured: list[_Measured] = []
         seed = derived_seed(self.context.seed, "evaluation")
         with seeded(seed), learner.evaluating():
             for number, batch in enumerate(batches):
+                # Several processes measure the batches in turns.
+                if processes and number % processes.count != processes.rank:
+                    continue
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
                 note = partial(_held_out_place, number, batch)
                 batch_seed = derived_seed(seed, str(number))
@@ -490,8 +512,17 @@ class DatasetSource(Source):
                     metrics = learner.metrics(moved)
                 _check_means(learner, metrics)
                 for name, mean in metrics.items():
-                    sums[name] += float(mean.sum)
-                    counts[name] += float(mean.count)
+                    plain = Mean(float(mean.sum), float(mean.count))
+                    measured.append(_Measured(number, name, plain))
+        if processes:
+            parts = processes.gather(measured)
+            # In the order of a single process, so that the sums have the same bits.
+            measured = sorted(itertools.chain(*parts), key=attrgetter("number"))
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, float] = defaultdict(float)
+        for metric in measured:
+            sums[metric.name] += metric.mean.sum
+            counts[metric.name] += metric.mean.count
         means = {}
         for name, count in counts.items():
             means[name] = sums[name] / count if count else math.nan

@@ -57,6 +57,7 @@ def load_batches(
     workers: int,
     generator: torch.Generator,
     *,
+    prefetch: int = 1,
     pinned: bool = False,
 ) -> Iterator[Any]:
     """Loads batches in order.
@@ -66,6 +67,7 @@ def load_batches(
         plan: Keys of a map-style dataset, one for each batch; None for a stream.
         workers: Worker processes; 0 loads in this process.
         generator: Generator from which torch draws the seeds of the workers.
+        prefetch: Batches that each worker has ready.
         pinned: Whether tensors are copied into pinned memory.
 
     Raises:
@@ -77,7 +79,7 @@ def load_batches(
         "generator": generator,
     }
     if workers:
-        options |= {"prefetch_factor": 4, "worker_init_fn": own_files}
+        options |= {"prefetch_factor": prefetch, "worker_init_fn": own_files}
     if plan is not None:
         options["sampler"] = plan
     loader = DataLoader(data, batch_size=None, collate_fn=deliver, **options)

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from runner.plugin.check import Check
 from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.siblings import FOLDERS
+from runner.plugin.sink import Sink
 from runner.system.errors import UsageError
 from runner.system.files import sha256
 from runner.system.suggestions import shown_path, suggestion
@@ -30,6 +31,8 @@ Section = Literal["model", "data", "optimization", "inference"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 CHECKS = "check"
 """In names of entry points, the section of checks for ``runner verify``, which no recipe names."""
+SINKS = "sink"
+"""In names of entry points, the section of sinks, which ``tracking.sinks`` names."""
 PROVIDER_DIGITS = 12
 """Number of digits of the SHA-256 of a plugin file that are its version."""
 FILES: set[Path] = set()
@@ -83,6 +86,7 @@ class Registry:
             tuple[Section, str], tuple[Provider, Callable[[], Any]]
         ] = {}
         self._checks: dict[str, Callable[[], Any]] = {}
+        self._sinks: dict[str, Callable[[], Any]] = {}
         if installed is None:
             installed = _installed(tuple(sys.path))
         for entry_point in installed:
@@ -91,9 +95,13 @@ class Registry:
             if section == CHECKS and kind:
                 self._checks[str(provider) + kind] = entry_point.load
                 continue
+            if section == SINKS and kind:
+                self._sinks[kind] = entry_point.load
+                continue
             if section not in SECTIONS or not kind:
                 problem = f"entry point '{entry_point.name}' of {provider}"
-                expected = ", ".join(f"{name}.KIND" for name in (*SECTIONS, CHECKS))
+                sections = (*SECTIONS, CHECKS, SINKS)
+                expected = ", ".join(f"{name}.KIND" for name in sections)
                 raise UsageError(f"{problem} should be one of {expected}")
             self._add(section, kind, provider, entry_point.load)
         for path in self.files:
@@ -153,6 +161,31 @@ class Registry:
             checks.append(check)
         return checks
 
+    @property
+    def sinks(self) -> list[str]:
+        """The kinds of sinks, sorted."""
+        return sorted(self._sinks)
+
+    def sink(self, kind: str) -> type[Sink]:
+        """Returns a sink.
+
+        Raises:
+            UsageError: Nothing has this kind, or it cannot be imported, or is no sink.
+        """
+        if kind not in self._sinks:
+            hint = suggestion(kind, self._sinks)
+            raise UsageError(f"tracking.sinks: unknown sink '{kind}'{hint}")
+        try:
+            sink = self._sinks[kind]()
+        except (Exception, SystemExit) as error:
+            failure = _import_failure(error)
+            raise UsageError(f"sink '{kind}' cannot be imported: {failure}") from error
+        if not (isinstance(sink, type) and issubclass(sink, Sink)):
+            raise UsageError(f"sink '{kind}' is not a Sink: {sink!r}")
+        if missing := ", ".join(sorted(sink.__abstractmethods__)):
+            raise UsageError(f"sink '{kind}': {missing} missing")
+        return sink
+
     def provider(self, section: Section, kind: str) -> Provider:
         """Returns the origin of a kind; raises a UsageError for an unknown kind."""
         if (section, kind) not in self._plugins:
@@ -179,6 +212,7 @@ class Registry:
     def _add_file(self, path: Path) -> None:
         module, provider = _import_file(path)
         checks = []
+        sinks = []
         configs = []
         for value in list(vars(module).values()):
             if not isinstance(value, type) or value.__module__ != module.__name__:
@@ -186,18 +220,26 @@ class Registry:
             # A base class in the file has no name or kind, and is not registered.
             if issubclass(value, Check) and "name" in vars(value):
                 checks.append(value.__name__)
-            if "kind" in vars(value):
+            if issubclass(value, Sink) and "kind" in vars(value):
+                sinks.append(value)
+            elif "kind" in vars(value):
                 configs += [(section, value) for section in _sections(value)]
-        if not configs and not checks:
+        if not (configs or checks or sinks):
             expected = "LearnerConfig, SourceConfig or StageConfig with a kind"
             raise UsageError(f"{shown_path(path)} has no {expected}")
         for name in checks:
             self._checks[f"{provider}{name}"] = partial(getattr, module, name)
+        for sink in sinks:
+            self._sinks[sink.kind] = partial(getattr, module, sink.__name__)
         for section, config in configs:
             load = partial(getattr, module, config.__name__)
             self._add(section, vars(config)["kind"], provider, load)
 
     def _add_class(self, config: type[Any]) -> None:
+        if issubclass(config, Sink):
+            self._sinks[config.kind] = lambda: config
+            MODULES.add(config.__module__)
+            return
         sections = _sections(config)
         if not sections or not isinstance(getattr(config, "kind", None), str):
             expected = "the LearnerConfig, SourceConfig or StageConfig with a kind"

@@ -18,7 +18,6 @@ from runner.proof.difference import (
     LOADED_TOLERANCE,
     TOLERANCE,
     Difference,
-    as_float64,
     compared_values,
     describe_first,
     differing,
@@ -39,7 +38,7 @@ from runner.proof.subject_states import (
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import map_tensors
+from runner.system.tensor_trees import as_float64, map_tensors
 
 STALE = "with the same batch again and other parameters, "
 _REUSED_MEMORY = "with another batch in the memory of the one before, "

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from runner.proof.subject import Build
+from runner.system.stored_json import json_number
+from runner.system.tensor_trees import as_float64, real_numbers
 
 if TYPE_CHECKING:
     from runner.proof.isolation import Frame, Location
@@ -81,18 +83,7 @@ class Difference:
 
     def data(self) -> dict[str, Any]:
         """Returns the fields for JSON: infinity is the string ``Infinity``."""
-        return {name: plain(value) for name, value in asdict(self).items()}
-
-
-def plain(value: Any) -> Any:
-    """Returns a number that is not finite as a string, because JSON has none; anything
-    else as it is.
-    """
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+        return {name: json_number(value) for name, value in asdict(self).items()}
 
 
 def described(
@@ -188,19 +179,6 @@ def absolute_difference(expected: Any, actual: Any) -> Tensor | None:
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def as_float64(value: Any) -> Tensor:
-    """Returns a number or a tensor of numbers as a tensor of float64 (complex: pairs of
-    them) on the host.
-    """
-    if not isinstance(value, Tensor):
-        # Without a type, torch would round a number to its default type.
-        is_complex = isinstance(value, complex)
-        value = torch.tensor(
-            value, dtype=torch.complex128 if is_complex else torch.float64
-        )
-    return _real(value.detach()).to("cpu", torch.float64)
-
-
 def _is_number(value: Any) -> bool:
     """Returns whether it is a floating-point number, or a tensor of them."""
     if isinstance(value, Tensor):
@@ -214,14 +192,9 @@ def _largest(value: Any) -> float:
     return float(numbers.max()) if numbers.numel() else 0.0
 
 
-def _real(tensor: Tensor) -> Tensor:
-    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-
-
 def _bits(tensor: Tensor) -> Tensor:
     """Returns all elements in a row, as integers."""
-    flat = _real(tensor.detach()).contiguous().reshape(-1)
+    flat = real_numbers(tensor.detach()).contiguous().reshape(-1)
     return flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
 
 

@@ -15,13 +15,7 @@ from torch import Tensor
 
 from runner.proof.algebra_check import perturb
 from runner.proof.decisions import DecisionSearch
-from runner.proof.difference import (
-    TIMES,
-    absolute_difference,
-    as_float64,
-    described,
-    digest,
-)
+from runner.proof.difference import TIMES, absolute_difference, described, digest
 from runner.proof.isolation import Frame, Isolation, Location, StepError
 from runner.proof.modes import NarrowTypes
 from runner.proof.reproduction import Reproduction
@@ -37,7 +31,7 @@ from runner.proof.subject_states import (
 )
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
-from runner.system.tensor_trees import map_tensors
+from runner.system.tensor_trees import as_float64, map_tensors
 
 # Tensors of a batch, and parameters, that get a NaN, one at a time.
 _MOST_TENSORS = 3

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from runner.proof.difference import TOLERANCE, as_float64, differing
+from runner.proof.difference import TOLERANCE, differing
 from runner.proof.isolation import Frame
+from runner.system.tensor_trees import as_float64
 
 # Operations that add numbers.
 _ADDS = re.compile(r"sum|mean|var|norm|conv|mm|loss|dot")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runner.proof.verdict import Outcome
+from runner.system.stored_json import json_number
 
 # For a PASS: with fewer, not even a change with which every third training collapses would be seen.
 FEWEST_PAIRS = 8
@@ -121,11 +122,6 @@ def boundaries(looks: tuple[int, ...], alpha: float) -> Mapping[int, float]:
         bounds[look] = max(family_bounds)
         alive &= statistic <= bounds[look]
     return bounds
-
-
-def plain(value: float) -> float | str:
-    """Converts a number for JSON."""
-    return value if math.isfinite(value) else str(value)
 
 
 class NonInferiority:
@@ -279,14 +275,21 @@ class NonInferiority:
             "pairs": len(self.pairs),
             "most_pairs": self.most,
             "looks": [self._bounds(look) for look in self.looks],
-            "statistics": {"pass": plain(statistics[0]), "fail": plain(statistics[1])},
+            "statistics": {
+                "pass": json_number(statistics[0]),
+                "fail": json_number(statistics[1]),
+            },
             "values": [list(pair) for pair in self.pairs],
         }
 
     def _bounds(self, look: int) -> dict[str, Any]:
         pass_bound = self.design.passes.get(look, math.inf)
         fail_bound = self.design.fails[look]
-        return {"pairs": look, "pass": plain(pass_bound), "fail": plain(fail_bound)}
+        return {
+            "pairs": look,
+            "pass": json_number(pass_bound),
+            "fail": json_number(fail_bound),
+        }
 
     def _gains(self) -> list[float]:
         return [self.sign * (changed - baseline) for baseline, changed in self.pairs]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from runner.proof.difference import digest, plain
+from runner.proof.difference import digest
 from runner.proof.operators import READ, TRUSTED, CallSite, Operator, OperatorRecorder
 from runner.proof.values import Match, Value, ValueTable
+from runner.system.stored_json import json_number
+from runner.system.tensor_trees import as_float64
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class DivergingOperator:
 
     def data(self) -> dict[str, Any]:
         """Returns it as JSON can store it."""
-        return {name: plain(value) for name, value in asdict(self).items()}
+        return {name: json_number(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,7 @@ class OperatorSearch:
 
     def _is_same(self, expected: Any, actual: Any) -> bool:
         if isinstance(expected, float) and isinstance(actual, float):
-            expected = torch.tensor(expected, dtype=torch.float64)
-            actual = torch.tensor(actual, dtype=torch.float64)
+            expected, actual = map(as_float64, (expected, actual))
         if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
             return digest(expected) == digest(actual)
         table = ValueTable(self._table.tolerance)

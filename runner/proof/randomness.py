@@ -15,7 +15,6 @@ from torch import Tensor
 
 from runner.proof.difference import (
     LOADED_TOLERANCE,
-    as_float64,
     compared_values,
     describe_first,
     differing,
@@ -28,6 +27,7 @@ from runner.proof.subject import Build
 from runner.proof.subject_states import on_host, saved
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
+from runner.system.tensor_trees import as_float64
 
 AS_TRAINED = "with the random numbers that it trains with, "
 """Beginning of a message about a difference."""

@@ -23,6 +23,8 @@ from runner.proof.subject import Build, Subject
 from runner.proof.subject_states import named_parameters, on_host
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
+from runner.system.stored_json import json_number
+from runner.system.tensor_trees import as_float64
 
 CONTRACT = Close.__name__
 # How many times as far from the truth as the baseline a change may be, in the median.
@@ -154,7 +156,7 @@ class _Pair:
         assert distance is not None
         # An element differs if it is further off than rounding the truth would be.
         dtype = value.dtype if isinstance(value, Tensor) else torch.float64
-        rounding = torch.finfo(dtype).eps * difference.as_float64(exact).abs()
+        rounding = torch.finfo(dtype).eps * as_float64(exact).abs()
         differs = distance > rounding
         return difference.measured(update, location, exact, distance, differs)
 
@@ -241,9 +243,7 @@ def _evidence(ratios: _Ratios, states: int) -> dict[str, Any]:
 
 
 def _by_name(ratios: Mapping[Location, float]) -> dict[str, Any]:
-    return {
-        group_name(group): difference.plain(ratio) for group, ratio in ratios.items()
-    }
+    return {group_name(group): json_number(ratio) for group, ratio in ratios.items()}
 
 
 def group_name(group: Location) -> str:

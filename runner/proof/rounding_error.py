@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.proof import difference
 from runner.proof.isolation import Frame, Location
+from runner.system.tensor_trees import as_float64
 
 # Units of rounding, at most, where many numbers are added. Numbers of 16 bits are off by 65,000
 # units, TF32 by 8,000.
@@ -60,8 +61,8 @@ def _factors(truth: Frame, frame: Frame) -> dict[str, float]:
         are_tensors = isinstance(exact, Tensor) and isinstance(value, Tensor)
         if location.kind == "state" or not are_tensors:
             continue
-        expected = difference.as_float64(exact)
-        actual = difference.as_float64(value)
+        expected = as_float64(exact)
+        actual = as_float64(value)
         if expected.shape == actual.shape:
             along[location.kind] += float(((actual - expected) * expected).sum())
             squares[location.kind] += float(expected.square().sum())

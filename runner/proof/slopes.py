@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.proof.difference import as_float64
 from runner.proof.isolation import Frame, Isolation, Location
 from runner.proof.subject import Build
 from runner.proof.trajectory import Trajectory, Update
+from runner.system.tensor_trees import as_float64
 
 # Number of single updates whose gradients are compared with differences of their outputs.
 _SEEDS = 6

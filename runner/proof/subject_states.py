@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from runner.plugin.optimizer import load_exactly
 from runner.plugin.source import Ring
 from runner.proof.subject import Subject
 from runner.system import tensor_trees
-from runner.system.tensor_trees import map_tensors
+from runner.system.tensor_trees import map_tensors, widened
 
 # The types of most leaves.
 _LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
@@ -119,13 +119,7 @@ def to_float64(value: Any) -> Any:
     """Returns a copy whose floating-point tensors are float64, and whose complex ones are
     complex128.
     """
-    return map_tensors(_double, clones(value))
-
-
-def _double(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
-    return tensor
+    return map_tensors(widened, clones(value))
 
 
 def scaled(factor: float, value: Any) -> Any:
@@ -184,11 +178,22 @@ def widen(subject: Subject) -> None:
     for stateful in subject.state.values():
         if isinstance(stateful, nn.Module):
             # ``double`` leaves complex numbers out.
-            stateful._apply(_double)  # type: ignore[no-untyped-call]
+            stateful._apply(widened)  # type: ignore[no-untyped-call]
     for name, parameter in named_parameters(subject).items():
-        if _double(parameter) is not parameter:
+        if widened(parameter) is not parameter:
             hint = "build it in the default type, torch.float64 here"
             raise TypeError(f"'{name}' is still {parameter.dtype}; {hint}")
+
+
+def widen_inputs(modules: Iterable[nn.Module]) -> None:
+    """Makes modules, and those inside them, convert their inputs to float64: held-out batches have
+    the type of their source.
+    """
+    for module in modules:
+        for submodule in module.modules():
+            submodule.register_forward_pre_hook(
+                lambda _, inputs: map_tensors(widened, inputs)
+            )
 
 
 def named_parameters(subject: Subject) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runner.proof.difference import FLOOR, as_float64
+from runner.proof.difference import FLOOR
+from runner.system.tensor_trees import as_float64
 
 LARGEST = 8_192
 """Elements up to which a value is stored completely; a larger one is sampled down to about as

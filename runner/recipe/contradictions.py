@@ -14,6 +14,7 @@ from runner.recipe.yaml_nodes import Problem
 if TYPE_CHECKING:
     from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.contract import Objective
+    from runner.recipe.keeping import KeepConfig
     from runner.recipe.stopping import StopConfig
     from runner.recipe.yaml_nodes import Node
 
@@ -36,11 +37,11 @@ def conflicts(
         contradictions += _of_length(data, train)
     if model is not None and data is not None:
         contradictions += _of_model_and_data(root, model, data)
+        objective = data.objective or model.objective or model.default_objective(data)
         if train is not None and train.stop is not None:
-            objective = (
-                data.objective or model.objective or model.default_objective(data)
-            )
             contradictions += _of_stop(train, train.stop, objective)
+        if train is not None and train.keep is not None:
+            contradictions += _of_keep(train, train.keep, objective)
     for section, section_stages in stages.items():
         contradictions += _of_stages(root, section, model, section_stages)
     return [
@@ -131,6 +132,19 @@ def _of_length(
     if largest is not None and train.batch_size > largest:
         message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
         yield "train.batch_size", message
+
+
+def _of_keep(
+    train: TrainConfig, keep: KeepConfig, objective: Objective | None
+) -> Iterator[tuple[str, str]]:
+    if not keep.directions(objective):
+        if keep.best > 1:
+            message = "there is no objective here: set metrics, for instance {eval/loss: minimize}"
+            yield "train.keep.best", message
+        return
+    if keep.best > 1 and train.evaluate_every is None:
+        message = "there is only one evaluation, the last: set train.evaluate_every"
+        yield "train.keep.best", message
 
 
 def _of_stop(

@@ -221,6 +221,7 @@ def _validated(
     problems += conflicts(
         root, model, data, train, {"optimization": optimization, "inference": inference}
     )
+    problems += _of_tracking(root, data, catalog)
     if problems or head is None or train is None:
         raise RecipeError(_with_moved_settings(problems, root, catalog))
 
@@ -252,6 +253,19 @@ def _validated(
             **group_origins(root),
         },
     )
+
+
+def _of_tracking(root: Node, data: Any, catalog: Registry) -> Iterator[Problem]:
+    """Problems about sinks that no plugin has, and pictures that the source does not draw."""
+    every = root.get("tracking", "render_every")
+    if every is not None and every.value is not None and data and not data.pictures:
+        message = f"'{data.kind}' has no picture of its evaluation to draw"
+        yield Problem(every.anchor, "tracking.render_every", message)
+    for sink in root.items("tracking", "sinks"):
+        if isinstance(sink.value, str) and sink.value not in catalog.sinks:
+            hint = suggestion(sink.value, catalog.sinks)
+            message = f"unknown sink '{sink.value}'{hint}"
+            yield Problem(sink.anchor, "tracking.sinks", message)
 
 
 def _masked_secrets(root: Node) -> Iterator[Problem]:

@@ -71,6 +71,8 @@ _HINT = (
 )
 PROCESSOR = "system"
 """Section with the use of the processor at the start of the run; it is not compared."""
+PROCESSES = "processes"
+"""Number of processes of the run in that section; without it, there is one."""
 _SECTIONS: Any = dict.fromkeys(
     (*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})
 ) | {"recipe": (dict[str, Any], ...)}
@@ -405,6 +407,13 @@ def locked_threads(lock: Path) -> int | None:
     threads = values.get(PROCESSOR) or values.get("threads") or {}
     count = threads.get("threads", threads.get("torch"))
     return count if isinstance(count, int) else None
+
+
+def locked_processes(lock: Path) -> int:
+    """Returns the number of processes that have trained a run."""
+    processor = read_lock(lock).get(PROCESSOR) or {}
+    count = processor.get(PROCESSES, 1)
+    return count if isinstance(count, int) else 1
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:

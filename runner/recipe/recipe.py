@@ -25,6 +25,7 @@ from pydantic_core import to_jsonable_python
 from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
+from runner.recipe.keeping import KeepConfig
 from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
 from runner.recipe.stopping import StopConfig
 from runner.recipe.yaml_nodes import DEFAULT, MAPPING, Place
@@ -68,6 +69,8 @@ class TrainConfig(Config):
     """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so
     far.
     """
+    keep: KeepConfig | None = None
+    """Checkpoints that stay; null keeps the two newest and the one with the best objective."""
     preemptible: bool = False
     """Whether SIGTERM and SIGINT end the run with exit code 75, so that a scheduler resumes it."""
     stall_s: Annotated[float, Field(gt=0)] | None = None
@@ -120,6 +123,10 @@ class TrackingConfig(Config):
     """The MLflow experiment that the run belongs to."""
     system_metrics: bool = True
     """Whether processor, memory and GPU use are sampled while training."""
+    render_every: Count | None = None
+    """Evaluations from one picture of what they measure to the next; null draws none."""
+    sinks: list[str] = Field(default_factory=list)
+    """Where metrics go in addition to MLflow: csv, tensorboard, or the kind of a plugin."""
 
 
 class SystemConfig(Config):

@@ -63,6 +63,7 @@ _APPLIED = {
     "train.ema": "from the next update; it cannot be switched on or off",
     "train.evaluate_every": "from the next evaluation",
     "train.checkpoint_every": "from the next checkpoint",
+    "train.keep": "from the next checkpoint",
     "train.log_every": "from the next report",
     "train.preemptible": "",
     "train.stall_s": "",
@@ -72,6 +73,8 @@ _APPLIED = {
     "system.wait": "",
     "system.deterministic": "other kernels may change the last digits",
     "tracking.system_metrics": "",
+    "tracking.render_every": "from the next evaluation",
+    "tracking.sinks": "a sink gets the run from its beginning",
 }
 _SECTIONS = {
     "model": "the model is built with it; a checkpoint that does not fit is refused",

@@ -32,6 +32,14 @@ def parse_json(text: str) -> Any:
         raise ValueError("is nested too deeply") from None
 
 
+def json_number(value: Any) -> Any:
+    """Returns ``NaN``, ``Infinity`` or ``-Infinity`` as text, for which JSON has no number; any
+    other value as it is.
+    """
+    is_number = not isinstance(value, float) or math.isfinite(value)
+    return value if is_number else json.dumps(value)
+
+
 def check_size(text: str) -> None:
     """Raises a ValueError if a JSON text exceeds the limits with which stored files are read."""
     if len(text) > MOST_BYTES:

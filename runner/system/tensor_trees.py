@@ -93,6 +93,36 @@ def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...])
     return tree
 
 
+def real_numbers(tensor: Tensor) -> Tensor:
+    """Returns a dense tensor of real numbers: complex numbers as pairs of them."""
+    import torch
+
+    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
+def as_float64(value: Any) -> Tensor:
+    """Returns a number or a tensor of numbers as a tensor of float64 (complex: pairs of them) on
+    the host.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        # Without a type, torch would round a number to its default type.
+        is_complex = isinstance(value, complex)
+        value = torch.tensor(value, dtype=torch.complex128 if is_complex else torch.float64)
+    return real_numbers(value.detach()).to("cpu", torch.float64)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Returns a tensor of float64 or complex128 if it holds floating-point or complex numbers."""
+    import torch
+
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
+    return tensor
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """Entries of a batch without one row per sample; all others have one row per sample.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from runner.recipe.recipe import flatten
 from runner.recipe.yaml_nodes import read
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_number
 from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.access import is_http
@@ -83,7 +83,7 @@ def _identity(run: Run) -> dict[str, Any]:
 
 def _metrics(run: Run) -> dict[str, float | str]:
     """Returns the last values; one that is not finite, for which JSON has no form, as text."""
-    return {name: value if isfinite(value) else str(value) for name, value in run.data.metrics.items()}
+    return {name: json_number(value) for name, value in run.data.metrics.items()}
 
 
 def _objective(runs: Sequence[Run]) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from rich.cells import cell_len
@@ -10,6 +9,7 @@ from rich.cells import cell_len
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
 from runner.system.secrets import redact
+from runner.system.stored_json import json_number
 from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import amount, figure, print_wrapped
 from runner.tracking.keys import interval_keys
@@ -73,7 +73,7 @@ def described(folder: RunFolder) -> dict[str, Any]:
         values = record.model_dump(mode="json")
         values["tracking_uri"] = workspace.resolved_uri(record.tracking_uri)
         values["step"] = max(record.step, last_checkpoint or 0)
-        values["metrics"] = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
+        values["metrics"] = {name: json_number(value) for name, value in record.metrics.items()}
         if record.kind != "run":
             values["status"] = _status_of_group(record)
             obstacle = _obstacle_of_group(record)

@@ -54,6 +54,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     digests: dict[int, str] = {}
     """Of a group of seeds, the digest of every run's recipe, by seed."""
     kind: Kind = "run"
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Processes that train it together."""
     seconds: _Time = 0.0
     """How long processes have been at it."""
     overrides: dict[str, str] = {}

@@ -5,11 +5,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from runner.plugin.sink import Sink
 from runner.recipe.recipe import Recipe
 from runner.system.errors import StorageError
 from runner.system.faults import reach
@@ -21,6 +22,7 @@ from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
 from runner.tracking.recorder import Recorder
+from runner.tracking.sink_feed import SinkFeed
 from runner.tracking.spool import Shipper
 from runner.tracking.store import (
     HEADLINE,
@@ -91,6 +93,7 @@ class Tracker(Recorder):
             Periodic("system", seconds=10.0, action=self._sample),
             Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
         ]
+        self._feeds: list[tuple[SinkFeed, Periodic]] = []
 
     def _tags(self, recipe: Recipe) -> dict[str, str]:
         """Returns the tags by which the runner finds and describes the run."""
@@ -119,14 +122,16 @@ class Tracker(Recorder):
         note: str = "",
         group: str = "",
         began: float | None = None,
+        processes: int = 1,
     ) -> Self:
         """Starts an MLflow run, its folder, which is named after its id, and the
         threads for its log.
 
         ``tags`` describe the run in addition to the recipe; ``own_tags`` and ``note`` are the
         user's, and are also in the run's record; ``group`` is its group of seeds; ``began`` is the
-        start of the command, on the clock of ``perf_counter``. Raises ``StorageError`` if MLflow's
-        store or the workspace cannot be reached or written.
+        start of the command, on the clock of ``perf_counter``; ``processes`` is the number of those
+        that train together. Raises ``StorageError`` if MLflow's store or the workspace cannot be
+        reached or written.
         """
         valid_tags = user_tags(own_tags or {})
         store = Store(workspace)
@@ -143,6 +148,7 @@ class Tracker(Recorder):
             group=group,
             tags=valid_tags,
             note=text(note),
+            processes=processes,
         )
         run_id = None
         try:
@@ -241,6 +247,13 @@ class Tracker(Recorder):
             name = f"synthetic {name}"
         self.spool.append(dataset={"name": text(name), "digest": digest, "profile": profile})
 
+    def feed(self, sinks: Iterable[type[Sink]]) -> None:
+        """Gives everything that is logged to these sinks as well."""
+        for sink in sinks:
+            feed = SinkFeed(sink, self.spool.path, self.run_name)
+            thread = Periodic(f"sink-{sink.kind}", seconds=5.0, action=feed.update)
+            self._feeds.append((feed, thread))
+
     def model(self, folder: Path, step: int) -> None:
         """Logs a folder of the run's folder as its model at a step; like an artifact otherwise."""
         self.spool.append(step=step, model=str(folder.relative_to(self.run_dir)))
@@ -261,6 +274,7 @@ class Tracker(Recorder):
         self.closed = time.perf_counter()
         self._write_record(self.closed, status=status, reason=reason)
         self.spool.sync()
+        self._close_feeds()
         delivered = self._deliver(mlflow, patience)
         self.spool.close()
         self._folder.release()
@@ -271,6 +285,14 @@ class Tracker(Recorder):
                 self.spool.path,
             )
         return delivered and not self.spool.held
+
+    def _close_feeds(self) -> None:
+        for feed, thread in self._feeds:
+            thread.stop()
+            try:
+                feed.close()
+            except Exception as error:
+                _log.warning("%s: its last metrics are missing: %s", thread.name, error)
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:
         """Sends the log in a separate thread, because a slow or hanging store

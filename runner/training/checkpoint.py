@@ -14,10 +14,12 @@ import errno
 import json
 import logging
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runner.plugin.source import Ring, State
+from runner.recipe.keeping import KeepConfig
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.faults import reach
 from runner.system.files import (
@@ -57,8 +60,6 @@ from runner.training.unpacking import unpack
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its checkpoints are."""
 REHEARSAL = ".rehearsal.partial"
-# The newest checkpoint may be damaged, so the one before it stays, in addition to the best.
-KEPT = 2
 # Tensors are copied file by file, so writing needs no more memory than about this.
 FILE_BYTES = 64 * 2**20
 # Rows are linked file by file, so a small file repeats few rows.
@@ -80,14 +81,39 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def best(paths: list[Path]) -> Path | None:
     """Returns the checkpoint with the highest score, the last of several; None without a score."""
-    scores: dict[Path, float] = {}
-    # A damaged checkpoint cannot be the best.
-    for path in reversed(paths):
-        with suppress(CheckpointError):
-            score = read_manifest(path)["score"]
-            if score is not None:
-                scores[path] = score
+    scores = {
+        path: manifest["score"]
+        for path, manifest in _intact_manifests(paths)
+        if manifest["score"] is not None
+    }
     return max(scores, key=scores.__getitem__, default=None)
+
+
+def best_by_metric(paths: list[Path], count: int) -> set[Path]:
+    """Returns the checkpoints with the highest scores of each metric.
+
+    Args:
+        paths: Checkpoints, oldest first.
+        count: How many of each metric; the later one of two equal scores is better.
+    """
+    by_metric: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
+    for path, manifest in _intact_manifests(paths):
+        for name, score in manifest.get("scores", {}).items():
+            by_metric[name].append((score, path))
+    return {
+        path
+        for scores in by_metric.values()
+        # A stable order: of equal scores, the newest checkpoint is first.
+        for _, path in sorted(scores, key=itemgetter(0), reverse=True)[:count]
+    }
+
+
+def _intact_manifests(paths: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yields the manifests of undamaged checkpoints, newest first."""
+    for path in reversed(paths):
+        # A damaged checkpoint cannot be the best.
+        with suppress(CheckpointError):
+            yield path, read_manifest(path)
 
 
 def load_newest(
@@ -153,15 +179,20 @@ class Writer:
     """
 
     def __init__(
-        self, folder: Path, prepare: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        prepare: Callable[[], None] = lambda: None,
+        keep: KeepConfig | None = None,
     ) -> None:
         """Removes the incomplete checkpoints of a process that died.
 
         Args:
             folder: Folder of the run's checkpoints.
             prepare: Called before a checkpoint gets its name; raises ``OSError`` to refuse it.
+            keep: Selects the checkpoints that stay.
         """
         self.folder = folder
+        self._keep = keep or KeepConfig()
         # Why the last checkpoint could not be written.
         self.failure: OSError | None = None
         self._prepare = prepare
@@ -176,6 +207,7 @@ class Writer:
         state: State,
         score: float | None = None,
         done: int | None = None,
+        scores: Mapping[str, float] | None = None,
     ) -> None:
         """Writes ``step-<step>``, in a thread if it is small; waits for the previous write.
 
@@ -187,6 +219,7 @@ class Writer:
             state: The state.
             score: The objective; a larger one is better.
             done: The progress in the recipe's unit, if it differs from ``step``.
+            scores: Those of the metrics whose best checkpoints stay, by name.
         """
         self.wait()
         path = self.folder / f"step-{step:012d}"
@@ -201,6 +234,7 @@ class Writer:
             "step": step,
             "done": step if done is None else done,
             "score": score,
+            "scores": dict(scores or {}),
         }
         with self._attempt(path) as partial_folder:
             remove_quietly(partial_folder)
@@ -337,14 +371,14 @@ class Writer:
             self._remove_older()
 
     def _remove_older(self) -> None:
-        """Removes older checkpoints, except the best, and damaged ones."""
+        """Removes checkpoints that do not stay, and damaged ones."""
         try:
             reach("checkpoint.renamed")
             paths = checkpoints(self.folder)
-            best_path = best(paths)
+            best_paths = {best(paths), *best_by_metric(paths, self._keep.best)}
             skipped = self.folder.glob(f"{_SKIPPED}step-*")
-            for path in (*paths[:-KEPT], *skipped):
-                if path != best_path:
+            for path in (*paths[: -self._keep.last], *skipped):
+                if path not in best_paths:
                     remove(path)
             reach("checkpoint.pruned")
         except OSError as error:

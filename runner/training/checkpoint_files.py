@@ -167,6 +167,9 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
     if manifest["score"] is not None and not is_finite_number(manifest["score"]):
         raise ValueError("score should be a finite number, or null")
     digests = manifest["sha256"]
+    scores = manifest.get("scores", {})
+    if not isinstance(scores, dict) or not all(map(is_finite_number, scores.values())):
+        raise ValueError("scores should have a finite number for every metric")
     # Manifests of earlier versions have no sizes.
     sizes = manifest.get("bytes", {})
     if not isinstance(digests, dict) or not all(map(is_digest, digests.values())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.batches import seeded
@@ -25,6 +26,13 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
         metrics = pipeline.source.evaluate(pipeline.learner)
     return checked(metrics, pipeline)
+
+
+def draw(pipeline: Assembly, path: Path) -> None:
+    """Draws what an evaluation measures, in evaluation mode and with its random numbers."""
+    seed = derived_seed(pipeline.context.seed, "evaluation")
+    with seeded(seed, pipeline.device), pipeline.learner.evaluating():
+        pipeline.source.render(pipeline.learner, path)
 
 
 def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
 from runner.system.files import make_folder, write_durably
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_number
 from runner.system.suggestions import method_named, shown_path
-from runner.system.tensor_trees import leaves
+from runner.system.tensor_trees import as_float64, leaves
 
 # Opportunities without a gradient after which a parameter is reported.
 FIRST_UPDATES = 20
@@ -63,7 +63,12 @@ class FiniteGuard:
         self.folder = folder
         self.outputs: dict[str, Any] = {}
         for name in dict.fromkeys(learner.story):
-            slots.wrap(name, partial(self._remembered, name))
+            # The logits of a large vocabulary should not be in memory twice.
+            slots.observe(
+                name,
+                before=partial(self.outputs.pop, name, None),
+                after=partial(self.outputs.__setitem__, name),
+            )
 
     def check(
         self, progress: Progress, batch: Batch, output: Mapping[str, Any]
@@ -87,7 +92,7 @@ class FiniteGuard:
             "step": progress.done,
             "update": progress.updates,
             "found": origin,
-            "losses": {name: _plain(loss.item()) for name, loss in losses.items()},
+            "losses": {name: json_number(loss.item()) for name, loss in losses.items()},
             "batch": _described(batch),
             "slots": {slot: _described(value) for slot, value in self.outputs.items()},
             "parameters": self._parameter_sizes(gradients),
@@ -147,20 +152,6 @@ class FiniteGuard:
         except OSError as error:
             return f"no diagnosis could be written ({error})"
         return f"statistics are in {shown_path(path)}"
-
-    def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a slot whose last result is remembered."""
-
-        def remembered(*args: Any, **kwargs: Any) -> Any:
-            # Compiled code would have to write every result to memory to keep it.
-            if torch.compiler.is_compiling():
-                return step(*args, **kwargs)
-            # The logits of a large vocabulary should not be in memory twice.
-            self.outputs.pop(name, None)
-            output = self.outputs[name] = step(*args, **kwargs)
-            return output
-
-        return remembered
 
 
 class GradientGuard:
@@ -430,7 +421,8 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
 
     ``std`` is the standard deviation of the population.
     """
-    values = _double(tensor)
+    # Wide enough for sums of squares, on the host, which has free memory.
+    values = as_float64(tensor).flatten()
     finite = values[values.isfinite()]
     described = {
         "shape": list(tensor.shape),
@@ -446,7 +438,9 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
         "mean": finite.mean(),
         "std": finite.std(correction=0),
     }
-    return described | {name: _plain(value.item()) for name, value in moments.items()}
+    return described | {
+        name: json_number(value.item()) for name, value in moments.items()
+    }
 
 
 def _described(output: Any) -> dict[str, Any]:
@@ -455,19 +449,8 @@ def _described(output: Any) -> dict[str, Any]:
 
 def _size(kind: str, tensor: Tensor) -> dict[str, Any]:
     """Returns the Euclidean norm of the finite numbers, if there are any, and how many are not."""
-    values = _double(tensor)
+    # Wide enough for sums of squares, on the host, which has free memory.
+    values = as_float64(tensor).flatten()
     finite = values[values.isfinite()]
-    norm = _plain(finite.norm().item()) if len(finite) else None
+    norm = json_number(finite.norm().item()) if len(finite) else None
     return {f"{kind}_norm": norm, f"{kind}_not_finite": len(values) - len(finite)}
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """Returns the numbers as float64 on the host."""
-    # The host has free memory, and the type is wide enough for sums of squares.
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.detach().to("cpu", torch.float64).flatten()
-
-
-def _plain(number: float) -> float | str:
-    return number if math.isfinite(number) else json.dumps(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
+from runner.training.best_values import BestValues
 from runner.training.checkpoint import CHECKPOINTS, Writer
-from runner.training.evaluation import checked, evaluated
+from runner.training.evaluation import checked, draw, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.metrics import (
     LOOP_ACTIVITIES,
@@ -79,7 +80,8 @@ class Loop:
         self.resume_command = resume_command
         self.folder = run_dir
         self.progress = pipeline.progress
-        self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync)
+        keep = pipeline.recipe.train.keep
+        self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync, keep)
 
         # Intervals are counted as ``progress.position`` is; nothing is due before ``next_due``.
         self.intervals = _intervals(pipeline.recipe.train, self.progress)
@@ -96,6 +98,10 @@ class Loop:
         stop_config = pipeline.recipe.train.stop
         objective = pipeline.recipe.objective
         self.early_stop = EarlyStop(stop_config, objective) if stop_config else None
+        self.best_values = BestValues(keep, objective) if keep else None
+        # Of the last evaluation, by metric, and whether one of them is among the best.
+        self.scores: dict[str, float] = {}
+        self.is_among_best = False
         # Why the training ended before its length.
         self.ended_early = ""
 
@@ -222,9 +228,11 @@ class Loop:
             self.evaluate()
         is_improved = self.score is not None and self.score == self.best
         # The best model gets a checkpoint even if none is due.
-        if "checkpoint" in due or is_improved:
+        if "checkpoint" in due or is_improved or self.is_among_best:
             self.save()
         self.score = None
+        self.scores = {}
+        self.is_among_best = False
 
     @contextmanager
     def _first_update(self) -> Iterator[None]:
@@ -304,8 +312,12 @@ class Loop:
         self.pipeline.tuning.commit()
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         self.evaluated_position = self.progress.position
+        self._draw_evaluation()
         if self.early_stop is not None:
             self.early_stop.observe(metrics, self.progress)
+        if self.best_values is not None:
+            self.scores = self.best_values.scores(metrics)
+            self.is_among_best = self.best_values.add(self.scores)
         recipe = self.pipeline.recipe
         objective = recipe.objective
         if objective is None:
@@ -323,6 +335,19 @@ class Loop:
         self.best = max(self.best, self.score)
         self.display.improved(self.best * objective.sign)
 
+    def _draw_evaluation(self) -> None:
+        """Draws what was evaluated, if the recipe wants a picture of this evaluation."""
+        every = self.pipeline.recipe.tracking.render_every
+        media = self.pipeline.context.media
+        if every is None or media is None:
+            return
+        interval = self.intervals.get("evaluate", self.progress.whole)
+        if self.progress.position // interval % every:
+            return
+        ending = self.pipeline.recipe.data.pictures[0]
+        with self.display.phase("drawing"):
+            media.write("evaluation", ending, partial(draw, self.pipeline))
+
     def save(self) -> None:
         """Hands a checkpoint to its writer, never one with numbers that are not finite."""
         self.check()
@@ -333,7 +358,9 @@ class Loop:
             self.activities.measure("checkpoint"),
         ):
             state = self.state_dict()
-            self.writer.save(position, state, self.score, self.progress.done)
+            self.writer.save(
+                position, state, self.score, self.progress.done, self.scores
+            )
         # A signal may request another checkpoint at the same position.
         if self.saved_position != position:
             milliseconds = 1e3 * (perf_counter() - started)
@@ -363,9 +390,13 @@ class Loop:
 
     def state_dict(self) -> State:
         """Returns everything that a resumed training needs."""
-        early_stop = self.early_stop
+        conditions = {"early_stop": self.early_stop, "best_values": self.best_values}
         return {
-            **({} if early_stop is None else {"early_stop": early_stop.state_dict()}),
+            **{
+                name: condition.state_dict()
+                for name, condition in conditions.items()
+                if condition is not None
+            },
             "pipeline": self.pipeline.state_dict(),
             "step": self.progress.done,
             "means": self.means.state_dict(),
@@ -392,6 +423,8 @@ class Loop:
             self.best = float(state["best"])
             if self.early_stop is not None and "early_stop" in state:
                 self.early_stop.load_state_dict(state["early_stop"])
+            if self.best_values is not None and "best_values" in state:
+                self.best_values.load_state_dict(state["best_values"])
             objective = self.pipeline.recipe.objective
             if objective and math.isfinite(self.best):
                 self.display.improved(self.best * objective.sign)
@@ -408,19 +441,10 @@ class Loop:
             subject, source.activities, LOOP_ACTIVITIES, "the runner times itself"
         )
         for name in ("draw", "next_batch"):
-            self.activities.time(slots, name)
+            slots.observe(name, during=partial(self.activities.time, name))
         for name, description in source.activities.items():
-            self.activities.time(slots, name)
-            slots.wrap(name, partial(self._displayed, description))
-
-    def _displayed(self, phase: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a slot that is displayed as a phase."""
-
-        def displayed(*args: Any, **kwargs: Any) -> Any:
-            with self.display.phase(phase):
-                return step(*args, **kwargs)
-
-        return displayed
+            slots.observe(name, during=partial(self.activities.time, name))
+            slots.observe(name, during=partial(self.display.phase, description))
 
     def _make_sentinel(self, config: SentinelConfig | None) -> Sentinel | None:
         if config is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.plugin.context import Slots
 from runner.plugin.contract import Mean
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.plugin.source import State
@@ -145,24 +144,16 @@ class Activities:
         """Counts the time inside the ``with`` towards ``activity``, without earlier launches."""
         # Earlier launches belong to another activity.
         self.wait()
+        with self.time(activity):
+            yield
+            self.wait()
+
+    @contextmanager
+    def time(self, activity: str) -> Iterator[None]:
+        """Counts the time inside the ``with`` towards ``activity``; launches may go on after it."""
         started = perf_counter()
         yield
-        self.wait()
         self.seconds[activity] += perf_counter() - started
-
-    def time(self, slots: Slots, name: str) -> None:
-        """Counts the time in a slot towards an activity of its name."""
-
-        def wrapper(step: Callable[..., Any]) -> Callable[..., Any]:
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                started = perf_counter()
-                output = step(*args, **kwargs)
-                self.seconds[name] += perf_counter() - started
-                return output
-
-            return timed
-
-        slots.wrap(name, wrapper)
 
     def read(self) -> tuple[float, Mapping[str, float]]:
         """Returns wall-clock seconds and seconds by activity since the last reading.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runner.child.spawn import Cause, Child, ChildError
+from runner.distributed.refusals import refuse_stages
 from runner.plugin.configs import Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
 from runner.plugin.implementation import imported
@@ -36,6 +37,7 @@ from runner.training.state_schema import check_finite, check_weights, fitting
 from runner.training.tuning import tuning_of
 
 if TYPE_CHECKING:
+    from runner.distributed.process_group import ProcessGroup
     from runner.training.init_from import Start
 
 
@@ -60,6 +62,7 @@ class Assembly:
         resumed: State | None,
         build_source: Callable[[Any, Context], Source] | None = None,
         tuning: Tuning | None = None,
+        processes: ProcessGroup | None = None,
     ) -> None:
         """Builds the pipeline of a recipe; see ``assemble``.
 
@@ -78,6 +81,8 @@ class Assembly:
             for kind, stage in recipe.stages.items()
             if self._is_active(stage, context)
         }
+        if processes is not None:
+            refuse_stages(active, context)
         # All implementations are imported before anything is built.
         source_class = build_source or imported(recipe.data)
         learner_class = imported(recipe.model)
@@ -100,6 +105,7 @@ class Assembly:
             recipe.train.batch_size,
             recipe.optimizer,
             recipe.train.ema,
+            processes=processes,
             overfit_batches=recipe.train.overfit_batches,
         )
         model = recipe.model.recorded()
@@ -125,6 +131,11 @@ class Assembly:
 
         watch = Watch(self.slots, outer_slots | recipe.model.answering)
         self._attach(active, watch)
+        if processes is not None:
+            # Few trainings need the module.
+            from runner.distributed.data_parallel import DataParallel
+
+            DataParallel(processes, self).attach()
         self.undeclared = watch.undeclared
         self.watch = watch if any(watch.slots_by_stage.values()) else None
         self.source.bind(self.learner)
@@ -493,6 +504,16 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def _device_of(name: str, local_rank: int) -> str:
+    """Returns the device of one of several processes on this machine."""
+    if ":" in name:
+        raise UsageError(
+            f"device: {name}: several processes would share one device; use cuda or cpu"
+        )
+    has_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return f"cuda:{local_rank}" if has_gpu else "cpu"
+
+
 def assemble(
     recipe: Recipe,
     plugin_files: Sequence[Path] = (),
@@ -500,6 +521,7 @@ def assemble(
     batch_size: int | None = None,
     resumed: State | None = None,
     tuning: Tuning | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Assembly:
     """Builds the pipeline of a recipe.
 
@@ -511,18 +533,24 @@ def assemble(
             stays.
         tuning: Tuning choices; those of the lock that the recipe was loaded from, if none are
             passed.
+        processes: The processes that train together; None for a single one.
 
     Raises:
         UsageError: It cannot run here, or its tuning choices are of another machine.
     """
-    device = resolve_device(recipe.device)
+    name = recipe.device
+    if processes is not None:
+        name = _device_of(name, processes.local_rank)
+    device = resolve_device(name)
     if device.type == "cuda":
         # Streams and graphs belong to the current device.
         torch.cuda.set_device(device)
     if recipe.system.deterministic:
         require_deterministic_kernels()
     size = batch_size or recipe.train.batch_size
-    return Assembly(recipe, plugin_files, device, size, resumed, tuning=tuning)
+    return Assembly(
+        recipe, plugin_files, device, size, resumed, tuning=tuning, processes=processes
+    )
 
 
 def setting_of(

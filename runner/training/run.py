@@ -16,10 +16,13 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from runner.distributed.process_group import PeerError, ProcessGroup
+from runner.plugin.media import MediaLog
 from runner.plugin.plugin_errors import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments, load
 from runner.recipe.lock import (
+    PROCESSES,
     copy_recipe,
     data_drift,
     locked_threads,
@@ -47,6 +50,16 @@ from runner.tracking.run_curves import CURVES, draw_run
 from runner.tracking.tracker import Tracker
 from runner.training.budget import fitted
 from runner.training.checkpoint_selection import load_resumed
+from runner.training.group_steps import (
+    announce_checkpoint,
+    count_of,
+    join_training,
+    refuse_other_count,
+    release_checkpoint,
+    report_stop,
+    start_together,
+    vote_of,
+)
 from runner.training.interruption import interruptible
 from runner.training.loop import Loop
 from runner.training.model import write_model
@@ -114,6 +127,7 @@ def run(
     allow_drift: bool = False,
     retune: bool = False,
     started: float | None = None,
+    processes: ProcessGroup | None = None,
 ) -> RunResult:
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
@@ -131,6 +145,7 @@ def run(
         allow_drift: Whether a run is resumed with other data.
         retune: Whether stages search again instead of using the tuning choices of a lock.
         started: The start of the command (``perf_counter``); now by default.
+        processes: The processes that train together, of which this is the first.
 
     Raises:
         RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the
@@ -142,7 +157,7 @@ def run(
     changes: list[Change] = []
     with ExitStack() as stack:
         # The environment: reports of stalls, generators, errors of plugins, the log.
-        stall_report = StallReport(display, recipe.train.stall_s)
+        stall_report = StallReport(display, join_training(recipe, processes))
         display = stack.enter_context(stall_report)
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
@@ -154,20 +169,25 @@ def run(
         else:
             folder.claim(takeover=takeover)
             stack.callback(folder.release)
-            state = load_resumed(folder.checkpoints)
-            lock = read_lock(folder.path / LOCK_NAME)
-            changes = refuse_fixed(lock["recipe"], recipe)
+            state, changes = _resumed(recipe, folder, processes)
+        announce_checkpoint(processes, state)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
 
         # The pipeline.
         generators.seed(recipe.seed)
-        pipeline, fingerprint = _assembled(recipe, registry, state, retune, display)
+        pipeline, fingerprint = _assembled(
+            recipe, registry, state, retune, display, processes
+        )
         drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
 
         # The run in MLflow.
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
-        stop = stack.enter_context(stop_on_signals(interrupts=True))
+        sinks = [registry.sink(kind) for kind in recipe.tracking.sinks]
+        for sink in sinks:
+            sink.require()
+        signals = stop_on_signals(interrupts=True, vote=vote_of(processes))
+        stop = stack.enter_context(signals)
         step = state["step"] if state else 0
         if folder is not None:
             tags |= resume_tags(recipe, changes, drift, step)
@@ -175,18 +195,30 @@ def run(
             if folder is None:
                 group = parent[0] if parent else ""
                 tracker = Tracker.open(
-                    workspace, recipe, tags, own_tags, note, group, started
+                    workspace,
+                    recipe,
+                    tags,
+                    own_tags,
+                    note,
+                    group,
+                    started,
+                    count_of(processes),
                 )
             else:
                 cursor = state["cursor"] if state else 0
                 tracker = Tracker.reopen(
                     workspace, folder, recipe, tags, cursor, step, started
                 )
+        tracker.feed(sinks)
         stop.give_up = partial(_give_up, tracker, recipe, stall_report)
         log.open(tracker.run_dir)
         beginning = ["begun"] if folder is None else [f"resumed at step {step}", *drift]
         log.keep("; ".join(beginning))
         tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
+
+        pipeline.context.media = MediaLog(
+            tracker.run_dir, pipeline.progress, tracker.artifact
+        )
 
         # The training.
         loop = stack.enter_context(
@@ -207,9 +239,23 @@ def run(
             reach("resume.loaded")
         # The limit of a stall is for the training, not for its preparation.
         stall_report.stop = stop
+        start_together(processes)
         with interruptible(loop, stop):
             loop.run()
-    return result_of(loop, tracker, None if folder is None else step)
+    result = result_of(loop, tracker, None if folder is None else step)
+    report_stop(processes, stop, result.exit_code)
+    return result
+
+
+def _resumed(
+    recipe: Recipe, folder: RunFolder, processes: ProcessGroup | None
+) -> tuple[dict[str, Any] | None, list[Change]]:
+    """Returns the checkpoint of a run that is resumed, and the settings that have changed."""
+    lock = folder.path / LOCK_NAME
+    refuse_other_count(lock, processes)
+    state = load_resumed(folder.checkpoints)
+    release_checkpoint(processes)
+    return state, refuse_fixed(read_lock(lock)["recipe"], recipe)
 
 
 def _assembled(
@@ -218,12 +264,15 @@ def _assembled(
     state: dict[str, Any] | None,
     retune: bool,
     display: Display,
+    processes: ProcessGroup | None,
 ) -> tuple[Assembly, str | None]:
     """Returns the pipeline of a run that starts or is resumed, and the fingerprint of its data."""
     with display.phase("building model and data"):
         tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
         resumed = state["pipeline"] if state else None
-        pipeline = assemble(recipe, registry.files, resumed=resumed, tuning=tuning)
+        pipeline = assemble(
+            recipe, registry.files, resumed=resumed, tuning=tuning, processes=processes
+        )
         _report_start(pipeline)
     with display.phase("checking the data"):
         return pipeline, pipeline.source.fingerprint()
@@ -262,6 +311,10 @@ def _write_start(
     """Writes a copy of the recipe and the lock of a new run."""
     recipe = pipeline.recipe
     start = pipeline.start
+    processes = pipeline.context.processes
+    processor = use.data()
+    if processes is not None:
+        processor[PROCESSES] = processes.count
     copy_recipe(recipe, run_dir / "recipe.yaml")
     write_lock(
         recipe,
@@ -269,7 +322,7 @@ def _write_start(
         registry,
         init_from=None if start is None else dataclasses.asdict(start),
         tuning=pipeline.tuning.data(),
-        processor=use.data(),
+        processor=processor,
         fingerprint=fingerprint,
         checkout=checkout,
     )
@@ -335,8 +388,13 @@ def _concluded(
         status = "KILLED"
         raise
     except BaseException as error:
+        if isinstance(error, PeerError) and error.failure.is_stop:
+            status = "KILLED"
         plugin_error = None if isinstance(error, RunnerError) else mistake(error)
         reason = _reason(error, plugin_error)
+        processes = pipeline.context.processes
+        if isinstance(processes, ProcessGroup) and not isinstance(error, PeerError):
+            processes.claim_failure(error, reason)
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
@@ -370,7 +428,8 @@ def _concluded(
 def _record_results(loop: Loop, tracker: Tracker) -> None:
     """Logs what is measured, written and drawn after a training."""
     pipeline = loop.pipeline
-    if loop.complete:
+    # It makes an update, in which all processes would have to take part.
+    if loop.complete and pipeline.context.processes is None:
         loop.measure_roofline_fraction()
     # The first updates may have shown that a stage has no effect.
     for name, value in stage_tags(pipeline).items():

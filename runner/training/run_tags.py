@@ -37,8 +37,15 @@ def start_tags(
         **stage_tags(pipeline),
         **(pipeline.start.tags() if pipeline.start is not None else {}),
         "device": str(pipeline.device),
+        **_process_tags(pipeline),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
     }
+
+
+def _process_tags(pipeline: Assembly) -> dict[str, str]:
+    """Returns the number of processes, if several train together."""
+    processes = pipeline.context.processes
+    return {} if processes is None else {"processes": str(processes.count)}
 
 
 def resume_tags(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 # Least time after a signal for the current update; slow updates have more.
 GRACE_SECONDS = 2.0
@@ -53,6 +53,9 @@ class Stop:
         """Seconds from the signal to the exception."""
         return max(GRACE_SECONDS, min(2 * self.pace, _LONGEST_GRACE))
 
+    def abandon(self) -> None:
+        """Called before the training is interrupted without an update to stop at."""
+
     def interrupt(self, error: BaseException) -> None:
         """Raises an error in the main thread, whatever it does; gives up if it does not end."""
         self.error = error
@@ -68,12 +71,68 @@ class Stop:
             self.give_up(self.received or received)
 
 
+class GroupVote(Protocol):
+    """The votes of several processes on the signal that ends their training.
+
+    Attributes:
+        pending: Number of the signal of this process; 0 without one.
+        agreed: Number of the signal at which all stop; 0 until they agree.
+        is_failing: Whether this process ends because of a failure.
+    """
+
+    pending: int
+    agreed: int
+    is_failing: bool
+
+
+class GroupStop(Stop):
+    """The signal at which several processes stop after the same update.
+
+    Args:
+        vote: Counts the processes that have received a signal.
+
+    Attributes:
+        is_abandoned: Whether this process stops without the others, inside of code that does not
+            return.
+    """
+
+    def __init__(self, vote: GroupVote) -> None:
+        self.is_abandoned = False
+        self._vote = vote
+        self._has_acknowledged = False
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """Returns the signal on which all processes have agreed."""
+        return signal.Signals(self._vote.agreed) if self._vote.agreed else None
+
+    @received.setter
+    def received(self, received: signal.Signals | None) -> None:
+        self._vote.pending = received or 0
+
+    @property
+    def acknowledged(self) -> bool:
+        """Returns whether nothing may interrupt this process, because it saves or fails."""
+        return self._has_acknowledged or self._vote.is_failing
+
+    @acknowledged.setter
+    def acknowledged(self, acknowledged: bool) -> None:
+        self._has_acknowledged = acknowledged
+
+    def abandon(self) -> None:
+        """Stops at the signal of this process without the others."""
+        self.is_abandoned = not self._vote.agreed
+        self._vote.agreed = self._vote.agreed or self._vote.pending
+
+
 # Processes that are forked from this one do not have its training.
 _current: Stop | None = None
 
 
 @contextmanager
-def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
+def stop_on_signals(
+    interrupts: bool = False, vote: GroupVote | None = None
+) -> Iterator[Stop]:
     """Lets SIGTERM, SIGHUP and the first SIGINT stop a training between two updates.
 
     A second SIGINT stops it immediately. Signals reach only the main thread; a training in another
@@ -82,9 +141,10 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
     Args:
         interrupts: Whether code that has not returned after ``Stop.grace`` is interrupted by
             ``StopNow``, and ``Stop.give_up`` is called if that does not end it, either.
+        vote: The votes of several processes; without them, this process stops alone.
     """
     global _current
-    stop = Stop()
+    stop = Stop() if vote is None else GroupStop(vote)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -98,6 +158,7 @@ def stop_on_signals(interrupts: bool = False) -> Iterator[Stop]:
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if not stop.acknowledged:
+            stop.abandon()
             raise stop.error or StopNow
 
     handlers: dict[int, Any] = {

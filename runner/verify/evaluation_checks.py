@@ -32,12 +32,12 @@ from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_check import ALLOWED_ONCE
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import on_host
+from runner.proof.subject_states import on_host, widen_inputs
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import map_tensors, tensors
+from runner.system.tensor_trees import map_tensors, tensors, widened
 from runner.training import evaluation
 from runner.training.pipeline import Assembly, assemble
 from runner.verify.changed_state import changed_state
@@ -118,18 +118,11 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
 
 
 def _convert_inputs(learner: Learner) -> None:
-    """Makes a learner convert its inputs to torch's default type: held-out batches
-    have the type of their source.
-    """
-    for module in learner.modules().values():
-        for submodule in module.modules():
-            submodule.register_forward_pre_hook(
-                lambda _, inputs: map_tensors(_as_default, inputs)
-            )
-
+    """Makes a learner and its modules convert their inputs to float64."""
+    widen_inputs(learner.modules().values())
     # A prediction need not call the modules.
     predict = learner.predict
-    learner.predict = lambda inputs: predict(map_tensors(_as_default, inputs))  # type: ignore[method-assign]
+    learner.predict = lambda inputs: predict(map_tensors(widened, inputs))  # type: ignore[method-assign]
 
 
 def _evaluate(pipeline: Assembly, query: Query) -> dict[str, Any]:
@@ -179,12 +172,6 @@ def _requested(learner: Learner, requests: Sequence[ServedRequest]) -> Any:
         return learner.requested(requests)
     finally:
         torch.set_default_dtype(default)
-
-
-def _as_default(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_default_dtype())
 
 
 def questions(

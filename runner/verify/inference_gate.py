@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from runner.plugin.contract import Close, Exact, Objective
 from runner.plugin.source import Batch
@@ -22,11 +21,12 @@ from runner.proof.first_operator import name_operator
 from runner.proof.isolation import StepError
 from runner.proof.noninferiority import NonInferiority
 from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import widen_inputs
 from runner.proof.trajectory import Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
-from runner.system.tensor_trees import map_tensors, tensors
+from runner.system.tensor_trees import tensors
 from runner.training.evaluation import evaluated
 from runner.training.inference_model import build
 from runner.training.pipeline import Assembly, assemble, resolve_device
@@ -150,8 +150,7 @@ class InferenceGate:
             self._reports[stages] = list(model.pipeline.reports.values())
             # The comparison casts batches to float64, but not other inputs of a network.
             if torch.get_default_dtype() == torch.float64:
-                for module in model.learner.modules().values():
-                    module.register_forward_pre_hook(_widen_inputs)
+                widen_inputs(model.learner.modules().values())
 
             def answer(inputs: Any) -> dict[str, Any]:
                 return {"predict": model.answer(model.pipeline.transfer(inputs))}
@@ -350,11 +349,3 @@ def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[fl
 
 def _shapes(inputs: Any) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors(inputs)]
-
-
-def _widen_inputs(_: nn.Module, inputs: Any) -> Any:
-    return map_tensors(_widened, inputs)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

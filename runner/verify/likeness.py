@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.proof.difference import (
@@ -15,6 +14,7 @@ from runner.proof.difference import (
     digest,
 )
 from runner.proof.isolation import Frame, Location
+from runner.system.tensor_trees import as_float64
 
 CONTENT = 1e-4
 """Largest relative difference of an element where a source depends on what was learned."""
@@ -48,8 +48,7 @@ def unlike(
         value = expected.get(location, MISSING)
         counterpart = actual.get(location, MISSING)
         if is_result and isinstance(value, float) and isinstance(counterpart, float):
-            value = torch.tensor(value, dtype=torch.float64)
-            counterpart = torch.tensor(counterpart, dtype=torch.float64)
+            value, counterpart = map(as_float64, (value, counterpart))
         if not isinstance(value, Tensor) or location.name.startswith("generators."):
             is_same = digest(value) == digest(counterpart)
         else:

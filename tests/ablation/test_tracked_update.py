@@ -99,11 +99,12 @@ def test_a_module_that_fails_leaves_the_stack_empty():
 
 def test_labels_do_nothing_outside_of_a_measurement():
     stack = CallStack({})
-    step = stack.label("loss", lambda: stack.holder.slot)
-    assert step() == "update"
-    with stack.watching():
-        assert step() == "loss"
-        assert stack.label("loss", stack.label("backward", lambda: stack.holder))() == ("loss", "(backward)")
+    with stack.label("loss"):
+        assert stack.holder.slot == "update"
+    with stack.watching(), stack.label("loss"):
+        assert stack.holder.slot == "loss"
+        with stack.label("backward"):
+            assert stack.holder == ("loss", "(backward)")
     assert stack.holder.slot == "update"
 
 

@@ -79,6 +79,23 @@ def test_tensors_without_numbers_need_what_real_ones_need(name, monkeypatch):
     assert by_kind(fake.usage)[Kind.parameters] == by_kind(usage)[Kind.parameters]
 
 
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("shakespeare_gpt", ("model.layers=4", "optimization.activation_checkpointing={segments: 2}")),
+        ("gps_esol", ("model.layers=4", "optimization.activation_checkpointing={segments: 2}")),
+        ("gps_esol", ("optimization.gradient_accumulation={divisors: [{epoch: 0, divisor: 4}]}",)),
+        ("digits_classifier", ("optimization.gradient_accumulation={divisors: [{epoch: 0, divisor: 3}]}",)),
+    ],
+)
+def test_plans_of_segments_and_divisors_need_what_real_tensors_need(name, sets):
+    recipe = tiny(name, *sets)
+    outline = outline_of(recipe)
+    predicted = plan_memory(recipe, outline=outline).peak
+    usage, _ = planning._update(recipe, (), torch.device("cpu"), outline, is_fake=False)
+    assert predicted == pytest.approx(sum(usage.values()), rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["digits_classifier", "marl_baseline", "graf"])
 def test_a_plan_leaves_the_generators_as_they_were(name):
     torch.manual_seed(3)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
 from runner.api import Context, DatasetConfig, DatasetSource, Mean, Progress, RunnerError, Slots, UsageError
+from runner.plugin import loading
 
 CPU = torch.device("cpu")
 
@@ -61,10 +62,45 @@ class Config(DatasetConfig):
     provides = "rows"
 
 
-def source_of(data, workers=0, seed=3, held_out=None, **methods):
+def source_of(data, workers=0, seed=3, held_out=None, prefetch=4, pin=True, **methods):
     body = {"datasets": lambda self, config: (data, data if held_out is None else held_out), **methods}
     made = type("Made", (DatasetSource,), body)
-    return made(Config(workers=workers), Context(CPU, Slots(), seed, batch_size=4))
+    return made(Config(workers=workers, prefetch=prefetch, pin=pin), Context(CPU, Slots(), seed, batch_size=4))
+
+
+@pytest.mark.parametrize("prefetch", [1, 9])
+def test_workers_have_as_many_batches_ready_as_configured(prefetch, monkeypatch):
+    """The batches are the same; a worker reads that far ahead."""
+    options = []
+
+    class Recording(loading.DataLoader):
+        def __init__(self, *arguments, **named):
+            options.append(named)
+            super().__init__(*arguments, **named)
+
+    monkeypatch.setattr(loading, "DataLoader", Recording)
+    source = source_of(Augmented(22), workers=1, prefetch=prefetch)
+    assert same(drawn(source, 7), drawn(source_of(Augmented(22)), 7))
+    assert prefetch in {named.get("prefetch_factor") for named in options}
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_are_pinned_for_a_gpu_unless_switched_off(pin, device, monkeypatch):
+    pinned = []
+    source = source_of(Ragged(), pin=pin)
+    monkeypatch.setattr("runner.plugin.dataset.load_batches", lambda *_, **named: pinned.append(named["pinned"]))
+    source.device = torch.device(device)
+    source.held_out_batches()
+    assert pinned == [pin and device == "cuda"]
+
+
+def test_a_prefetch_without_workers_is_not_read():
+    config = Config(prefetch=2).recorded()
+    made = type("Made", (DatasetSource,), {"datasets": lambda self, config: (Augmented(22), Augmented(22))})
+    drawn(made(config, Context(CPU, Slots(), 3, batch_size=4)), 2)
+    assert "prefetch" in config.unread()
+    assert "workers" not in config.unread()
 
 
 def drawn(source, count, size=4):

@@ -50,8 +50,8 @@ def half_way(folder, *sets):
     loop = Loop(pipeline, folder / "half", notes, notes, Stop())
     save = loop.writer.save
 
-    def keep(step, state, score, done):
-        save(step, state, score, done)
+    def keep(step, state, score, done, scores):
+        save(step, state, score, done, scores)
         loop.writer.wait()
         states.append(loop.writer.newest())
 

@@ -115,7 +115,7 @@ def test_equal_numbers_that_are_no_numbers_do_not_differ_and_are_text(record):
         record(name, metrics={"loss": [math.nan]})
     assert compare(Workspace(), names)["metrics"] == {}
     record("third", metrics={"loss": [0.5]})
-    assert compare(Workspace(), ["one", "third"])["metrics"] == {"loss": ["nan", 0.5]}
+    assert compare(Workspace(), ["one", "third"])["metrics"] == {"loss": ["NaN", 0.5]}
 
 
 def test_a_run_is_found_by_id_name_start_or_as_the_latest(record):

@@ -192,7 +192,7 @@ def test_numbers_that_are_none_survive_the_record_and_are_text(isolated_workspac
     folder = run_folder(metrics={"eval/return": math.nan, "train/loss": math.inf})
     assert math.isnan(folder.record().metrics["eval/return"])
     (found,) = json.loads(json.dumps(listing(Workspace()), allow_nan=False))
-    assert found["metrics"] == {"eval/return": "nan", "train/loss": "inf"}
+    assert found["metrics"] == {"eval/return": "NaN", "train/loss": "Infinity"}
 
 
 def test_a_damaged_record_is_shown_as_such(isolated_workspace):

@@ -1,0 +1,1 @@
+"""Sinks that ship: files of values, and TensorBoard."""

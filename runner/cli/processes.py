@@ -1,0 +1,112 @@
+"""Commands on several processes, which torch's launcher starts."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+from typer import Exit, Option
+
+from runner.cli.results import results
+from runner.distributed.membership import current, is_member
+from runner.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.tracking import RunFolder
+
+Processes = Annotated[
+    int,
+    Option("--nproc", min=1, help="Number of processes on this machine that train together."),
+]
+Value = TypeVar("Value")
+VERBS = frozenset({"run", "resume", "verify"})
+"""Commands that several processes can run together."""
+_OPTION = "--nproc"
+
+
+def call(command: Callable[[], Any], words: Sequence[str]) -> Any:
+    """Calls a command, as a member of its group if a launcher has started this process.
+
+    Args:
+        command: Runs the command line, and returns its exit code.
+        words: The command line.
+
+    Raises:
+        UsageError: Several processes cannot run it.
+    """
+    if not is_member(os.environ):
+        return command()
+    from runner.distributed.membership import joined, record_exit
+
+    with joined() as group:
+        verb = words[0] if words else ""
+        if verb not in VERBS:
+            verbs = ", ".join(sorted(VERBS))
+            raise UsageError(f"'{verb}' is a command for one process; several can: {verbs}")
+        code = command()
+        record_exit(group, code or 0)
+        return code
+
+
+def start_processes(recipe: "Recipe", count: int) -> None:
+    """Starts this command in that many processes, unless it is one of them already.
+
+    Raises:
+        UsageError: Several processes cannot train the recipe, or another number was started.
+    """
+    group = current()
+    if group is not None:
+        if count not in (1, group.count):
+            raise UsageError(f"--nproc: {count}, and the launcher has started {group.count}")
+        return
+    if count == 1:
+        return
+    from runner.distributed.launch import launch
+    from runner.distributed.refusals import refuse_recipe
+
+    refuse_recipe(recipe, count)
+    with results.inherited():
+        code = launch(count, _words())
+    raise Exit(code)
+
+
+def first_decides(make: Callable[[], Value]) -> Value:
+    """Returns what this process makes, or the first one of several."""
+    group = current()
+    return make() if group is None else group.decide(make)
+
+
+def follow(recipe: "Recipe", registry: "Registry", folder: "RunFolder | None" = None) -> None:
+    """Trains as one of several processes and exits, unless this is the first or the only one."""
+    group = current()
+    if group is None or not group.rank:
+        return
+    from runner.training.member import follow_training
+
+    raise Exit(follow_training(recipe, registry, group, folder))
+
+
+def refuse_several(option: str) -> NoReturn:
+    """Raises the UsageError about an option that is for one process."""
+    raise UsageError(f"{option} is for one process; leave --nproc out")
+
+
+def is_one_of_several(count: int) -> bool:
+    """Returns whether a command with this --nproc is run by several processes."""
+    return count > 1 or current() is not None
+
+
+def _words() -> list[str]:
+    """Returns the command line without the number of processes."""
+    words: list[str] = []
+    is_value = False
+    for word in sys.argv[1:]:
+        if is_value:
+            is_value = False
+        elif word == _OPTION:
+            is_value = True
+        elif not word.startswith(f"{_OPTION}="):
+            words.append(word)
+    return words

@@ -1,0 +1,1 @@
+"""Trains one model with several processes: their group, gradients, failures and launcher."""

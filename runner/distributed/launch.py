@@ -1,0 +1,124 @@
+"""Starts a command in several processes by torch's elastic launcher."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from runner.distributed.membership import EXIT_FILE
+from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure
+from runner.system.errors import ExitCode
+from runner.system.hardware import usable_cores
+from runner.system.processor import thread_variables
+from runner.system.terminal import print_error
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+
+def launch(count: int, words: Sequence[str]) -> int:
+    """Runs a command line of the runner in several processes.
+
+    A signal is passed to all processes. Of their errors, the first is printed, by the process or
+    here if it was killed.
+
+    Args:
+        count: Number of processes on this machine.
+        words: The command line, without the program.
+
+    Returns:
+        The exit code: that of the error, or else of the first process.
+    """
+    with TemporaryDirectory(prefix="runner-launch-") as folder, _variables(count, folder):
+        failures, received = _run(count, words)
+        return _exit_code(Path(folder), failures, received)
+
+
+def _run(count: int, words: Sequence[str]) -> tuple[Mapping[int, ProcessFailure], signal.Signals | None]:
+    """Returns the processes that failed, and the signal that ended all."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    # The launcher reports every failure and signal in many lines.
+    logger = logging.getLogger("torch.distributed")
+    logger.handlers = [logging.NullHandler()]
+    logger.propagate = False
+    options = {
+        "nproc-per-node": str(count),
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": "localhost:0",
+        "rdzv-id": str(uuid.uuid4()),
+        "local-addr": "127.0.0.1",
+    }
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    parse: Callable[[list[str]], Any] = torchrun.parse_args
+    parsed = parse([*arguments, "--module", "runner", *words])
+    config, program, program_arguments = torchrun.config_from_args(parsed)
+    try:
+        elastic_launch(config=config, entrypoint=program)(*program_arguments)
+    except ChildFailedError as error:
+        return error.failures, None
+    except SignalException as error:
+        return {}, error.sigval
+    return {}, None
+
+
+def _exit_code(
+    folder: Path,
+    failures: Mapping[int, ProcessFailure],
+    received: signal.Signals | None,
+) -> int:
+    """Returns the exit code of the command, and prints what no process could."""
+    failure = _read_failure(folder)
+    if failure is not None and not failure.is_missing:
+        return failure.exit_code
+    ending = folder / EXIT_FILE
+    if failure is None and ending.exists():
+        return int(ending.read_text(encoding="utf-8"))
+    if failure is None and received is not None:
+        return 128 + received
+    if failure is None and not failures:
+        return ExitCode.DONE
+    killed = {
+        rank: signal.Signals(-process.exitcode).name for rank, process in failures.items() if process.exitcode < 0
+    }
+    if killed:
+        rank, name = min(killed.items())
+        print_error(f"process {rank} was killed by {name}")
+    elif failure is not None:
+        print_error(failure.message)
+    return ExitCode.FAILED
+
+
+def _read_failure(folder: Path) -> PeerFailure | None:
+    path = folder / FAILURE_FILE
+    if not path.exists():
+        return None
+    return PeerFailure(**json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _variables(count: int, folder: str) -> Iterator[None]:
+    """Sets the variables of the processes inside the ``with``."""
+    threads = max(1, usable_cores() // count)
+    variables = {LAUNCH_FOLDER: folder, **thread_variables(threads, os.environ)}
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

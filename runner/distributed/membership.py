@@ -1,0 +1,98 @@
+"""Membership of this process in a group that torch's launcher has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.distributed.process_group import (
+    LAUNCH_FOLDER,
+    MissingPeerError,
+    PeerError,
+    ProcessGroup,
+)
+
+EXIT_FILE = "exit_code"
+"""Exit code of the first process, in the launcher's folder."""
+_LOOK_SECONDS = 0.5
+_current: ProcessGroup | None = None
+
+
+def current() -> ProcessGroup | None:
+    """Returns the group of this process; None if it trains alone."""
+    return _current
+
+
+def is_member(environment: Mapping[str, str]) -> bool:
+    """Returns whether a launcher has started this process as one of several."""
+    return "RANK" in environment and int(environment.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined() -> Iterator[ProcessGroup]:
+    """Makes this process a member of its group inside the ``with``.
+
+    Only the first process prints, and of all errors only the first one is printed. The process
+    ends like after SIGTERM if its launcher is gone.
+
+    Raises:
+        PeerError: Another process has failed before this one.
+    """
+    global _current
+    group = _from_environment()
+    stdout = sys.stdout
+    stderr = sys.stderr
+    # A stream that is never closed: exit functions of libraries may still write to it.
+    silent = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if group.rank:
+        sys.stdout = silent
+        sys.stderr = silent
+    threading.Thread(target=_watch_launcher, name="runner-launcher", daemon=True).start()
+    _current = group
+    try:
+        yield group
+    except PeerError:
+        sys.stderr = silent
+        raise
+    except BaseException as error:
+        failure = group.claim_failure(error)
+        if failure is not None:
+            sys.stderr = silent
+            raise PeerError(failure) from error
+        # The launcher reports the signal by which a process was killed.
+        is_reported = isinstance(error, MissingPeerError) and LAUNCH_FOLDER in os.environ
+        sys.stderr = silent if is_reported else stderr
+        raise
+    finally:
+        _current = None
+        sys.stdout = stdout
+
+
+def record_exit(group: ProcessGroup, code: int) -> None:
+    """Leaves the exit code of the first process to the launcher, if that is the runner's."""
+    folder = os.environ.get(LAUNCH_FOLDER)
+    if folder is not None and not group.rank:
+        Path(folder, EXIT_FILE).write_text(str(code), encoding="utf-8")
+
+
+def _from_environment() -> ProcessGroup:
+    """Returns the group that the variables of torch's launcher describe."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://"))
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return ProcessGroup(store, rank, count, local_rank)
+
+
+def _watch_launcher() -> None:
+    """Stops this process when its launcher has ended without stopping it."""
+    launcher = os.getppid()
+    while os.getppid() == launcher:
+        time.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)

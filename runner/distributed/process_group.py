@@ -1,0 +1,299 @@
+"""The processes of one training: operations that all of them take part in, and their failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from runner.system.errors import ExitCode, RunnerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import Store
+
+Value = TypeVar("Value")
+TIMEOUT_SECONDS = 600.0
+"""Default time in which all processes must take part in an operation."""
+LAUNCH_FOLDER = "RUNNER_LAUNCH"
+"""Variable with the folder in which processes leave their ending for the launcher."""
+FAILURE_FILE = "failure.json"
+_ANSWER_SECONDS = 3.0
+"""Time that a process has to report its failure after another one has noticed it."""
+_FIRST_SECONDS = 1.0
+"""Time in which an error of all processes is reported by the first."""
+_POLL_SECONDS = 0.02
+_FAILURE = "failure"
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class PeerFailure:
+    """The first failure of a group of processes.
+
+    Attributes:
+        rank: The process that reported it.
+        exit_code: Exit code of all processes.
+        message: The message of the error.
+        is_missing: Whether it is about a process that has reported nothing itself.
+        is_stop: Whether a signal is the reason.
+    """
+
+    rank: int
+    exit_code: int
+    message: str
+    is_missing: bool = False
+    is_stop: bool = False
+
+
+class PeerError(RunnerError):
+    """Raised after the failure of another process, which prints the message itself."""
+
+    def __init__(self, failure: PeerFailure) -> None:
+        message = failure.message
+        if not failure.is_missing:
+            message = f"process {failure.rank}: {message}"
+        super().__init__(message)
+        self.failure = failure
+        self.exit_code = ExitCode(failure.exit_code)
+
+
+class MissingPeerError(RunnerError):
+    """A process of the group has ended without a message, or does not answer."""
+
+
+class SignalVote:
+    """The signal that ends the training of a group.
+
+    Attributes:
+        pending: Number of the signal that this process has received; 0 without one.
+        agreed: Number of the signal at which all processes stop; 0 until they agree.
+        is_failing: Whether the process is ending because of a failure, so that signals are
+            ignored.
+    """
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.agreed = 0
+        self.is_failing = False
+
+
+class ProcessGroup:
+    """The processes of one training as one of them sees them.
+
+    Attributes:
+        rank: Number of this process; the first, 0, writes and prints.
+        count: Number of processes.
+        local_rank: Number of this process on its machine.
+        vote: The signal at which the group stops.
+    """
+
+    def __init__(self, store: Store, rank: int, count: int, local_rank: int = 0) -> None:
+        """Creates the group.
+
+        Args:
+            store: Shared by all processes.
+            rank: Number of this process.
+            count: Number of processes.
+            local_rank: Number of this process on its machine.
+        """
+        self.rank = rank
+        self.count = count
+        self.local_rank = local_rank
+        self.vote = SignalVote()
+        self._store = store
+        self._timeout_s = TIMEOUT_SECONDS
+        self._decisions = 0
+
+    def connect(self, device_type: str, timeout_s: float | None = None) -> None:
+        """Connects the processes, which the collective operations need.
+
+        Args:
+            device_type: ``cpu`` or ``cuda``.
+            timeout_s: Time in which all processes must take part in an operation.
+        """
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        if dist.is_initialized():
+            return
+        self._timeout_s = timeout_s or TIMEOUT_SECONDS
+        # Objects are exchanged in the memory of the host, also if gradients are not.
+        backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", self._store),
+            rank=self.rank,
+            world_size=self.count,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
+
+    def rows(self, size: int) -> slice:
+        """Returns the samples of this process in a batch of that size.
+
+        The parts of all processes are consecutive, do not overlap, and differ by one sample at
+        most.
+
+        Raises:
+            RunnerError: The batch has fewer samples than there are processes.
+        """
+        if size < self.count:
+            raise RunnerError(
+                f"a batch of {size} samples cannot be divided among {self.count} processes; use fewer processes"
+            )
+        start = self.rank * size // self.count
+        stop = (self.rank + 1) * size // self.count
+        return slice(start, stop)
+
+    def sum_in_place(self, tensor: Tensor) -> None:
+        """Replaces a tensor by its sum over all processes, with the same bits in each."""
+        import torch.distributed as dist
+
+        with self._collective():
+            dist.all_reduce(tensor)
+
+    def copy_first(self, tensor: Tensor) -> None:
+        """Replaces a tensor by that of the first process."""
+        import torch.distributed as dist
+
+        with self._collective():
+            dist.broadcast(tensor, src=0)
+
+    def gather(self, value: Value) -> list[Value]:
+        """Returns the values of all processes, by rank."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.count
+        with self._collective():
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Returns the value of the first process."""
+        import torch.distributed as dist
+
+        values = [value]
+        with self._collective():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def decide(self, make: Callable[[], Value]) -> Value:
+        """Returns what the first process makes, a value in JSON; the others wait for it.
+
+        This needs no connection, so it can decide what is trained.
+        """
+        self._decisions += 1
+        key = f"decision/{self._decisions}"
+        if not self.rank:
+            value = make()
+            self._store.set(key, json.dumps(value))
+            return value
+        while not self._store.check([key]):
+            failure = self._failure()
+            if failure is not None:
+                raise PeerError(failure)
+            time.sleep(_POLL_SECONDS)
+        decided: Value = json.loads(bytes(self._store.get(key)))
+        return decided
+
+    def require_equal(self, digest: bytes, problem: str) -> None:
+        """Raises a RunnerError if a digest differs between processes."""
+        digests = self.gather(digest)
+        if len(set(digests)) > 1:
+            raise RunnerError(problem)
+
+    def claim_failure(self, error: BaseException, message: str = "") -> PeerFailure | None:
+        """Reports the failure of this process to the others.
+
+        If all processes have the same error, that of the first one is reported.
+
+        Args:
+            error: The error.
+            message: Its message, if it is not that of the error.
+
+        Returns:
+            The failure that another process has reported before; None if this is the first, whose
+                message is to be printed.
+        """
+        self.vote.is_failing = True
+        exit_code = getattr(error, "exit_code", ExitCode.FAILED)
+        if isinstance(error, KeyboardInterrupt):
+            exit_code = ExitCode.INTERRUPTED
+        message = message or str(error) or type(error).__name__
+        is_missing = isinstance(error, MissingPeerError)
+        try:
+            self._wait_for_first()
+            return self._claim(PeerFailure(self.rank, int(exit_code), message, is_missing))
+        # The process with the store may be gone.
+        except RuntimeError:
+            return None
+
+    def claim_stop(self, exit_code: ExitCode, reason: str) -> None:
+        """Reports that this process ends because of a signal before the others agreed."""
+        stop = PeerFailure(self.rank, int(exit_code), reason, is_stop=True)
+        self._store.set(_STOP, json.dumps(asdict(stop)))
+
+    def _claim(self, failure: PeerFailure) -> PeerFailure | None:
+        text = json.dumps(asdict(failure))
+        stored = bytes(self._store.compare_set(_FAILURE, "", text)).decode()
+        if stored != text:
+            failure_before = PeerFailure(**json.loads(stored))
+            return None if failure_before.rank == self.rank else failure_before
+        folder = os.environ.get(LAUNCH_FOLDER)
+        if folder is not None:
+            Path(folder, FAILURE_FILE).write_text(text, encoding="utf-8")
+        return None
+
+    def _wait_for_first(self) -> None:
+        """Waits a moment for a failure of the first process, which has the files of the run."""
+        end = time.monotonic() + _FIRST_SECONDS
+        while self.rank and self._failure() is None and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+
+    def _failure(self) -> PeerFailure | None:
+        """Returns the failure that was reported first, or else a stop; None without one."""
+        for key in (_FAILURE, _STOP):
+            if self._store.check([key]):
+                return PeerFailure(**json.loads(bytes(self._store.get(key))))
+        return None
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        """Replaces torch's error about a lost connection by the reason for it."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.vote.is_failing = True
+            raise self._reason(error) from error
+
+    def _reason(self, error: RuntimeError) -> RunnerError:
+        """Returns why an operation failed: what a process has reported, or which is missing."""
+        try:
+            return self._reported_reason(error)
+        except RuntimeError:
+            return MissingPeerError(f"the first of {self.count} processes has ended")
+
+    def _reported_reason(self, error: RuntimeError) -> RunnerError:
+        self._store.set(f"present/{self.rank}", "1")
+        keys = [f"present/{rank}" for rank in range(self.count)]
+        end = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < end:
+            failure = self._failure()
+            if failure is not None:
+                return PeerError(failure)
+            if all(self._store.check([key]) for key in keys):
+                break
+            time.sleep(_POLL_SECONDS)
+        missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        if not missing:
+            return RunnerError(f"the processes cannot exchange data: {error}")
+        return MissingPeerError(
+            f"process {', '.join(missing)} of {self.count} has ended, or has not answered for "
+            f"{self._timeout_s:g} s (train.stall_s)"
+        )

@@ -1,0 +1,73 @@
+"""Recipes that several processes cannot train like one, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from runner.plugin.configs import DatasetConfig
+from runner.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.plugin.configs import Setting, StageConfig
+    from runner.recipe.recipe import Recipe
+
+
+def refuse_recipe(recipe: Recipe, count: int) -> None:
+    """Raises a UsageError if a recipe cannot be trained by that many processes."""
+    problem = next(_problems(recipe, count), None)
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def _problems(recipe: Recipe, count: int) -> Iterator[str]:
+    """Yields reasons against the training of a recipe by several processes."""
+    data = recipe.data
+    model = recipe.model
+    train = recipe.train
+    processes = f"{count} processes"
+    if not isinstance(data, DatasetConfig):
+        yield (
+            f"data: '{data.kind}' is not a dataset, so its batches cannot be divided among {processes}; use one process"
+        )
+    elif data.depends_on_feedback:
+        yield (
+            f"data: batches of '{data.kind}' depend on the outputs of updates, and would differ "
+            f"in {processes}; use one process"
+        )
+    if model.couples_samples:
+        yield (
+            f"model: the loss of '{model.kind}' couples the samples of a batch, so {processes} "
+            "would train another model; use one process"
+        )
+    if model.draws():
+        yield (
+            f"model: '{model.kind}' draws random numbers in an update (dropout), which would be "
+            f"others in {processes}; switch its dropout off, or use one process"
+        )
+    if train.batch_size < count:
+        yield (
+            f"train.batch_size: {train.batch_size} samples cannot be divided among {processes}; "
+            "use a larger batch or fewer processes"
+        )
+    if train.sentinel is not None:
+        yield "train.sentinel: updates of several processes are not compared; remove it"
+    if train.memory_budget is not None:
+        yield "train.memory_budget: the budget is for one process; remove it"
+    if train.stop is not None and train.stop.seconds is not None:
+        yield "train.stop.seconds: clocks of processes differ; use train.stop.reach or patience"
+
+
+def refuse_stages(stages: Mapping[str, StageConfig], setting: Setting) -> None:
+    """Raises a UsageError if an active stage is for one process.
+
+    Args:
+        stages: The active stages, by kind.
+        setting: The context of the stages.
+    """
+    for kind, stage in stages.items():
+        reason = stage.one_process
+        if stage.prepares or stage.tunes(setting):
+            reason = "it selects by measuring, and processes would select differently"
+        if reason:
+            raise UsageError(f"optimization.{kind}: not with several processes: {reason}; switch it off")

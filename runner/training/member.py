@@ -1,0 +1,124 @@
+"""The part of a process in a training on several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from runner.plugin.plugin_errors import told
+from runner.recipe.lock import locked_threads
+from runner.system import generators
+from runner.system.errors import ExitCode
+from runner.system.processor import share_processor
+from runner.system.workspace_paths import LOCK_NAME
+from runner.training.checkpoint import CHECKPOINTS, Writer
+from runner.training.checkpoint_selection import load_resumed
+from runner.training.group_steps import (
+    announce_checkpoint,
+    join_training,
+    release_checkpoint,
+    report_stop,
+    start_together,
+)
+from runner.training.interruption import interruptible
+from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
+from runner.training.result import stopped_by
+from runner.training.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from runner.distributed.process_group import ProcessGroup
+    from runner.plugin.registry import Registry
+    from runner.plugin.source import State
+    from runner.recipe.recipe import Recipe
+    from runner.tracking import RunFolder
+
+
+class NoWriter(Writer):
+    """Writes no checkpoint, because the first process writes that of all."""
+
+    def save(
+        self,
+        step: int,
+        state: State,
+        score: float | None = None,
+        done: int | None = None,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
+        """Writes nothing."""
+
+
+def follow_training(
+    recipe: Recipe, registry: Registry, group: ProcessGroup, folder: RunFolder | None
+) -> ExitCode:
+    """Trains like ``run``, as a process that writes nothing.
+
+    Args:
+        recipe: The recipe.
+        registry: The plugins.
+        group: The processes, of which this is not the first.
+        folder: The folder of a run that is resumed; None for a new run.
+
+    Returns:
+        The exit code of this process.
+
+    Raises:
+        RunnerError: As ``run``.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
+        stack.enter_context(told())
+        join_training(recipe, group)
+        state, threads = _resumed(group, folder)
+        system = recipe.system
+        stack.enter_context(share_processor(system.threads, system.wait, threads))
+
+        generators.seed(recipe.seed)
+        resumed = None if state is None else state["pipeline"]
+        pipeline = assemble(recipe, registry.files, resumed=resumed, processes=group)
+        pipeline.source.fingerprint()
+        vote = group.vote
+        stop = stack.enter_context(stop_on_signals(interrupts=True, vote=vote))
+        stop.give_up = partial(_give_up, recipe)
+
+        # Rehearsals and a diagnosis are written, and forgotten.
+        scratch = Path(
+            stack.enter_context(TemporaryDirectory(prefix="runner-process-"))
+        )
+        output = NoOutput()
+        loop = Loop(pipeline, scratch, output, output, stop)
+        loop.writer = NoWriter(scratch / CHECKPOINTS)
+        if state is not None:
+            loop.load_state_dict(state)
+        start_together(group)
+        with interruptible(loop, stop):
+            loop.run()
+        code = ExitCode.DONE
+        if stop.received is not None and not loop.complete:
+            code = stopped_by(stop.received, recipe)
+        report_stop(group, stop, code)
+    return code
+
+
+def _resumed(
+    group: ProcessGroup, folder: RunFolder | None
+) -> tuple[dict[str, Any] | None, int | None]:
+    """Returns the checkpoint and the number of threads of a run that is resumed."""
+    if folder is None:
+        announce_checkpoint(group, None)
+        return None, None
+    release_checkpoint(group)
+    state = load_resumed(folder.checkpoints)
+    announce_checkpoint(group, state)
+    return state, locked_threads(folder.path / LOCK_NAME)
+
+
+def _give_up(recipe: Recipe, received: Any) -> None:
+    """Ends this process, because the training lets no exception through."""
+    os._exit(ExitCode.FAILED if received is None else stopped_by(received, recipe))

@@ -1,0 +1,206 @@
+"""Compares one training on several processes with the training of a single process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runner.plugin.contract import Statistical
+from runner.proof.close_check import close
+from runner.proof.subject import Build, Subject
+from runner.proof.subject_states import clones
+from runner.training.pipeline import Assembly, assemble, resolve_device
+from runner.verify.subjects import (
+    LearnerState,
+    Recorded,
+    Training,
+    recipe_with,
+    recorded,
+)
+from runner.verify.variants import contract_of, variants_of
+from runner.verify.verification import StageVerdict, Verification
+
+if TYPE_CHECKING:
+    from runner.distributed.process_group import ProcessGroup
+    from runner.plugin.registry import Registry
+    from runner.plugin.source import State
+    from runner.proof.verdict import Verdict
+    from runner.recipe.recipe import Recipe
+
+LATE = (0.5, 1.0)
+"""Shares of the training at which the last batch comes again."""
+
+
+def verify_processes(
+    recipe: Recipe, registry: Registry, group: ProcessGroup, updates: int
+) -> Verification:
+    """Verifies that several processes train the model that one process trains.
+
+    Stages with the contract ``Statistical`` are left out on both sides. The last of the batches
+    comes again with one sample less, so that processes have different numbers of samples.
+
+    Args:
+        recipe: The recipe.
+        registry: The plugins.
+        group: The processes, of which this is the first; the others call ``mirror``.
+        updates: Number of compared updates.
+    """
+    started = time.perf_counter()
+    stages = close_stages(recipe)
+    verdict = compare_processes(recipe, registry, stages, group, updates)
+    row = StageVerdict(
+        f"{group.count} processes",
+        stages,
+        verdict.contract,
+        verdict.outcome,
+        verdict.summary,
+        verdict.evidence,
+    )
+    seconds = time.perf_counter() - started
+    return Verification(recipe.name, (row,), {}, seconds)
+
+
+def close_stages(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the kinds of the active stages that promise at least the same algebra."""
+    device = resolve_device(recipe.device)
+    inactive = variants_of(recipe, device, {"all"}).inactive
+    return tuple(
+        kind
+        for kind in recipe.stages
+        if kind not in inactive
+        and not isinstance(contract_of(recipe, kind), Statistical)
+    )
+
+
+def compare_processes(
+    recipe: Recipe,
+    registry: Registry,
+    stages: Sequence[str],
+    group: ProcessGroup,
+    updates: int,
+) -> Verdict:
+    """Returns whether updates on several processes are ``Close`` to those of one process."""
+    staged = recipe_with(recipe, registry, stages)
+    batches = recorded(staged, registry, updates, LATE)
+    leader = _Leader(staged, registry, group)
+    try:
+        batches.append(leader.shortened(batches[0]))
+        return close(_single(staged, registry), leader.build, batches)
+    finally:
+        group.broadcast(None)
+
+
+def mirror(
+    recipe: Recipe, registry: Registry, stages: Sequence[str], group: ProcessGroup
+) -> None:
+    """Does what the candidate does in the first process, until that ends the comparison."""
+    staged = recipe_with(recipe, registry, stages)
+    trainings: dict[int, Training] = {}
+    while (command := group.broadcast()) is not None:
+        name, number, dtype, value = command
+        # An error here is one in the first process, too, which reports it.
+        with _default_type(dtype), suppress(Exception):
+            if name == "build":
+                pipeline = assemble(staged, registry.files, processes=group)
+                trainings[number] = Training(pipeline)
+            elif name == "load":
+                LearnerState(trainings[number].complete_step).load_state_dict(value)
+            else:
+                trainings[number].step(value)
+
+
+class _Leader:
+    """The candidate in the first process, which the others mirror."""
+
+    def __init__(self, recipe: Recipe, registry: Registry, group: ProcessGroup) -> None:
+        self.recipe = recipe
+        self.registry = registry
+        self.group = group
+        self.builds = 0
+        self.pipeline: Assembly | None = None
+
+    def build(self) -> Subject:
+        """Builds the training in all processes, and returns that of the first."""
+        self.builds += 1
+        number = self.builds
+        self._send("build", number)
+        pipeline = assemble(self.recipe, self.registry.files, processes=self.group)
+        training = Training(pipeline)
+        state = _MirroredState(training, self, number)
+
+        def step(record: Any) -> dict[str, Any]:
+            # A prediction after the update is made by the first process alone.
+            self._send("step", number, record._replace(inputs=None))
+            return training.step(record)
+
+        return Subject(
+            step,
+            {"learner": state},
+            seed=training.complete_step.seed,
+            parameters=pipeline.learner.named_parameters,
+            gradients=pipeline.learner.gradients,
+        )
+
+    def load(self, number: int, state: State) -> None:
+        """Loads a state in the other processes."""
+        self._send("load", number, state)
+
+    def shortened(self, record: Recorded) -> Recorded:
+        """Returns the input of an update without its last sample, if a batch can miss one."""
+        pipeline = assemble(self.recipe, self.registry.files)
+        size = pipeline.source.size(record.batch)
+        if size <= self.group.count:
+            return record
+        rows = slice(0, size - 1)
+        batch = pipeline.source.take(record.batch, rows)
+        noise = pipeline.learner.noise_layout.take(record.noise, rows, size)
+        return clones(record._replace(batch=batch, noise=noise, inputs=None))  # type: ignore[no-any-return]
+
+    def _send(self, name: str, number: int, value: Any = None) -> None:
+        self.group.broadcast((name, number, torch.get_default_dtype(), value))
+
+
+class _MirroredState(LearnerState):
+    """The state of the candidate, which is loaded in all processes."""
+
+    def __init__(self, training: Training, leader: _Leader, number: int) -> None:
+        super().__init__(training.complete_step)
+        self._leader = leader
+        self._number = number
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores a result of ``state_dict``."""
+        self._leader.load(self._number, state)
+        super().load_state_dict(state)
+
+
+def _single(recipe: Recipe, registry: Registry) -> Build:
+    """Returns a maker of the training in a single process."""
+
+    def build() -> Subject:
+        pipeline = assemble(recipe, registry.files)
+        training = Training(pipeline)
+        # Slots of the processes see parts of a batch, so none is compared.
+        return Subject(
+            training.step,
+            {"learner": LearnerState(training.complete_step)},
+            seed=training.complete_step.seed,
+            parameters=pipeline.learner.named_parameters,
+            gradients=pipeline.learner.gradients,
+        )
+
+    return build
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)

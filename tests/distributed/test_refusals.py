@@ -1,0 +1,46 @@
+"""Recipes that several processes cannot train like one are refused in one line."""
+
+import pytest
+from process_pairs import tiny_recipe
+from running import shipped, tiny
+
+from runner.distributed.refusals import refuse_recipe, refuse_stages
+from runner.system.errors import UsageError
+from runner.training.pipeline import setting_of
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "message"),
+    [
+        ("marl_baseline", (), "data: 'uav_path_planning' is not a dataset"),
+        ("shakespeare_gpt", ("model.dropout=0.1",), "model: 'gpt' draws random numbers"),
+        ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
+        ("digits_classifier", ("train.sentinel={share: 0.5}",), "train.sentinel"),
+        ("digits_classifier", ("train.stop={seconds: 5}",), "train.stop.seconds"),
+    ],
+)
+def test_a_recipe_is_refused_with_the_reason(recipe, sets, message):
+    with pytest.raises(UsageError) as caught:
+        refuse_recipe(tiny(recipe, *sets), 2)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_couples_samples_is_refused(monkeypatch):
+    recipe = tiny_recipe("images")
+    refuse_recipe(recipe, 2)
+    monkeypatch.setattr(type(recipe.model), "couples_samples", True)
+    with pytest.raises(UsageError, match="couples the samples of a batch"):
+        refuse_recipe(recipe, 2)
+
+
+def test_stages_that_select_by_measuring_are_refused():
+    import torch
+
+    recipe = shipped("digits_classifier")
+    setting = setting_of(recipe, torch.device("cpu"))
+    refuse_stages(recipe.stages, setting)
+    for kind, reason in (("batch_autotune", "selects by measuring"), ("cuda_graph", "cannot wait for other processes")):
+        stages = tiny("digits_classifier", f"optimization.{kind}=on").stages
+        with pytest.raises(UsageError, match=f"optimization.{kind}: .*{reason}"):
+            refuse_stages({kind: stages[kind]}, setting)

@@ -1,0 +1,137 @@
+"""Trainings on two processes, as torch's launcher starts them: results, signals, failures."""
+
+import json
+import signal
+import socket
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from children import start
+from interrupted import learnt, same
+from toy_runs import TOYS, written
+
+from runner.distributed.process_group import ProcessGroup
+from runner.recipe.lock import locked_processes
+from runner.system.errors import UsageError
+from runner.training import checkpoint
+from runner.training.group_steps import refuse_other_count
+
+PACED = str(Path(__file__).with_name("paced.py"))
+SETS = (
+    *("model.kind=paced", "train.updates=40", "train.ema=0.9", "train.checkpoint_every=5"),
+    *("train.evaluate_every=20", "train.log_every=5", "optimizer.max_grad_norm=0.5"),
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def two(folder, *arguments):
+    """Starts two processes like torch's launcher, and kills those that are left in the end."""
+    port = str(free_port())
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [start(folder, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **environment) for rank in (0, 1)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            if process.running:
+                process.kill()
+
+
+def command(folder, *sets):
+    """The command line of the paced toy."""
+    return [*written(folder, *SETS, *sets), "--plugin", PACED]
+
+
+def wait_for_checkpoint(workspace, processes, earlier=()):
+    """Returns the new run as soon as it has a checkpoint."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        manifests = workspace.glob("runs/*/checkpoints/step-*/manifest.json")
+        runs = {path.parents[2] for path in manifests} - set(earlier)
+        if runs:
+            return runs.pop()
+        assert all(process.running for process in processes), [process.stderr for process in processes]
+        time.sleep(0.01)
+    raise AssertionError("no checkpoint")
+
+
+def record_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, migrated_workspace):
+    words = command(tmp_path)
+    with two(tmp_path / "whole", *words) as (first, second):
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+    reference = first.data()
+    # The first process alone prints, and writes one run.
+    assert (second.stdout, second.stderr, first.stderr) == ("", "", "")
+    (run,) = migrated_workspace.glob("runs/*")
+    assert record_of(run)["processes"] == 2
+    assert yaml.safe_load((run / "recipe.lock.yaml").read_text())["system"]["processes"] == 2
+
+    # It is the run of a single process, except for rounding.
+    single = start(tmp_path / "single", *words).data()
+    assert single["metrics"]["eval/loss"] == pytest.approx(reference["metrics"]["eval/loss"], rel=1e-4)
+    assert single["metrics"]["train/loss"] == pytest.approx(reference["metrics"]["train/loss"], rel=1e-4)
+    assert locked_processes(Path(single["lock"])) == 1
+
+    # A signal to one process stops both after the same update.
+    runs = set(migrated_workspace.glob("runs/*"))
+    with two(tmp_path / "stopped", *words) as processes:
+        wait_for_checkpoint(migrated_workspace, processes, runs)
+        processes[1].send(signal.SIGTERM)
+        assert [process.wait() for process in processes] == [143, 143], [each.stderr for each in processes]
+    (stopped,) = set(migrated_workspace.glob("runs/*")) - runs
+    assert record_of(stopped)["status"] == "KILLED"
+    newest = checkpoint.checkpoints(stopped / "checkpoints")[-1]
+    assert 0 < checkpoint.load(newest)["step"] < 40
+
+    resume = ["resume", stopped.name, "--quiet", "--json", "--plugin", str(TOYS), "--plugin", PACED]
+    with two(tmp_path / "resumed", *resume) as (first, second):
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+    same(learnt(first.data()), learnt(reference))
+
+    # Another number of processes is another training.
+    group = ProcessGroup(torch.distributed.HashStore(), 0, 3)
+    for other, count in ((group, 3), (None, 1)):
+        with pytest.raises(UsageError, match=f"trained by 2 processes, and this would be {count}"):
+            refuse_other_count(stopped / "recipe.lock.yaml", other)
+
+
+def test_the_message_of_a_failing_process_is_printed_once(tmp_path, migrated_workspace):
+    with two(tmp_path / "failed", *command(tmp_path, "model.fails_at=7")) as (first, second):
+        assert (first.wait(), second.wait()) == (1, 1)
+    assert second.stderr.count("error: ") == 1
+    assert "ValueError: out of luck in one process" in second.stderr
+    assert "paced.py" in second.stderr
+    assert first.stderr == ""
+    (run,) = migrated_workspace.glob("runs/*")
+    record = record_of(run)
+    assert record["status"] == "FAILED"
+    assert record["reason"].startswith("process 1: ")
+    assert "out of luck" in record["reason"]
+
+
+@pytest.mark.parametrize(("number", "message"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "for 2 s")])
+def test_all_end_when_one_is_killed_or_hangs(tmp_path, migrated_workspace, number, message):
+    with two(tmp_path / "lost", *command(tmp_path, "train.stall_s=2", "train.updates=4000")) as processes:
+        run = wait_for_checkpoint(migrated_workspace, processes)
+        processes[1].send(number)
+        sent = time.monotonic()
+        assert processes[0].wait() == 1
+        assert time.monotonic() - sent < 15
+    assert processes[0].stderr.count("process 1 of 2") == 1
+    assert message in processes[0].stderr
+    assert record_of(run)["status"] == "FAILED"
+    assert checkpoint.checkpoints(run / "checkpoints")

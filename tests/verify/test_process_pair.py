@@ -1,0 +1,60 @@
+"""One process and several: a PASS for correct processes, a FAIL for incorrect ones."""
+
+import pytest
+from process_pairs import PLUGINS, follow, mechanism, started_pair, tiny_recipe
+from running import tiny
+
+from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
+from runner.verify.process_pair import close_stages, compare_processes, verify_processes
+
+UPDATES = 3
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with started_pair() as pair:
+        yield pair
+
+
+def compared(pair, recipe, files=(), used="DataParallel"):
+    """Returns the verdict on two processes."""
+    stages = close_stages(recipe)
+    pair.start(follow, recipe.values(masked=False), files, stages, used)
+    with mechanism(used):
+        verdict = compare_processes(recipe, Registry(files), stages, pair.group, UPDATES)
+    assert pair.wait() == (None,)
+    return verdict
+
+
+@pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "gps_esol"])
+def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name):
+    verdict = compared(pair, tiny(name))
+    assert verdict, verdict
+    assert verdict.contract == "Close"
+    assert "the same algebra" in verdict.summary
+
+
+def test_the_report_names_the_processes_and_the_stages(pair):
+    recipe = tiny_recipe("tokens", "optimization.gradient_accumulation={micro_batch: 2}")
+    pair.start(follow, recipe.values(masked=False), PLUGINS, close_stages(recipe))
+    report = verify_processes(recipe, Registry(PLUGINS), pair.group, UPDATES)
+    assert pair.wait() == (None,)
+    (row,) = report.rows
+    assert (row.name, row.contract, row.verdict) == ("2 processes", "Close", Outcome.PASS), row
+    assert row.stages == ("gradient_accumulation",)
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "sets"),
+    [
+        ("MeanOfMeans", ()),
+        ("EarlyClipping", ("optimizer.max_grad_norm=0.05",)),
+        ("RepeatedSamples", ()),
+    ],
+)
+def test_an_incorrect_implementation_fails(pair, used, sets):
+    verdict = compared(pair, tiny_recipe("tokens", *sets), PLUGINS, used)
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert "not the same algebra" in verdict.summary
