@@ -116,7 +116,8 @@ def figure(measurement: Measurement) -> str:
     """Returns a measured figure with a link to its report."""
     if not measurement.label:
         return f"[{measurement.text}](../{measurement.report})"
-    return f"{measurement.text} [{measurement.label}](../{measurement.report})"
+    # Two brackets in a row would be a link of Markdown.
+    return f"{measurement.text} ([{measurement.label}](../{measurement.report}))"
 
 
 def verdicts(measurements: Sequence[Measurement]) -> str:
