@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -42,15 +43,20 @@ class Figure:
     method: str
 
 
-def record(name: str, title: str, conclusion: str, figures: Sequence[Figure]) -> None:
-    """Prints the figures, writes them to the folder of results and renews the report."""
+def record(name: str, title: str, conclusion: str, figures: Sequence[Figure], plot: str = "") -> None:
+    """Prints the figures, writes them to the folder of results and renews the report.
+
+    ``plot`` describes the picture next to the report that has the name of the result, if there is one.
+    """
     threads = torch.get_num_threads()
     result = {
         "title": title,
         "conclusion": conclusion,
+        "plot": plot,
         "command": f"python experiments/refused/{Path(sys.argv[0]).name}",
         "date": datetime.date.today().isoformat(),
         "machine": f"cpu, {cpu_model()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}",
+        "load": round(os.getloadavg()[0], 1),
         "figures": [asdict(figure) for figure in figures],
     }
     RESULTS.mkdir(exist_ok=True)

@@ -12,21 +12,23 @@ Reports recommend these techniques; this repository does not offer them as stage
 here. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim.
 
 Speeds are ratios with a 95 % interval over rounds of one process; above 1 is faster. Other programs used the
-machine, and two identical functions may differ by some percent, which such an interval does not contain. Each
-script takes less than two minutes and writes its result to `results/` and this page.
+two cores of the machine (load average), and two identical functions may differ by some percent, which such an
+interval does not contain. Each script takes less than two minutes and writes its result to `results/` and this
+page.
 """
 
 
 def write_report() -> None:
     """Writes the page from all results."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    sections = [INTRODUCTION, *map(section, results)]
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    sections = [INTRODUCTION, *(section(name, result) for name, result in results.items())]
     (FOLDER / "README.md").write_text("\n".join(sections), encoding="utf-8")
 
 
-def section(result: dict[str, Any]) -> str:
+def section(name: str, result: dict[str, Any]) -> str:
     """Returns the section of one result."""
     rows = [f"| {figure['label']} | {shown(figure)} | {figure['method']} |" for figure in result["figures"]]
+    plot = [f"![{result['plot']}]({name}.png)", ""] if result.get("plot") else []
     lines = [
         f"## {result['title']}",
         "",
@@ -38,7 +40,8 @@ def section(result: dict[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
-        f"{result['date']}; {result['machine']}.",
+        *plot,
+        f"{result['date']}; {result['machine']}; load average {result['load']}.",
         "",
     ]
     return "\n".join(lines)

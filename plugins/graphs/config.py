@@ -63,6 +63,7 @@ class CitationConfig(PublishedDatasetConfig):
     graph of scikit-learn's 1,797 digits, each connected with its ten nearest.
     """
 
+    divisible: ClassVar[bool] = False
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
     objective: ClassVar[Objective] = Objective(
         "accuracy", "maximize", margin=0.02, unit="share"

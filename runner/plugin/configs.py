@@ -264,6 +264,8 @@ class DatasetConfig(SourceConfig):
     """Settings that every dataset has."""
 
     omitted: ClassVar[frozenset[str]] = frozenset({"limit"})
+    divisible: ClassVar[bool] = True
+    """Whether a part of the samples is a dataset, too, so that ``limit`` can be set."""
 
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     in_memory: ClassVar[bool] = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from runner.plugin.configs import DatasetConfig
 from runner.plugin.progress import UNITS
 from runner.plugin.static_checks import unmeasured
 from runner.recipe.recipe import TrainConfig
@@ -123,6 +124,8 @@ def _of_length(
             f"train.{first_unit}",
             f"has no effect here: '{data.kind}' counts {', '.join(available_units)}",
         )
+    if isinstance(data, DatasetConfig) and data.limit and not data.divisible:
+        yield "data.limit", f"'{data.kind}' needs all of its samples; remove it"
     for key, message in data.contradictions(*train.length):
         yield f"data.{key}", message
     largest = data.largest_batch()

@@ -43,7 +43,8 @@ def smoke_assignments(recipe: Recipe) -> list[str]:
     }
     path = recipe.data.evaluation_size
     if isinstance(recipe.data, DatasetConfig):
-        values["data.limit"] = {"train": SHARE, "held_out": SHARE}
+        if recipe.data.divisible:
+            values["data.limit"] = {"train": SHARE, "held_out": SHARE}
     elif path is not None:
         size: Any = reduce(getattr, path.split("."), recipe.data)
         values[f"data.{path}"] = max(1, int(SHARE * size))

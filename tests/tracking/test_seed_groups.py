@@ -13,7 +13,7 @@ from scipy.stats import t
 
 from runner.system.interval import student
 from runner.tracking import Workspace
-from runner.tracking.seeds import bounds_for, bounds_of, compare, difference, draw, last, means
+from runner.tracking.seeds import bounds_for, bounds_of, compare, difference, draw, final_means, last, means
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 CURVES = {
@@ -34,6 +34,15 @@ def test_the_interval_is_that_of_scipy(values):
 
 def test_one_value_says_nothing_of_the_mean():
     assert student([3.0]) == (3.0, -math.inf, math.inf)
+
+
+def test_trainings_that_ended_at_different_steps_are_compared_by_their_last_evaluations():
+    ((name, step, mean),) = final_means(CURVES, 3, {})
+    assert (name, step) == ("loss", 20)
+    assert mean.mean == pytest.approx((0.5 + 0.7 + 1.4) / 3)
+    ended_together = {"loss": {0: {10: 1.0, 20: 0.5}, 1: {20: 0.7}}}
+    assert list(final_means(ended_together, 2, {})) == []
+    assert list(final_means({"reached": CURVES["reached"]}, 3, {})) == []
 
 
 def test_means_are_taken_where_every_seed_was_evaluated():

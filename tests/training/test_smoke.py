@@ -2,10 +2,12 @@
 
 import math
 
+import mlflow
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from running import RECIPES
 from toy_runs import TOYS, toy, toy_pipeline, trained, written
 from typer.testing import CliRunner
 
@@ -53,13 +55,20 @@ def test_any_length_becomes_a_few_updates_and_one_evaluation(sets, tmp_path):
 
 
 def test_a_simulator_is_evaluated_with_a_hundredth_of_its_episodes():
-    from running import RECIPES
-
     path = RECIPES / "marl_baseline.yaml"
     recipe = load(path, ["data.evaluation.episodes=500"], Registry())
     smoke = load(path, ["data.evaluation.episodes=500", *smoke_assignments(recipe)], Registry())
     assert smoke.data.evaluation.episodes == 5
     assert smoke.length == ("updates", 8)
+
+
+def test_a_dataset_that_needs_all_samples_is_complete_in_a_smoke_test():
+    path = RECIPES / "pgt_cora.yaml"
+    sets = ["data.synthetic=true"]
+    smoke = load(path, [*sets, *smoke_assignments(load(path, sets, Registry()))], Registry())
+    assert smoke.data.limit is None
+    with pytest.raises(RecipeError, match=r"data\.limit: 'node_contexts' needs all of its samples; remove it"):
+        load(path, [*sets, "data.limit={train: 0.5}"], Registry())
 
 
 def test_a_smoke_test_is_marked_everywhere_and_not_registered(tmp_path, migrated_workspace):
@@ -77,8 +86,6 @@ def test_a_smoke_test_is_marked_everywhere_and_not_registered(tmp_path, migrated
     assert "smoke     a few updates" in CliRunner().invoke(app, ["show", folder.name]).stdout
     with pytest.raises(UsageError, match="is a smoke test, which trained for a few updates"):
         register(folder.name)
-    import mlflow
-
     tags = mlflow.MlflowClient(Workspace().resolved_uri(record.tracking_uri)).get_run(record.run_id).data.tags
     assert tags["smoke"] == "true"
 
