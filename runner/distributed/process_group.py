@@ -126,13 +126,14 @@ class ProcessGroup:
         self._timeout_s = timeout_s or TIMEOUT_SECONDS
         # Objects are exchanged in the memory of the host, also if gradients are not.
         backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("group", self._store),
-            rank=self.rank,
-            world_size=self.count,
-            timeout=timedelta(seconds=self._timeout_s),
-        )
+        with self._shared_store():
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.count,
+                timeout=timedelta(seconds=self._timeout_s),
+            )
 
     def rows(self, size: int) -> slice:
         """Returns the samples of this process in a batch of that size.
@@ -192,15 +193,21 @@ class ProcessGroup:
         key = f"decision/{self._decisions}"
         if not self.rank:
             value = make()
-            self._store.set(key, json.dumps(value))
+            with self._shared_store():
+                self._store.set(key, json.dumps(value))
             return value
+        with self._shared_store():
+            decision: Value = self._decided(key)
+        return decision
+
+    def _decided(self, key: str) -> Any:
+        """Waits for a decision of the first process, and returns it."""
         while not self._store.check([key]):
             failure = self._failure()
             if failure is not None:
                 raise PeerError(failure)
             time.sleep(_POLL_SECONDS)
-        decided: Value = json.loads(bytes(self._store.get(key)))
-        return decided
+        return json.loads(bytes(self._store.get(key)))
 
     def require_equal(self, digest: bytes, problem: str) -> None:
         """Raises a RunnerError if a digest differs between processes."""
@@ -262,6 +269,15 @@ class ProcessGroup:
             if self._store.check([key]):
                 return PeerFailure(**json.loads(bytes(self._store.get(key))))
         return None
+
+    @contextmanager
+    def _shared_store(self) -> Iterator[None]:
+        """Replaces torch's error about a lost store by the reason for it."""
+        try:
+            yield
+        except RuntimeError as error:
+            problem = "the first process or the launcher has ended"
+            raise MissingPeerError(problem) from error
 
     @contextmanager
     def _collective(self) -> Iterator[None]:

@@ -96,8 +96,9 @@ def follow_training(
         loop.writer = NoWriter(scratch / CHECKPOINTS)
         if state is not None:
             loop.load_state_dict(state)
-        start_together(group)
         with interruptible(loop, stop):
+            # The first process may be interrupted while it opens its tracking store.
+            start_together(group)
             loop.run()
         code = ExitCode.DONE
         if stop.received is not None and not loop.complete:
