@@ -298,7 +298,15 @@ def _literal(node: ast.expr) -> str | None:
 def _defaults(function: FunctionType) -> list[str]:
     positional = function.__defaults__ or ()
     keywords = function.__kwdefaults__ or {}
-    return [repr(default) for default in (*positional, *keywords.values())]
+    return [_identified(default) for default in (*positional, *keywords.values())]
+
+
+def _identified(default: Any) -> str:
+    """Returns a text that differs if a default is another one."""
+    if type(default).__module__ == "builtins":
+        return repr(default)
+    # Others, such as the variables of the environment, may change by themselves.
+    return f"{type(default).__name__} {id(default)}"
 
 
 def changed_values(earlier: Mapping[str, Any]) -> Iterator[str]:

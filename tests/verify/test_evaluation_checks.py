@@ -1,5 +1,6 @@
 """What surrounds an update is compared whatever a stage promises: what is drawn, what is answered, the evaluation."""
 
+import os
 import sys
 import types
 from functools import partial
@@ -21,7 +22,7 @@ from runner.training.pipeline import assemble
 from runner.training.step import Step
 from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
-from runner.verify.global_patches import global_values, patches
+from runner.verify.global_patches import changed_values, global_values, patches
 from runner.verify.options import Options
 
 HERE = Path(__file__).parent
@@ -253,3 +254,15 @@ def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
     timing = clock(baseline, changed, [Query(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0
+
+
+def test_a_default_that_lives_may_change_and_one_that_is_exchanged_is_seen(monkeypatch):
+    def function(environment=os.environ, names=()):
+        return environment, names
+
+    monkeypatch.setattr("runner.recipe.environment.with_environment", function)
+    before = global_values()
+    monkeypatch.setenv("NOBODY_READS_THIS", "1")
+    assert list(changed_values(before)) == []
+    function.__defaults__ = ({}, ())
+    assert list(changed_values(before)) == ["runner.recipe.environment.with_environment"]
