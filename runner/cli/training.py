@@ -39,7 +39,8 @@ def train_recipe(
     step: int = 0,
 ) -> NoReturn:
     """Trains from a step on with a progress display, prints the result, and exits."""
-    from runner.cli.progress import ProgressDisplay, show
+    from runner.cli.closing_table import show
+    from runner.cli.progress import ProgressDisplay
     from runner.system.console import Console
 
     # A variable, because the place that writes the batch is far inside the training.

@@ -1,6 +1,7 @@
 """The step of a training: draw, transfer, update, feedback.
 
-Only this module defines that sequence.
+Only this module defines that sequence. ``Assembly.transfer`` (pipeline.py) moves a batch to the
+device.
 """
 
 from __future__ import annotations

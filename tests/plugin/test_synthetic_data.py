@@ -8,7 +8,7 @@ import pytest
 import torch
 from running import TINY_GPT, TRAINED, train_here
 
-from runner.cli.progress import show as show_result
+from runner.cli.closing_table import show as show_result
 from runner.plugin.context import Context, Slots
 from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry

@@ -13,7 +13,7 @@ from running import tiny, train_here
 from toy_runs import Notes, toy_pipeline, trained
 
 from runner.api import EndTraining
-from runner.cli.progress import show
+from runner.cli.closing_table import show
 from runner.plugin.contract import Objective
 from runner.plugin.progress import Progress
 from runner.recipe.stopping import StopConfig

@@ -1,0 +1,62 @@
+"""The closing table of a run, at several widths."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from runner.cli.closing_table import show
+from runner.system.console import Console
+from runner.training.checkpoint_selection import Best
+from runner.training.stage_watch import StageReport
+
+
+def ended(folder, **others):
+    """The result of a run."""
+    reason = "async_transfer has nothing to do because every tensor of the batch is on the processor already"
+    metrics = {"train/success_rate": 0.5, "eval/success_rate": 0.25, "perf/update_ms": 12.5}
+    result = SimpleNamespace(
+        run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
+        stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
+        run_dir=str(folder / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
+        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False,
+        smoke=False, sentinel=None,
+        ended_early=None,
+        best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5), newest_checkpoint=None,
+    )  # fmt: skip
+    vars(result).update(others)
+    return result
+
+
+def closing_text(result, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    show(result, ("success_rate",), console)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    return " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = ended(tmp_path)
+    text = closing_text(result, width)
+    assert "best success_rate 0.5 after 12 updates: checkpoints/step-000000000012-0" in text
+    assert "time 61 s: start-up 16 s, training 45 s 12.5 ms per update" in text
+    assert "shares of all: update 70%, startup 26%, other 3%" in text
+    (report,) = result.stages
+    inactive = f"stages async_transfer inactive: {report.reason}"
+    assert f"{inactive} run MLflow id {result.run_id} .runner/runs/demo-3f2a91c0" in text
+    assert "newest" not in text
+
+
+@pytest.mark.parametrize(
+    ("newest", "words"),
+    [
+        (None, "newest no checkpoint has been written"),
+        ("/runs/demo/checkpoints/step-000000000040", "newest checkpoints/step-000000000040"),
+    ],
+)
+def test_the_closing_table_of_an_interrupted_run_names_its_newest_checkpoint(newest, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in closing_text(ended(tmp_path, status="KILLED", newest_checkpoint=newest))
