@@ -70,4 +70,6 @@ def _plugins() -> Iterator[tuple[str, str]]:
 
     for entry in sorted(entry_points(group="runner.plugins"), key=lambda entry: entry.name):
         section, _, kind = entry.name.partition(".")
-        yield section, kind
+        # These are in no section of a recipe.
+        if section not in ("check", "sink"):
+            yield section, kind

@@ -26,7 +26,11 @@ OfRecipe = Annotated[
 ]
 OfKind = Annotated[
     Literal["run", "ablation", "study", "seeds", "grid"] | None,
-    Option("--kind", help="Only this kind; seeds and grids are groups of runs."),
+    Option(
+        "--kind",
+        metavar="KIND",
+        help="Only this kind: run, ablation, study, seeds or grid; the last two are groups of runs.",
+    ),
 ]
 Columns = Annotated[
     str | None,

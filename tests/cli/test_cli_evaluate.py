@@ -10,6 +10,7 @@ from children import start
 from PIL import Image
 from running import RECIPES, forked, result_of, settings_of, train_here
 
+from runner.recipe.keeping import FEWEST
 from runner.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
@@ -69,7 +70,7 @@ def test_the_best_checkpoint_survives_a_kill_and_what_is_written_after_it(tmp_pa
     assert result["resumed_at"]
     returns = history(result, "return")
     assert result["best"]["value"] == max(map(float, returns.values()))
-    assert len(checkpoint.checkpoints(Path(result["run_dir"], "checkpoints"))) <= checkpoint.KEPT + 1
+    assert len(checkpoint.checkpoints(Path(result["run_dir"], "checkpoints"))) <= FEWEST + 1
     evaluated = result_of(forked("evaluate", "latest", "--json"))
     assert repr(evaluated["metrics"]["return"]) == returns[result["best"]["step"]]
 

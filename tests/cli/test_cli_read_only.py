@@ -55,6 +55,7 @@ OTHERS = {
     "data where": "it names where data are, not in a workspace",
     "data get": "it writes where data are, not into a workspace",
     "data prepare": "it writes a file of the user, not into a workspace",
+    "init": "it writes into a folder of the user, not into a workspace",
     "data show": "it writes a picture into a folder of the user, not into a workspace",
 }
 

@@ -86,6 +86,7 @@ COMMANDS = {
     "show": [["NAME.yaml"], ["RUN"], ["FAILED"], ["GROUP"], ["TRAINED"], [NAME], ["RUN_DIR/recipe.lock.yaml"],
              ["trains.yaml", "--plugin", "NAME.py", "--origin"]],
     "recipes": [[], ["--copy", NAME]],
+    "init": [[NAME], [f"{NAME}/net"]],
     "plugins": [[], ["--plugin", "NAME.py"], ["hostile", "--plugin", "NAME.py"], [NAME], ["--plugin", "broken.py"]],
     "schema": [["recipe", "--plugin", "NAME.py"], [NAME]],
     "compare": [["RUN", "FAILED"], ["RUN", NAME], ["GROUP", "LATER"], ["TRAINED", "RUN", "--all"]],

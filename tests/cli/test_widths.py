@@ -134,5 +134,5 @@ def test_no_word_is_torn_and_no_line_is_longer_than_the_screen(seen, workspace, 
 
 def test_every_verb_is_among_them_unless_its_own_tests_look_at_its_tables():
     own = {"run", "resume", "evaluate", "rm", "sync", "verify", "ablate", "profile", "schema", "ui", "study", "data"}
-    own |= {"models", "serve"}
+    own |= {"models", "serve", "init"}
     assert {verb[0] for verb in VERBS} - {words[0] for words in COMMANDS if "--help" not in words} <= own
