@@ -122,8 +122,10 @@ def test_every_cycle_begins_with_the_complete_learning_rate_and_ends_at_the_floo
     for number in range(cycles):
         start = warmup + (1 - warmup) * sum(lengths[:number]) / sum(lengths)
         assert schedule.factor(start) == pytest.approx(1, abs=1e-6)
-        if number:
-            assert schedule.factor(start - 1e-6) == pytest.approx(floor, abs=1e-4)
+        earlier_length = (1 - warmup) * lengths[number - 1] / sum(lengths)
+        # Shorter cycles are lost in the rounding that the schedule allows for.
+        if number and earlier_length > 1e-5:
+            assert schedule.factor(start - 1e-3 * earlier_length) == pytest.approx(floor, abs=1e-4)
 
 
 @given(st.floats(1e-3, 0.2))
