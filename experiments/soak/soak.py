@@ -23,13 +23,13 @@ RANDOM_KILLS, FAULTS = 6, 4
 SETTINGS = {
     "marl": ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12"),
     **dict.fromkeys(
-        ("digits", "conv", "mlp"),
+        ("digits", "mlp"),
         ("train={epochs: 30, batch_size: 64, log_every: 1, evaluate_every: 5, checkpoint_every: 2}",),
     ),
     "shakespeare": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
-    "mamba2": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
+    **dict.fromkeys(("mamba2", "gpt2"), ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280")),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=60",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=60",)),
+    **dict.fromkeys(("conv", "pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=60",)),
 }
 """By the beginning of a recipe's name."""
 
