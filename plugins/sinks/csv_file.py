@@ -15,6 +15,7 @@ class CsvSink(Sink):
     kind = "csv"
 
     def __init__(self, folder: Path, run_name: str) -> None:
+        # Each value has a row, because metrics are logged at different steps.
         self._file = (folder / "metrics.csv").open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._writer.writerow(COLUMNS)
@@ -26,6 +27,7 @@ class CsvSink(Sink):
 
     def flush(self) -> None:
         """Writes the rows that the file's buffer holds."""
+        # Other programs read the file while the run lasts.
         self._file.flush()
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
         "time": _time(result),
         "stages": _stages(result) or ["none (baseline)"],
     }
+    # Few runs have these lines, which stand before the place and the commands.
     if result.ended_early:
         sections["ended"] = [f"early: {result.ended_early}"]
     if result.sentinel:
@@ -74,6 +75,7 @@ def _stages(result: "RunResult") -> list[str]:
 def _next_commands(result: "RunResult") -> list[str]:
     if result.status != "FINISHED":
         return [result.resume, "runner ls"]
+    # Eight digits name a run as well as its complete name.
     digits = result.run_name.rpartition("-")[2]
     evaluate = result.resume.replace(f"resume {result.run_name}", f"evaluate {digits}")
     return [evaluate, f"runner compare {digits} OTHER_RUN", "runner ui"]
@@ -100,6 +102,7 @@ def _time(result: "RunResult") -> list[str]:
     if "perf/roofline_fraction" in metrics:
         lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
     shares = sorted(result.shares.items(), key=lambda item: -item[1])
+    # Smaller shares would be shown as 0 %.
     share_texts = [f"{name} {share:.0%}" for name, share in shares if share >= 0.005]
     lines.append(f"shares of all: {', '.join(share_texts)}")
     return lines

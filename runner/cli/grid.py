@@ -112,6 +112,7 @@ def _refuse_repetition(recipes: "Mapping[int, Recipe]", settings: Mapping[int, M
     """Raises a UsageError if two combinations are the same training."""
     numbers: dict[str, int] = {}
     for number, recipe in recipes.items():
+        # Runs of a group are found by their digests when it is resumed.
         first = numbers.setdefault(recipe.digest, number)
         if first != number:
             text = ", ".join(f"{path}={value}" for path, value in settings[number].items())

@@ -31,6 +31,7 @@ def init(folder: Folder) -> None:
     _check_name(name)
     class_name = "".join(word.capitalize() for word in name.split("_"))
     values = {"name": name, "Name": class_name, "folder": folder.as_posix()}
+    # The folder is new, so no file of the user is overwritten.
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -56,6 +57,7 @@ def _check_name(name: str) -> None:
         raise UsageError(
             f"'{name}' cannot name a plugin: take lower-case letters, digits and underscores, and begin with a letter"
         )
+    # Two plugins of one name would be refused by every later command.
     registry = Registry()
     taken = {kind for section in ("model", "data") for kind in registry.kinds(section)}
     if not taken.isdisjoint({name, f"{name}_data"}):

@@ -82,6 +82,7 @@ def _exit_code(
     failure = _read_failure(folder)
     if failure is not None and not failure.is_missing:
         return failure.exit_code
+    # Written by a training that ended without an error, such as one that a signal has stopped.
     ending = folder / EXIT_FILE
     if failure is None and ending.exists():
         return int(ending.read_text(encoding="utf-8"))
@@ -89,6 +90,7 @@ def _exit_code(
         return 128 + received
     if failure is None and not failures:
         return ExitCode.DONE
+    # A process that was killed could print nothing.
     killed = {
         rank: signal.Signals(-process.exitcode).name for rank, process in failures.items() if process.exitcode < 0
     }

@@ -26,6 +26,7 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
     model = recipe.model
     train = recipe.train
     processes = f"{count} processes"
+    # Each process would simulate something else.
     if not isinstance(data, DatasetConfig):
         yield (
             f"data: '{data.kind}' is not a dataset, so its batches cannot be divided among {processes}; use one process"
@@ -40,11 +41,13 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
             f"model: the loss of '{model.kind}' couples the samples of a batch, so {processes} "
             "would train another model; use one process"
         )
+    # Each process draws for its part of the batch alone.
     if model.draws():
         yield (
             f"model: '{model.kind}' draws random numbers in an update (dropout), which would be "
             f"others in {processes}; switch its dropout off, or use one process"
         )
+    # A process without samples would have no gradients to exchange.
     if train.batch_size < count:
         yield (
             f"train.batch_size: {train.batch_size} samples cannot be divided among {processes}; "
@@ -54,6 +57,7 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
         yield "train.sentinel: updates of several processes are not compared; remove it"
     if train.memory_budget is not None:
         yield "train.memory_budget: the budget is for one process; remove it"
+    # All processes have to end after the same update.
     if train.stop is not None and train.stop.seconds is not None:
         yield "train.stop.seconds: clocks of processes differ; use train.stop.reach or patience"
 

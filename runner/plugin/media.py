@@ -57,8 +57,12 @@ class MediaLog:
         with replacing(path) as partial:
             # Writers of pictures choose the format by the ending.
             with_ending = partial.with_name(partial.name + ending)
-            write(with_ending)
-            with_ending.rename(partial)
+            try:
+                write(with_ending)
+                with_ending.rename(partial)
+            finally:
+                # A writer that fails half-way leaves nothing behind.
+                with_ending.unlink(missing_ok=True)
         self._keep(path)
 
 
@@ -82,6 +86,7 @@ def write_image(image: Any, path: Path) -> None:
         raise RunnerError(message) from None
     tensor = torch.as_tensor(image).detach().cpu()
     pixels = _channels_last(tensor)
+    # A network's output may be slightly outside of its range, and NaN has no colour.
     if pixels.is_floating_point():
         pixels = (pixels.nan_to_num().clamp(0, 1) * 255).round()
     Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)

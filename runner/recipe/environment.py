@@ -80,10 +80,13 @@ def _replaced(
                 f"${{env:{name}:default}}"
             )
             problems.append(Problem(node.place, path, message))
+            # The remaining references of this text are checked as well.
             value = ""
         pieces.append(value)
+    # What is left looks like a reference, and would otherwise be taken for text.
     if BEGINNING in _REFERENCE.sub("", text):
         problems.append(Problem(node.place, path, _FORM))
     result = "".join([*pieces, text[end:]])
+    # As in YAML, quotes make a number text.
     is_quoted = node.spelled[:1] in ("'", '"', "|", ">")
     return replace(node, value=result if is_quoted else resolve(result), spelled=result)

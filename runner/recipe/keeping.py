@@ -40,6 +40,7 @@ class KeepConfig(Config):
             name.removeprefix("eval/"): direction
             for name, direction in self.metrics.items()
         }
+        # Whoever names metrics may leave the objective out.
         if not directions and objective is not None:
             directions = {objective.name: objective.direction}
         return MappingProxyType(directions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from runner.plugin.sink import Sink
@@ -28,6 +29,7 @@ class SinkFeed:
         """Gives what is new in the spool; raises whatever the sink raises."""
         try:
             sink = self._sink
+            # It is made here, in the thread of the feed, because its import may take seconds.
             if sink is None:
                 self._offset = 0
                 sink = self._sink = self._class(self._spool.parent, self._run_name)
@@ -40,7 +42,12 @@ class SinkFeed:
             sink.flush()
         except Exception:
             # It may have taken a part of the lines, so it begins anew.
+            failed = self._sink
             self._sink = None
+            if failed is not None:
+                # Its file is not left open; the first error is the relevant one.
+                with suppress(Exception):
+                    failed.close()
             raise
 
     def close(self) -> None:

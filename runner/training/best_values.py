@@ -39,6 +39,7 @@ class BestValues:
                     f"train.keep.metrics: the evaluation has no 'eval/{name}'; it has {names}"
                 )
             value = metrics[name]
+            # A metric may have no value, such as a mean over no events.
             if math.isfinite(value):
                 scores[name] = value if direction == "maximize" else -value
         return scores
@@ -63,5 +64,6 @@ class BestValues:
         """Restores what ``state_dict`` returned; a metric that is compared since then has no
         earlier values.
         """
+        # The recipe of a resumed run may name other metrics.
         for name in self._scores:
             self._scores[name] = [float(score) for score in state.get(name, ())]
