@@ -283,7 +283,7 @@ def _publish(
         is_internal = path.name in (RUNS, RECORD) or path.name.startswith(".")
         if path.is_file() and not is_internal:
             store.client.log_artifact(parent, str(path))
-    status = "KILLED" if result.interrupted else "FINISHED"
+    status = "STOPPED" if result.interrupted else "FINISHED"
     store.set_status(parent, status, finished_ms)
     return parent
 

@@ -43,7 +43,7 @@ def recorded(
                 if not variant.caught
             }
             final.update(
-                status="KILLED" if result.interrupted else "FINISHED",
+                status="STOPPED" if result.interrupted else "FINISHED",
                 run_id=result.run_id or None,
                 metrics={name: ratio for name, (_, ratio) in ratios.items()},
                 headline=tuple(

@@ -340,7 +340,7 @@ def _measure(
         )
         metrics = [*result.metrics()]
         record.update(
-            status="KILLED" if stop else "FINISHED",
+            status="STOPPED" if stop else "FINISHED",
             metrics={name: value for name, _, value in metrics},
             headline=tuple(name for name, variant, _ in metrics if variant == ALL),
         )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHIP_SECONDS = 5.0
 # The attribute of a study with the id of its run, which is the parent of the runs of its trials.
 PARENT = "runner.mlflow_run"
-_STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
+_STATUS = {"COMPLETE": "FINISHED", "PRUNED": "STOPPED", "FAIL": "FAILED"}
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +117,7 @@ class Publisher:
     def interrupt(self, run_id: str) -> None:
         """Marks a trial as interrupted."""
         if run_id:
-            self._send(run_id, {}, {}, "KILLED")
+            self._send(run_id, {}, {}, "STOPPED")
 
     def tell(
         self,

@@ -128,7 +128,7 @@ class _Worker:
         with self._display.phase("writing the report"), self._leases.waiting(REPORTING):
             summary = summarise(self._study, dashboard=self._store.dashboard)
             files = write_report(summary, self._folder)
-            status: Status = "KILLED" if self._stop else "FINISHED"
+            status: Status = "STOPPED" if self._stop else "FINISHED"
             self._publisher.end(status, summary, files)
             self._note(status)
 

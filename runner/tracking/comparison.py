@@ -19,7 +19,7 @@ from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.access import is_http
 from runner.tracking.lookup import pick
-from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, USER_TAGS, VIEW, Store, shown
+from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, STATUS, USER_TAGS, VIEW, Store, shown
 from runner.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _identity(run: Run) -> dict[str, Any]:
     return {
         "run_id": run.info.run_id,
         "name": run.info.run_name,
-        "status": run.info.status,
+        "status": run.data.tags.get(STATUS, run.info.status),
         "experiment_id": run.info.experiment_id,
         "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
         "smoke": SMOKE_TAG in run.data.tags,
@@ -145,7 +145,7 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
             locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, section)}
         choices = (values.get("tuning") or {}).get("choices") or {}
         locked |= {name: str(value) for name, value in flatten(choices, "tuning")}
-    return {"status": run.info.status, **tags, **locked}
+    return {"status": run.data.tags.get(STATUS, run.info.status), **tags, **locked}
 
 
 def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -40,7 +40,7 @@ def heartbeat(folder: RunFolder, record: Record, progress: Callable[[], Mapping[
         # KeyboardInterrupt and SystemExit are not of type Exception.
         is_stopped = not isinstance(error, Exception) or getattr(error, "exit_code", None) in signals
         reason = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-        final_values.update(status="KILLED" if is_stopped else "FAILED", reason=redact(reason))
+        final_values.update(status="STOPPED" if is_stopped else "FAILED", reason=redact(reason))
         raise
     finally:
         beat.stop()

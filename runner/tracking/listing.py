@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich.cells import cell_len
 
@@ -14,12 +14,12 @@ from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import amount, figure, print_wrapped
 from runner.tracking.keys import interval_keys
 from runner.tracking.lookup import folders
-from runner.tracking.record import GROUPS, Record
+from runner.tracking.record import GROUPS, Record, Status
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import RunFolder, Workspace
 
-STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
+STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "STOPPED": "yellow", "KILLED": "red"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
 _AGAIN = "the same command continues it"
@@ -261,6 +261,6 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
         problems.append(run["reason"].partition("\n")[0])
     if run["status"] != "FINISHED":
         problems.append(run["not_resumable"])
-    if run["unsent_bytes"] and run["status"] in ("FINISHED", "FAILED", "KILLED"):
+    if run["unsent_bytes"] and run["status"] in get_args(Status):
         problems.append("not completely in MLflow yet: runner sync")
     yield "; ".join(filter(None, problems))

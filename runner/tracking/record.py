@@ -9,7 +9,8 @@ from runner.system.processes import Owner
 
 STALE_SECONDS = 600.0
 """Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+Status = Literal["FINISHED", "FAILED", "STOPPED", "KILLED"]
+"""How a run ended: STOPPED by a signal, or KILLED because its process died."""
 Kind = Literal["run", "ablation", "study", "seeds", "grid"]
 GROUPS = ("seeds", "grid")
 """Kinds that are groups of runs."""

@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from runner.system.faults import reach
 from runner.system.files import open_file, read_regular, write_durably
 from runner.system.secrets import redact_values
+from runner.tracking.record import Status
 from runner.tracking.store import Metric, Store
 
 _HELD_LINES = 10_000
@@ -147,7 +148,7 @@ class Line(BaseModel, frozen=True):
     model: str | None = None
     """A folder inside the run's, which is the run's model."""
     dataset: LoggedData | None = None
-    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] | None = None
+    status: Literal["RUNNING"] | Status | None = None
 
 
 def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:

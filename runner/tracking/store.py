@@ -40,6 +40,8 @@ HEADLINE = "recipe.headline"
 """The tag with the metrics that a person looks at first, the objective before all others, with commas between."""
 OBJECTIVE = "recipe.objective"
 """The tag with direction and name of the objective: ``maximize eval/return``."""
+STATUS = "recipe.status"
+"""The tag with the runner's status, because MLflow has no word for a run that was stopped."""
 USER_TAGS = "recipe.tags"
 """The tag with the names of the tags that the user gave, joined by commas."""
 VIEW = "workflowType=machine_learning"
@@ -241,7 +243,13 @@ class Store:
         return [str(run.info.run_id) for run in runs]
 
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
-        """Sets how a run ended, or that it is running again."""
+        """Sets how a run ended, or that it is running again.
+
+        A run that was STOPPED is KILLED in MLflow, and ``STATUS`` keeps the difference.
+        """
+        self.client.set_tag(run_id, STATUS, status)
+        if status == "STOPPED":
+            status = "KILLED"
         if status == "RUNNING":
             self.client.update_run(run_id, status=status)
         else:

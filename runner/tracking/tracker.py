@@ -108,7 +108,6 @@ class Tracker(Recorder):
             tags[OBJECTIVE] = f"{objective.direction} {mlflow_key(f'eval/{objective.name}')}"
         if record.tags:
             tags[USER_TAGS] = ",".join(record.tags)
-        tags["process.pid"] = str(record.owner.pid)
         tags["process.host"] = record.owner.host
         return tags
 

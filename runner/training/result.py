@@ -85,7 +85,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
     return RunResult(
         run_id=tracker.run_id,
         run_name=tracker.run_name,
-        status="FINISHED" if loop.complete else "KILLED",
+        status="FINISHED" if loop.complete else "STOPPED",
         tracking_uri=tracker.tracking_uri,
         run_dir=str(tracker.run_dir),
         lock=str(tracker.run_dir / LOCK_NAME),

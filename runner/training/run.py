@@ -102,7 +102,7 @@ def train(
         note: The description of the run in MLflow.
 
     Returns:
-        Metrics, run id, folder and more. After an interruption, its ``status`` is ``KILLED``, and
+        Metrics, run id, folder and more. After an interruption, its ``status`` is ``STOPPED``, and
             ``resume`` is the command that continues the run.
 
     Raises:
@@ -381,15 +381,15 @@ def _concluded(
         tracker.tag(DESCRIPTION, description)
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
         yield loop
-        status = "FINISHED" if loop.complete else "KILLED"
+        status = "FINISHED" if loop.complete else "STOPPED"
         reason = loop.ended_early
         _record_results(loop, tracker)
     except KeyboardInterrupt:
-        status = "KILLED"
+        status = "STOPPED"
         raise
     except BaseException as error:
         if isinstance(error, PeerError) and error.failure.is_stop:
-            status = "KILLED"
+            status = "STOPPED"
         plugin_error = None if isinstance(error, RunnerError) else mistake(error)
         reason = _reason(error, plugin_error)
         processes = pipeline.context.processes
@@ -468,7 +468,7 @@ def _give_up(
     exit_code = ExitCode.FAILED
     reason = f"{stall_report.where()} does not return"
     if signal is not None:
-        status = "KILLED"
+        status = "STOPPED"
         exit_code = stopped_by(signal, recipe)
         reason = f"stopped by {signal.name} although {reason}"
     print_error(reason)

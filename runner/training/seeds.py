@@ -241,7 +241,7 @@ def _outcome(
     """Returns the result of a group of ``count`` seeds."""
     status: Status = "FINISHED"
     if exit_code != ExitCode.DONE:
-        status = "FAILED" if failures else "KILLED"
+        status = "FAILED" if failures else "STOPPED"
     runs = seed_groups.runs_of(workspace, group)
     curves = seed_groups.evaluations(runs)
     means = []

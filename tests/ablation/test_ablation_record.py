@@ -47,7 +47,7 @@ def test_while_it_measures_and_after_its_end(experiment):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(RunnerError("no update"), "FAILED"), (ZeroDivisionError("oh"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+    [(RunnerError("no update"), "FAILED"), (ZeroDivisionError("oh"), "FAILED"), (KeyboardInterrupt(), "STOPPED")],
 )
 def test_an_ablation_that_ends_otherwise_says_how(experiment, error, status):
     def act(_take, _log):
@@ -60,7 +60,7 @@ def test_an_ablation_that_ends_otherwise_says_how(experiment, error, status):
     assert str(error) in found["reason"]
 
 
-def test_one_that_was_stopped_was_killed(experiment):
+def test_an_interrupted_ablation_is_stopped(experiment):
     stopped = RunnerError("interrupted before two processes of each were measured")
     stopped.exit_code = ExitCode.INTERRUPTED
 
@@ -69,10 +69,10 @@ def test_one_that_was_stopped_was_killed(experiment):
 
     with pytest.raises(RunnerError):
         measured(experiment, act)
-    assert listing(Workspace())[0]["status"] == "KILLED"
+    assert listing(Workspace())[0]["status"] == "STOPPED"
     interrupted = result(analysed(case(), FACTORS), interrupted=True)
     record = measured(experiment, lambda take, _log: take(interrupted))
-    assert (record.status, record.run_id) == ("KILLED", None)
+    assert (record.status, record.run_id) == ("STOPPED", None)
 
 
 def test_a_folder_of_ones_own_is_left_alone(experiment):

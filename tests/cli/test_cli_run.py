@@ -136,6 +136,6 @@ def test_a_signal_leaves_a_checkpoint_and_the_true_status(number, code, tmp_path
     child.send(number)
     assert child.wait(60) == code, child.stderr
     data = json.loads(child.stdout)
-    assert data["status"] == "KILLED"
+    assert data["status"] == "STOPPED"
     assert mlflow.MlflowClient(data["tracking_uri"]).get_run(data["run_id"]).info.status == "KILLED"
     assert list(migrated_workspace.glob("runs/*/checkpoints/step-*"))

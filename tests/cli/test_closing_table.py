@@ -59,4 +59,4 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
 )
 def test_the_closing_table_of_an_interrupted_run_names_its_newest_checkpoint(newest, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert words in closing_text(ended(tmp_path, status="KILLED", newest_checkpoint=newest))
+    assert words in closing_text(ended(tmp_path, status="STOPPED", newest_checkpoint=newest))

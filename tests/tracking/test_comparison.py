@@ -33,7 +33,7 @@ def record(store, tmp_path):
         if lock:
             (tmp_path / "recipe.lock.yaml").write_text(lock)
             store.client.log_artifact(run_id, str(tmp_path / "recipe.lock.yaml"))
-        store.client.set_terminated(run_id, status)
+        store.set_status(run_id, status, 1)
         return run_id
 
     return record
@@ -53,7 +53,7 @@ def test_only_what_differs_is_told(record):
         tags={"stages": "amp", "device": "cpu", "run_dir": "/b", "mlflow.user": "you", "recipe.digest": "bbb"},
         lock="recipe: {seed: 1}\nsource: {commit: bbb}\npackages: {torch: 2.13.1, rich: 14.0.0}\nthreads: {torch: 1}\n",
         metrics={"eval/return": [1.0, 3.0], "eval/same": [1.0]},
-        status="KILLED",
+        status="STOPPED",
     )
     found = compare(Workspace(), [first[:8], second])
     assert [run["run_id"] for run in found["runs"]] == [first, second]
@@ -62,7 +62,7 @@ def test_only_what_differs_is_told(record):
         "packages.torch": ["2.13.0", "2.13.1"],
         "source.commit": ["aaa", "bbb"],
         "stages": ["none", "amp"],
-        "status": ["FINISHED", "KILLED"],
+        "status": ["FINISHED", "STOPPED"],
     }
     assert found["metrics"] == {"eval/return": [2.0, 3.0]}
     page, _, query = found["link"].partition("?")

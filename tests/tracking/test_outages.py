@@ -108,7 +108,8 @@ def test_a_store_whose_disk_is_full_gets_everything_later(tmp_path, isolated_wor
             assert "Traceback" not in run.child.stderr
         free(disk)
         assert "bytes sent" in sync(tmp_path)
-        assert run.record["status"] == delivered(run, database) == "KILLED"
+        assert run.record["status"] == "STOPPED"
+        assert delivered(run, database) == "KILLED"
 
 
 def test_what_a_dead_process_left_is_sent_although_it_is_damaged(tmp_path, migrated_workspace):

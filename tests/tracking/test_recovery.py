@@ -18,7 +18,7 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.record import STALE_SECONDS
 from runner.tracking.recovery import Delivery, deliver, reap
 from runner.tracking.spool import Spool, unsent
-from runner.tracking.store import Store
+from runner.tracking.store import STATUS, Store
 
 ELSEWHERE = Owner(pid=1, host="elsewhere", boot_id="another")
 REBOOTED = Owner(pid=1, host=platform.node(), boot_id="another", machine=machine_id())
@@ -91,13 +91,14 @@ def test_whether_an_owner_is_alive_is_decided_without_a_clock(owner, age, dead, 
         assert deliver(Workspace(), [folder]) == [Delivery(folder.name, alive=True)]
 
 
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "STOPPED", "KILLED"])
 def test_a_run_that_could_still_say_how_it_ended_is_believed(status, store, known_run):
     folder, run_id = known_run()
     said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": status})
     assert reap(Workspace()) == [folder.name]
     assert (folder.record().status, folder.record().reason) == (status, "out of luck" if status == "FAILED" else "")
-    assert (store.client.get_run(run_id).info.status, store.client.get_run(run_id).info.end_time) == (status, 7000)
+    run = store.client.get_run(run_id)
+    assert (run.data.tags[STATUS], run.info.end_time) == (status, 7000)
 
 
 def test_what_a_run_said_before_it_was_resumed_is_over(known_run):

@@ -21,7 +21,7 @@ json_records = st.fixed_dictionaries(
         "step": st.integers(0, 2**63 - 1),
         "metrics": st.dictionaries(names, numbers, max_size=4),
         "tags": st.dictionaries(names, st.text(), max_size=4),
-        "status": st.sampled_from(["RUNNING", "FINISHED", "FAILED", "KILLED"]),
+        "status": st.sampled_from(["RUNNING", "FINISHED", "FAILED", "STOPPED", "KILLED"]),
     },
 )
 

@@ -1,5 +1,6 @@
 import math
 import threading
+from typing import get_args
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -11,7 +12,8 @@ from runner.system.errors import StorageError
 from runner.system.secrets import MASK
 from runner.tracking import RunFolder, Workspace
 from runner.tracking.keys import mlflow_key
-from runner.tracking.store import Store
+from runner.tracking.record import Status
+from runner.tracking.store import STATUS, Store
 from runner.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
@@ -49,12 +51,14 @@ def test_a_run_is_recorded_whole():
     ).read_text() == "seed: 42"
 
 
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
-def test_the_status_is_the_one_that_is_true(status):
+@pytest.mark.parametrize("status", get_args(Status))
+def test_mlflow_has_the_final_status_and_a_tag_tells_stopped_from_killed(status):
     tracker = opened()
     assert run_of(tracker).info.status == "RUNNING"
     tracker.close(status)
-    assert run_of(tracker).info.status == status
+    run = run_of(tracker)
+    assert run.info.status == ("KILLED" if status == "STOPPED" else status)
+    assert run.data.tags[STATUS] == status
 
 
 def test_what_is_logged_is_in_the_spool_at_once_with_its_time():
@@ -178,7 +182,7 @@ def test_what_its_user_says_of_a_run_is_in_mlflow_and_in_its_record_also_when_it
     monkeypatch.setattr(secrets, "_pattern", None)
     secrets.register("hush-hush")
     tracker = Tracker.open(Workspace(), recipe(), {"device": "cpu"}, {"who": "me", "key": "hush-hush"}, "for the talk")
-    tracker.close("KILLED")
+    tracker.close("STOPPED")
     folder = RunFolder(tracker.run_dir)
     folder.claim()
     again = Tracker.reopen(Workspace(), folder, recipe(), {}, 0, 0)
@@ -193,7 +197,7 @@ def test_the_newest_metrics_and_the_time_are_in_the_record_and_time_adds_up():
     tracker = opened()
     tracker.log({"eval/return": 1.0, "train/loss": math.inf}, 1)
     tracker.log({"eval/return": 2.0}, 2)
-    tracker.close("KILLED")
+    tracker.close("STOPPED")
     folder = RunFolder(tracker.run_dir)
     first = folder.record()
     assert first.metrics == {"eval/return": 2.0, "train/loss": math.inf}

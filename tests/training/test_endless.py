@@ -46,7 +46,7 @@ def test_a_signal_ends_a_run_whose_code_does_not_return_and_it_is_resumed(tmp_pa
     assert "Traceback" not in child.stderr
     assert "endless.py" in child.stderr
     (folder,) = folders(Workspace().runs)
-    assert folder.record().status == "KILLED"
+    assert folder.record().status == "STOPPED"
     assert folder.last_checkpoint == 8
     sets = ["--set", "model.where=nowhere", "--allow-drift", "--plugin", str(TOYS), "--plugin", str(ENDLESS)]
     resumed = start(tmp_path, "resume", folder.name, "--json", *sets).data()

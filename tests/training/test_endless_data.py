@@ -60,7 +60,7 @@ def test_a_signal_ends_a_run_whose_data_have_no_end(tmp_path, where, workers, nu
         assert child.wait(PATIENCE_SECONDS) == code, child.stderr
     assert "Traceback" not in child.stderr
     (folder,) = folders(Workspace().runs)
-    assert folder.record().status == "KILLED"
+    assert folder.record().status == "STOPPED"
 
 
 @pytest.mark.long

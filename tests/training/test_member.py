@@ -86,7 +86,7 @@ def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, mig
         processes[1].send(signal.SIGTERM)
         assert [process.wait() for process in processes] == [143, 143], [each.stderr for each in processes]
     (stopped,) = set(migrated_workspace.glob("runs/*")) - runs
-    assert record_of(stopped)["status"] == "KILLED"
+    assert record_of(stopped)["status"] == "STOPPED"
     newest = checkpoint.checkpoints(stopped / "checkpoints")[-1]
     assert 0 < checkpoint.load(newest)["step"] < 40
 

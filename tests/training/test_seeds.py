@@ -80,10 +80,10 @@ def test_told_to_end_it_leaves_what_can_be_gone_on_with_and_says_how(tmp_path):
         pass
     child.send(signal.SIGTERM)
     assert child.wait() == 128 + signal.SIGTERM, child.stderr
-    assert "KILLED" in child.stdout
+    assert "STOPPED" in child.stdout
     assert "--seeds 3 --parallel 1 --resume --plugin" in child.stdout.replace(" \\\n", " ")
     (group,) = groups(Workspace())
-    assert (group.status, group.step, group.goal) == ("KILLED", 0, 3)
+    assert (group.status, group.step, group.goal) == ("STOPPED", 0, 3)
     parent = Store(Workspace()).client.get_run(group.run_id)
     assert (parent.info.status, parent.data.params["seeds"]) == ("KILLED", "[5, 6, 7]")
     assert "* **continue it**: `runner run " in parent.data.tags["mlflow.note.content"]

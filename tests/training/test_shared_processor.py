@@ -115,7 +115,7 @@ def test_a_resumed_run_keeps_its_threads_and_may_wait_in_another_way(load, monke
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "evaluate", stopped_after(Loop.evaluate))
         stopped = train_here("marl_phase2")
-    assert stopped.status == "KILLED"
+    assert stopped.status == "STOPPED"
     torch.set_num_threads(1)
     load(LOADED, LOADED)
     registry = Registry()
