@@ -169,7 +169,7 @@ def test_a_signal_ends_the_run_after_a_checkpoint(
     child = stopped(tmp_path, command, isolated_workspace, number)
     assert child.wait() == code
     result = json.loads(child.stdout)
-    assert result["status"] == "STOPPED"
+    assert result["status"] == ("PREEMPTED" if code == 75 else "STOPPED")
     (run,) = isolated_workspace.glob("runs/*")
     state = checkpoint.load_newest(run / "checkpoints")
     assert 0 < state["step"] == json.loads((run / "run.json").read_text())["step"]

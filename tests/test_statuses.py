@@ -59,7 +59,7 @@ def status_in_mlflow(workspace):
     record = json.loads(record.read_text())
     run = mlflow.MlflowClient(f"sqlite:///{workspace}/mlflow.db").get_run(record["run_id"])
     # MLflow has no status of its own for a stopped run.
-    assert run.info.status == record["status"].replace("STOPPED", "KILLED")
+    assert run.info.status == ("KILLED" if record["status"] in ("STOPPED", "PREEMPTED") else record["status"])
     return record["status"], run.data.tags.get("error")
 
 

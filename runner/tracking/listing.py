@@ -19,7 +19,14 @@ from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import RunFolder, Workspace
 
-STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "STOPPED": "yellow", "KILLED": "red"}
+STATUS_STYLES = {
+    "RUNNING": "cyan",
+    "FINISHED": "green",
+    "FAILED": "red",
+    "STOPPED": "yellow",
+    "PREEMPTED": "yellow",
+    "KILLED": "red",
+}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
 _AGAIN = "the same command continues it"

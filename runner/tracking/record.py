@@ -9,8 +9,8 @@ from runner.system.processes import Owner
 
 STALE_SECONDS = 600.0
 """Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
-Status = Literal["FINISHED", "FAILED", "STOPPED", "KILLED"]
-"""How a run ended: STOPPED by a signal, or KILLED because its process died."""
+Status = Literal["FINISHED", "FAILED", "STOPPED", "PREEMPTED", "KILLED"]
+"""How a run ended: STOPPED by a signal, PREEMPTED by one that its recipe expects, KILLED if its process died."""
 Kind = Literal["run", "ablation", "study", "seeds", "grid"]
 GROUPS = ("seeds", "grid")
 """Kinds that are groups of runs."""

@@ -245,10 +245,10 @@ class Store:
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
         """Sets how a run ended, or that it is running again.
 
-        A run that was STOPPED is KILLED in MLflow, and ``STATUS`` keeps the difference.
+        A run that was STOPPED or PREEMPTED is KILLED in MLflow, and ``STATUS`` keeps the difference.
         """
         self.client.set_tag(run_id, STATUS, status)
-        if status == "STOPPED":
+        if status in ("STOPPED", "PREEMPTED"):
             status = "KILLED"
         if status == "RUNNING":
             self.client.update_run(run_id, status=status)

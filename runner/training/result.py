@@ -85,7 +85,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
     return RunResult(
         run_id=tracker.run_id,
         run_name=tracker.run_name,
-        status="FINISHED" if loop.complete else "STOPPED",
+        status="FINISHED" if loop.complete else stopped_status(pipeline.recipe),
         tracking_uri=tracker.tracking_uri,
         run_dir=str(tracker.run_dir),
         lock=str(tracker.run_dir / LOCK_NAME),
@@ -122,3 +122,8 @@ def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
     if recipe.train.preemptible:
         return ExitCode.PREEMPTED
     return ExitCode(128 + int(signal))
+
+
+def stopped_status(recipe: Recipe) -> Status:
+    """Returns the status of a training that a signal has stopped."""
+    return "PREEMPTED" if recipe.train.preemptible else "STOPPED"

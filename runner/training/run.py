@@ -65,7 +65,7 @@ from runner.training.loop import Loop
 from runner.training.model import write_model
 from runner.training.outputs import Display, NoOutput
 from runner.training.pipeline import Assembly, assemble, resolve_device
-from runner.training.result import RunResult, result_of, stopped_by
+from runner.training.result import RunResult, result_of, stopped_by, stopped_status
 from runner.training.run_tags import description_of, resume_tags, stage_tags, start_tags
 from runner.training.signals import Stop, stop_on_signals
 from runner.training.stall_report import StallReport
@@ -102,8 +102,8 @@ def train(
         note: The description of the run in MLflow.
 
     Returns:
-        Metrics, run id, folder and more. After an interruption, its ``status`` is ``STOPPED``, and
-            ``resume`` is the command that continues the run.
+        Metrics, run id, folder and more. After an interruption, its ``status`` is ``STOPPED`` or
+            ``PREEMPTED``, and ``resume`` is the command that continues the run.
 
     Raises:
         RunnerError: The recipe is wrong, or the training failed.
@@ -381,15 +381,15 @@ def _concluded(
         tracker.tag(DESCRIPTION, description)
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
         yield loop
-        status = "FINISHED" if loop.complete else "STOPPED"
+        status = "FINISHED" if loop.complete else stopped_status(pipeline.recipe)
         reason = loop.ended_early
         _record_results(loop, tracker)
     except KeyboardInterrupt:
-        status = "STOPPED"
+        status = stopped_status(pipeline.recipe)
         raise
     except BaseException as error:
         if isinstance(error, PeerError) and error.failure.is_stop:
-            status = "STOPPED"
+            status = stopped_status(pipeline.recipe)
         plugin_error = None if isinstance(error, RunnerError) else mistake(error)
         reason = _reason(error, plugin_error)
         processes = pipeline.context.processes
@@ -468,7 +468,7 @@ def _give_up(
     exit_code = ExitCode.FAILED
     reason = f"{stall_report.where()} does not return"
     if signal is not None:
-        status = "STOPPED"
+        status = stopped_status(recipe)
         exit_code = stopped_by(signal, recipe)
         reason = f"stopped by {signal.name} although {reason}"
     print_error(reason)

@@ -241,7 +241,8 @@ def _outcome(
     """Returns the result of a group of ``count`` seeds."""
     status: Status = "FINISHED"
     if exit_code != ExitCode.DONE:
-        status = "FAILED" if failures else "STOPPED"
+        stopped: Status = "PREEMPTED" if exit_code == ExitCode.PREEMPTED else "STOPPED"
+        status = "FAILED" if failures else stopped
     runs = seed_groups.runs_of(workspace, group)
     curves = seed_groups.evaluations(runs)
     means = []

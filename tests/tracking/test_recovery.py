@@ -91,7 +91,7 @@ def test_whether_an_owner_is_alive_is_decided_without_a_clock(owner, age, dead, 
         assert deliver(Workspace(), [folder]) == [Delivery(folder.name, alive=True)]
 
 
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "STOPPED", "KILLED"])
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "STOPPED", "PREEMPTED", "KILLED"])
 def test_a_run_that_could_still_say_how_it_ended_is_believed(status, store, known_run):
     folder, run_id = known_run()
     said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": status})

@@ -57,7 +57,7 @@ def test_mlflow_has_the_final_status_and_a_tag_tells_stopped_from_killed(status)
     assert run_of(tracker).info.status == "RUNNING"
     tracker.close(status)
     run = run_of(tracker)
-    assert run.info.status == ("KILLED" if status == "STOPPED" else status)
+    assert run.info.status == ("KILLED" if status in ("STOPPED", "PREEMPTED") else status)
     assert run.data.tags[STATUS] == status
 
 
