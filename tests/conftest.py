@@ -18,6 +18,10 @@ from hypothesis import settings
 
 from runner.plugin.optimizer import kinds, settings_of
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 2 * 2**30
+"""Free space above which the files of tests lie in memory."""
+
 # Until all tests are collected: looking for garbage takes a fifth of that time, and there is none.
 gc.disable()
 
@@ -25,6 +29,11 @@ gc.disable()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# A training waits for dozens of writes to the disk, which takes as long as its computations. A process that is killed
+# loses nothing that it has written to memory either; what a machine loses is no matter of these tests.
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 if "RUNNER_DATA" in os.environ:  # for the tests that ask for it; also in processes that begin later
     os.environ["PUBLISHED_DATA"] = os.environ["RUNNER_DATA"]
