@@ -34,7 +34,7 @@ from runner.system.plots import (
     draw_all,
     legend,
 )
-from runner.system.text_lines import amount, print_wrapped
+from runner.system.text_lines import print_wrapped, processor
 from runner.tracking.workspace import Workspace, folder_name
 from runner.training.budget import fitted
 from runner.training.pipeline import assemble
@@ -232,7 +232,9 @@ def thinned(samples: Sequence[MemorySample]) -> Sequence[MemorySample]:
 
 def show(profile: MemoryProfile, console: Console) -> None:
     """Prints the peak, its slots and modules, and the path of the plot."""
-    setting = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
+    setting = (
+        f"{processor(profile.device, profile.threads)}, batch {profile.batch_size}"
+    )
     text = f"{profile.recipe}: one update on {setting} holds {mib(profile.update)} MiB at its peak"
     console.print(CleanText(text))
     console.print(CleanText(f"the peak is in {profile.slot}"))

@@ -15,7 +15,7 @@ from runner.ablation.report import Row, print_table
 from runner.system.console import CleanText, Console
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
-from runner.system.text_lines import amount, print_wrapped
+from runner.system.text_lines import amount, print_wrapped, processor
 from runner.verify.variants import BASELINE
 
 MIB = 2**20
@@ -62,9 +62,7 @@ def percent(share: float) -> str:
 def show(result: MemoryResult, console: Console) -> None:
     """Prints the table and the remarks of every case, and the folder of the report."""
     for case in result.cases:
-        setting = (
-            f"{case.device}, {amount(case.threads, 'threads')}, batch {case.batch_size}"
-        )
+        setting = f"{processor(case.device, case.threads)}, batch {case.batch_size}"
         title = f"{case.name or result.name}: memory of one update on {setting}"
         console.print(CleanText(title))
         print_table(console, table(case, console.width >= _WIDE))

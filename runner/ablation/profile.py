@@ -28,7 +28,7 @@ from runner.system import generators
 from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import make_folder
-from runner.system.text_lines import amount, figure, print_wrapped
+from runner.system.text_lines import figure, print_wrapped, processor
 from runner.tracking.workspace import Workspace, folder_name
 from runner.training.budget import fitted
 from runner.training.pipeline import Assembly, assemble
@@ -379,7 +379,9 @@ def show(profile: Profile, console: Console) -> None:
         if visible:
             print_table(console, visible)
 
-    setting = f"{profile.device}, {amount(profile.threads, 'threads')}, batch {profile.batch_size}"
+    setting = (
+        f"{processor(profile.device, profile.threads)}, batch {profile.batch_size}"
+    )
     console.print(
         CleanText(
             f"{profile.recipe}: one update on {setting}: {figure(profile.update_ms, 3)} ms"

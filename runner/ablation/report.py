@@ -32,7 +32,7 @@ from runner.system.hardware import cpu_model
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
-from runner.system.text_lines import amount, figure, print_wrapped
+from runner.system.text_lines import amount, figure, print_wrapped, processor
 
 _ENDLESS = 10_000
 _NARROW = 76
@@ -109,11 +109,8 @@ def show(result: Result, console: Console) -> None:
     to find it.
     """
     for case in result.cases:
-        device = "the CPU" if case.device == "cpu" else case.device
-        title = (
-            f"{case.name or 'ablation'}: one update on {device}, "
-            f"{amount(case.threads, 'threads')}"
-        )
+        machine = processor(case.device, case.threads)
+        title = f"{case.name or 'ablation'}: one update on {machine}"
         longest_word = max(
             len(word) for variant in case.variants for word in variant.title.split()
         )

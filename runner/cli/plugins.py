@@ -72,7 +72,7 @@ def _list(cards: list[dict[str, Any]]) -> None:
         phase = f"phase {card['phase']}" if "phase" in card else ""
         # Programs that read the list expect one line for each plugin.
         if not results.stream.isatty():
-            tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
+            tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {_plain(summary)}".rstrip())
             continue
         group = ", ".join(filter(None, (card["section"], phase)))
         if group != heading:
@@ -112,7 +112,7 @@ def _position_of_same(card: dict[str, Any], cards: list[dict[str, Any]]) -> int 
 
 
 def _plain(text: str) -> str:
-    """Returns a docstring without the marks of code, which a terminal does not render."""
+    """Returns a docstring without the marks of code, which nothing renders here."""
     return text.replace("``", "")
 
 
@@ -146,11 +146,12 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
     annotation = str(inspect.signature(face.contract).return_annotation)
     contracts = [contract.__name__ for contract in get_args(Contract)]
     possible_contracts = [name for name in contracts if re.search(rf"\b{name}\b", annotation)]
+    promise = re.sub(r"^Returns (``\w+``: )?", "", inspect.getdoc(face.contract) or "")
     figures = Path(inspect.getfile(face)).with_name(MEASURED)
     return {
         "phase": face.phase,
         "contract": possible_contracts or contracts,
-        "promise": re.sub(r"^Returns (``\w+``: )?", "", inspect.getdoc(face.contract) or ""),
+        "promise": " ".join(promise.split()),
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
         "requires": list(face.requires),
@@ -212,9 +213,9 @@ def _print(names: str, card: dict[str, Any]) -> None:
 
 
 def _flowing(text: str) -> str:
-    """Returns a docstring for the output: on a terminal, paragraphs and list items are single lines without marks."""
+    """Returns a docstring without marks; on a terminal, paragraphs and list items are single lines."""
     if not results.stream.isatty():
-        return text
+        return _plain(text)
     return _plain(re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text))
 
 

@@ -76,6 +76,11 @@ def amount(count: int, unit: str) -> str:
     return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
 
 
+def processor(device: str, threads: int) -> str:
+    """Returns where something is computed: ``the CPU, 2 threads``."""
+    return f"{'the CPU' if device == 'cpu' else device}, {amount(threads, 'threads')}"
+
+
 def figures(values: Mapping[str, float]) -> str:
     """Numbers by name: ``return 874.4, success_rate 0.5``."""
     return ", ".join(f"{name} {figure(value)}" for name, value in values.items())

@@ -24,7 +24,7 @@ class Removal:
 
     run: str
     trash: str | None
-    """Where its folder is now; None if it is gone for good."""
+    """Where its folder is now; None if it is deleted permanently."""
     mlflow: str
     """The result in MLflow."""
     run_ids: list[str]

@@ -44,7 +44,7 @@ def test_tables_fit_the_terminal(profiled, width):
     # A path is never broken.
     lines = [line for line in lines if str(profiled.folder) not in line]
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith(f"{profiled.recipe}: one update on cpu")
+    assert lines[0].startswith(f"{profiled.recipe}: one update on the CPU, ")
 
 
 def test_the_plot_and_the_figures_are_in_the_workspace(profiled):

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from runner.cli.plugins import first_sentence
+from runner.cli.plugins import first_sentence, plugins
 from runner.plugin.registry import SECTIONS, Registry
 
 REGISTRY = Registry(())
@@ -32,3 +32,13 @@ def test_the_summary_of_every_plugin_is_a_complete_sentence():
 )
 def test_a_sentence_ends_with_its_period_and_not_with_its_line(card, summary):
     assert first_sentence(card) == summary
+
+
+def test_the_list_and_the_cards_have_no_marks_of_code_and_no_broken_promise(capsys):
+    plugins()
+    plugins("amp")
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if "``" in line]
+    promises = [line for line in lines if line.startswith("promise: ")]
+    assert promises
+    assert all(line.endswith(".") for line in promises)
