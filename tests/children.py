@@ -118,8 +118,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launched(count, words):
+def launched(count, words, nodes):
     """In place of ``launch._run``, which has a test of its own: copies of the server instead of interpreters."""
+    assert nodes is None
     variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     begin()
     processes = []

@@ -362,32 +362,3 @@ def install(words, tmp_path, monkeypatch):
         offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path / "site")]
         subprocess.run([sys.executable, "-m", "pip", "install", *offline, path], check=True)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-
-
-def test_the_script_for_slurm_asks_for_another_turn_when_it_was_stopped(tmp_path, monkeypatch, migrated_workspace):
-    """srun, scontrol and the runner stand for themselves and write down how they were called."""
-    (script,) = files_of(ROOT / "docs" / "cluster.md").values()
-    (tmp_path / "seeds.sbatch").write_text(script)
-    called = tmp_path / "called"
-    bodies = {
-        "srun": 'exec "$@"',
-        "scontrol": f'echo "$0" "$@" >> {called}',
-        "runner": f'echo "$0" "$@" >> {called}; exit $CODE',
-    }
-    for name, body in bodies.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}.items():
-        monkeypatch.setenv(name, value)
-    codes = [
-        subprocess.run(["bash", "seeds.sbatch"], cwd=tmp_path, env={**os.environ, "CODE": code}).returncode
-        for code in ("75", "0", "6")
-    ]
-    assert codes == [75, 0, 6]
-    first, again, *rest = (line.split() for line in called.read_text().splitlines())
-    assert [Path(again[0]).name, *again[1:]] == ["scontrol", "requeue", "7_1"]
-    assert rest == [first, first]
-    child = start(tmp_path / "said", *in_small(first[1:], settings_of(first[2])))
-    assert child.wait() == 0
-    assert "seed: 43" in next(migrated_workspace.glob("runs/*/recipe.lock.yaml")).read_text()

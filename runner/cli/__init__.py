@@ -33,6 +33,7 @@ from runner.cli import (
     serve,
     show,
     study,
+    submit,
     sync,
     ui,
     validate,
@@ -53,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Train": (run.run, resume.resume, evaluate.evaluate, serve.serve),
+    "Train": (run.run, submit.submit, resume.resume, evaluate.evaluate, serve.serve),
     "Prove": (verify.verify, ablate.ablate, profile.profile, plan.plan),
     "Recipes": (recipes.recipes, init.init, validate.validate, show.show, plugins.plugins, schema.schema),
     "Runs": (ls.ls, compare.compare, ui.ui, rm.rm, sync.sync),

@@ -1,6 +1,7 @@
 """Commands on several processes, which torch's launcher starts."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -20,10 +21,23 @@ Processes = Annotated[
     int,
     Option("--nproc", min=1, help="Number of processes on this machine that train together."),
 ]
+Nodes = Annotated[
+    int,
+    Option("--nodes", min=1, help="Number of machines that train together; each runs this command."),
+]
+Rendezvous = Annotated[
+    str,
+    Option(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="With --nodes, a free port of one machine, where all find each other.",
+    ),
+]
 Value = TypeVar("Value")
 VERBS = frozenset({"run", "resume", "verify"})
 """Commands that several processes can run together."""
-_OPTION = "--nproc"
+_OPTIONS = ("--nproc", "--nodes", "--rendezvous")
+_ADDRESS = re.compile(r"[^\s/]+:\d{1,5}")
 
 
 def call(command: Callable[[], Any], words: Sequence[str]) -> Any:
@@ -50,25 +64,36 @@ def call(command: Callable[[], Any], words: Sequence[str]) -> Any:
         return code
 
 
-def start_processes(recipe: "Recipe", count: int) -> None:
-    """Starts this command in that many processes, unless it is one of them already.
+def start_processes(recipe: "Recipe", count: int, nodes: int = 1, rendezvous: str = "") -> None:
+    """Starts this command in several processes, unless it is one of them already.
+
+    Args:
+        recipe: The recipe that they train.
+        count: Number of processes on this machine.
+        nodes: Number of machines.
+        rendezvous: Address at which several machines find each other.
 
     Raises:
-        UsageError: Several processes cannot train the recipe, or another number was started.
+        UsageError: Several processes cannot train the recipe, another number was started, or the
+            address is missing.
     """
+    total = count * nodes
     group = current()
     if group is not None:
-        if count not in (1, group.count):
-            raise UsageError(f"--nproc: {count}, and the launcher has started {group.count}")
+        if total not in (1, group.count):
+            raise UsageError(f"--nproc: {total}, and the launcher has started {group.count}")
         return
-    if count == 1:
+    if nodes > 1 and not _ADDRESS.fullmatch(rendezvous):
+        raise UsageError(f"--nodes: {nodes} machines need --rendezvous HOST:PORT, a free port of one of them")
+    if total == 1:
         return
-    from runner.distributed.launch import launch
+    from runner.distributed import launch
     from runner.distributed.refusals import refuse_recipe
 
-    refuse_recipe(recipe, count)
+    refuse_recipe(recipe, total)
+    machines = launch.Nodes(nodes, rendezvous) if nodes > 1 else None
     with results.inherited():
-        code = launch(count, _words())
+        code = launch.launch(count, _words(), machines)
     raise Exit(code)
 
 
@@ -99,14 +124,14 @@ def is_one_of_several(count: int) -> bool:
 
 
 def _words() -> list[str]:
-    """Returns the command line without the number of processes."""
+    """Returns the command line without the numbers of processes and machines."""
     words: list[str] = []
     is_value = False
     for word in sys.argv[1:]:
         if is_value:
             is_value = False
-        elif word == _OPTION:
+        elif word in _OPTIONS:
             is_value = True
-        elif not word.startswith(f"{_OPTION}="):
+        elif word.partition("=")[0] not in _OPTIONS:
             words.append(word)
     return words

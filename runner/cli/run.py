@@ -22,7 +22,9 @@ from runner.cli.common import (
 )
 from runner.cli.data import fetched
 from runner.cli.processes import (
+    Nodes,
     Processes,
+    Rendezvous,
     first_decides,
     follow,
     is_one_of_several,
@@ -69,8 +71,8 @@ def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
     seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False,
-    keep_batch: KeepBatch = False, retune: Retune = False, nproc: Processes = 1, quiet: Quiet = False,
-    as_json: AsJson = False,
+    keep_batch: KeepBatch = False, retune: Retune = False, nproc: Processes = 1, nodes: Nodes = 1,
+    rendezvous: Rendezvous = "", quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -88,7 +90,8 @@ def run(
     With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
     It is marked, and its model cannot be registered.
 
-    With --nproc, processes train one model together, each on a part of every batch.
+    With --nproc, processes train one model together, each on a part of every batch; with --nodes, also
+    those of other machines.
 
     [bold]runner run marl_phase2[/]
 
@@ -111,7 +114,7 @@ def run(
     if varied and seeds > 1:
         raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
     path = find(recipe)
-    own_tags = dict(map(_tag, tag or ()))
+    own_tags = dict(map(parse_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
         loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {recipe}")
@@ -125,9 +128,9 @@ def run(
         assignments = combinations[0]
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
-    if (varied or seeds > 1) and is_one_of_several(nproc):
+    if (varied or seeds > 1) and is_one_of_several(nproc * nodes):
         refuse_several("a group of runs")
-    start_processes(loaded, nproc)
+    start_processes(loaded, nproc, nodes, rendezvous)
     if varied:
         from runner.cli.grid import run_grid
 
@@ -221,7 +224,7 @@ def _command(registry: "Registry", recipe: str, assignments: Sequence[str], opti
     return registry.command(shlex.join(["runner", "run", recipe, *set_options, *options]))
 
 
-def _tag(text: str) -> tuple[str, str]:
+def parse_tag(text: str) -> tuple[str, str]:
     """Returns name and value of a --tag option."""
     name, equals, value = text.partition("=")
     if not equals or not name or name.startswith("mlflow."):

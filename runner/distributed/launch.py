@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,24 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
-def launch(count: int, words: Sequence[str]) -> int:
+_SHUTDOWN_SECONDS = 110
+"""Time for the current update and a checkpoint after a signal; schedulers grant 120 s."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of one training, each of which launches its processes with the same command.
+
+    Attributes:
+        count: Number of machines.
+        rendezvous: Host and port of one of them, where they find each other.
+    """
+
+    count: int
+    rendezvous: str
+
+
+def launch(count: int, words: Sequence[str], nodes: Nodes | None = None) -> int:
     """Runs a command line of the runner in several processes.
 
     A signal is passed to all processes. Of their errors, the first is printed, by the process or
@@ -33,17 +51,20 @@ def launch(count: int, words: Sequence[str]) -> int:
     Args:
         count: Number of processes on this machine.
         words: The command line, without the program.
+        nodes: The machines whose processes form one group; None for this machine alone.
 
     Returns:
-        The exit code: that of the error, or else of the first process.
+        The exit code: that of the error, or else of the first process on this machine.
     """
     with TemporaryDirectory(prefix="runner-launch-") as folder, _variables(count, folder):
-        failures, received = _run(count, words)
+        failures, received = _run(count, words, nodes)
         return _exit_code(Path(folder), failures, received)
 
 
-def _run(count: int, words: Sequence[str]) -> tuple[Mapping[int, ProcessFailure], signal.Signals | None]:
-    """Returns the processes that failed, and the signal that ended all."""
+def _run(
+    count: int, words: Sequence[str], nodes: Nodes | None
+) -> tuple[Mapping[int, ProcessFailure], signal.Signals | None]:
+    """Returns the processes of this machine that failed, and the signal that ended all."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,9 +77,8 @@ def _run(count: int, words: Sequence[str]) -> tuple[Mapping[int, ProcessFailure]
     options = {
         "nproc-per-node": str(count),
         "rdzv-backend": "c10d",
-        "rdzv-endpoint": "localhost:0",
-        "rdzv-id": str(uuid.uuid4()),
-        "local-addr": "127.0.0.1",
+        "shutdown-timeout": str(_SHUTDOWN_SECONDS),
+        **_rendezvous_options(nodes),
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
     parse: Callable[[list[str]], Any] = torchrun.parse_args
@@ -71,6 +91,14 @@ def _run(count: int, words: Sequence[str]) -> tuple[Mapping[int, ProcessFailure]
     except SignalException as error:
         return {}, error.sigval
     return {}, None
+
+
+def _rendezvous_options(nodes: Nodes | None) -> dict[str, str]:
+    """Returns the launcher's options by which the processes of a training find each other."""
+    if nodes is None:
+        return {"rdzv-endpoint": "localhost:0", "rdzv-id": str(uuid.uuid4()), "local-addr": "127.0.0.1"}
+    # The id has to be the same on all machines; the address distinguishes trainings.
+    return {"nnodes": str(nodes.count), "rdzv-endpoint": nodes.rendezvous, "rdzv-id": "runner"}
 
 
 def _exit_code(

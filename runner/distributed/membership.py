@@ -16,10 +16,11 @@ from runner.distributed.process_group import (
     MissingPeerError,
     PeerError,
     ProcessGroup,
+    record_failure,
 )
 
 EXIT_FILE = "exit_code"
-"""Exit code of the first process, in the launcher's folder."""
+"""Exit code of the first process of a machine, in its launcher's folder."""
 _LOOK_SECONDS = 0.5
 _current: ProcessGroup | None = None
 
@@ -57,8 +58,10 @@ def joined() -> Iterator[ProcessGroup]:
     _current = group
     try:
         yield group
-    except PeerError:
+    except PeerError as error:
         sys.stderr = silent
+        # The launcher of another machine than that of the failure needs its exit code, too.
+        record_failure(error.failure)
         raise
     except BaseException as error:
         failure = group.claim_failure(error)
@@ -75,9 +78,9 @@ def joined() -> Iterator[ProcessGroup]:
 
 
 def record_exit(group: ProcessGroup, code: int) -> None:
-    """Leaves the exit code of the first process to the launcher, if that is the runner's."""
+    """Leaves the exit code of a machine's first process to its launcher, if that is the runner's."""
     folder = os.environ.get(LAUNCH_FOLDER)
-    if folder is not None and not group.rank:
+    if folder is not None and not group.local_rank:
         Path(folder, EXIT_FILE).write_text(str(code), encoding="utf-8")
 
 

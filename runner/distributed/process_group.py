@@ -52,6 +52,14 @@ class PeerFailure:
     is_stop: bool = False
 
 
+def record_failure(failure: PeerFailure) -> None:
+    """Leaves a failure to the launcher of this machine, if that is the runner's and has none yet."""
+    folder = os.environ.get(LAUNCH_FOLDER)
+    if folder is None or Path(folder, FAILURE_FILE).exists():
+        return
+    Path(folder, FAILURE_FILE).write_text(json.dumps(asdict(failure)), encoding="utf-8")
+
+
 class PeerError(RunnerError):
     """Raised after the failure of another process, which prints the message itself."""
 
@@ -249,13 +257,9 @@ class ProcessGroup:
     def _claim(self, failure: PeerFailure) -> PeerFailure | None:
         text = json.dumps(asdict(failure))
         stored = bytes(self._store.compare_set(_FAILURE, "", text)).decode()
-        if stored != text:
-            failure_before = PeerFailure(**json.loads(stored))
-            return None if failure_before.rank == self.rank else failure_before
-        folder = os.environ.get(LAUNCH_FOLDER)
-        if folder is not None:
-            Path(folder, FAILURE_FILE).write_text(text, encoding="utf-8")
-        return None
+        first_failure = PeerFailure(**json.loads(stored))
+        record_failure(first_failure)
+        return None if first_failure.rank == self.rank else first_failure
 
     def _wait_for_first(self) -> None:
         """Waits a moment for a failure of the first process, which has the files of the run."""

@@ -34,7 +34,7 @@ READS = [
     "recipes", "recipes --json", "plugins", "plugins --json", "schema", "schema study",
     "plan digits_classifier", "plan digits_classifier --json",
     "study show rates", "study show rates --json", "study best rates", "study plan STUDY --no-forecast", "data list",
-    "rm --purge", "plugins digits",
+    "rm --purge", "plugins digits", "submit digits_classifier --print", "submit LOCK --print --json",
 ]  # fmt: skip
 WRITES = [
     "run digits_classifier SHORT -q", "run digits_classifier SHORT -q --json", "run LOCK -q",
@@ -44,7 +44,7 @@ WRITES = [
     "models register FINISHED --name digits",
     "ablate digits_classifier --budget 30", "ablate digits_classifier --metric memory",
     "profile digits_classifier SHORT --memory -q", "profile digits_classifier SHORT -q", "study run STUDY -q",
-    "study run STUDY --fresh -q", "study worker rates -q",
+    "study run STUDY --fresh -q", "study worker rates -q", "submit digits_classifier",
 ]  # fmt: skip
 OTHERS = {
     "serve": "it serves until it is stopped: see below",

@@ -67,10 +67,14 @@ train: {updates: 4, batch_size: 4, log_every: 2, evaluate_every: 4}
 tracking: {system_metrics: false}
 """
 SETTING = f"model.{NAME}={NAME}"
+KUBERNETES = ["digits_classifier", "--note", NAME, "--kind", "kubernetes", "--image", "x", "--claim", "x", "--print"]
 COMMANDS = {
     "run": [["NAME.yaml"], ["NAME"], ["raises.yaml", "--plugin", "NAME.py"], ["digits_classifier", SETTING],
             ["digits_classifier", "--tag", "mlflow.NAME"],
             ["trains.yaml", "--plugin", "NAME.py", "--note", NAME, "--tag", f"{NAME}={NAME}"]],
+    "submit": [["NAME.yaml", "--print"], [NAME], ["digits_classifier", SETTING], ["study.yaml"],
+               ["digits_classifier", "--option", NAME], ["digits_classifier", "--time", NAME], KUBERNETES,
+               ["trains.yaml", "--plugin", "NAME.py", "--note", NAME, "--tag", f"{NAME}={NAME}", "--print"]],
     "resume": [[NAME], ["RUN", SETTING], ["FAILED"]],
     "evaluate": [[NAME], ["RUN", f"--render={NAME}"], ["TRAINED", "--plugin", "NAME.py"]],
     "serve": [[NAME], ["RUN", SETTING], ["digits_classifier", f"--host={NAME}"]],

@@ -41,7 +41,7 @@ NOTHING = [("show", "nothing"), ("resume", "nothing"), ("evaluate", "nothing"), 
            ("data", "get", "nothing"), ("ls", "--kind", "nothing"), ("ls", "--since", "nothing"),
            ("verify", "marl_phase1", "train.batchsize=3"), ("profile", "nothing"), ("ablate", "nothing"),
            ("ablate", "nothing", "--metric", "memory"), ("profile", "nothing", "--memory"),
-           ("study", "plan", "nothing"), ("study", "run", "nothing")]  # fmt: skip
+           ("study", "plan", "nothing"), ("study", "run", "nothing"), ("submit", "nothing")]  # fmt: skip
 COMMANDS = [
     *(("--help",), *((*verb, "--help") for verb in VERBS)),
     *(("plugins",), *(("plugins", kind) for kind in KINDS)),
@@ -134,5 +134,5 @@ def test_no_word_is_torn_and_no_line_is_longer_than_the_screen(seen, workspace, 
 
 def test_every_verb_is_among_them_unless_its_own_tests_look_at_its_tables():
     own = {"run", "resume", "evaluate", "rm", "sync", "verify", "ablate", "profile", "schema", "ui", "study", "data"}
-    own |= {"models", "serve", "init"}
+    own |= {"models", "serve", "init", "submit"}
     assert {verb[0] for verb in VERBS} - {words[0] for words in COMMANDS if "--help" not in words} <= own

@@ -3,17 +3,27 @@
 import itertools
 import json
 import os
+import subprocess
+import sys
+import time
 from dataclasses import asdict
+from pathlib import Path
 from signal import Signals
 from types import SimpleNamespace
 
 import pytest
+from children import free_port
+from toy_runs import written
 
 from runner.distributed.launch import _exit_code, launch
-from runner.distributed.membership import EXIT_FILE
-from runner.distributed.process_group import FAILURE_FILE, PeerFailure
+from runner.distributed.membership import EXIT_FILE, record_exit
+from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure, record_failure
+from runner.training import checkpoint
 
 ENDED = "process 1 of 2 has ended"
+PACED = Path(__file__).parents[1] / "training" / "paced.py"
+SETS = ("model.kind=paced", "train.updates=60", "train.checkpoint_every=5", "train.preemptible=true")
+TORCHRUN = ("torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=x")
 
 
 def test_the_launcher_of_torch_starts_the_processes(monkeypatch, capfd):
@@ -64,3 +74,54 @@ def test_a_killed_process_is_named_whatever_the_others_do(tmp_path, capsys):
         failures[killed] = SimpleNamespace(exitcode=-number)
         assert _exit_code(tmp_path, failures, None) == 1
         assert capsys.readouterr().err == f"process {killed} was killed by {Signals(number).name}\n"
+
+
+def test_a_failure_and_an_exit_code_are_left_to_the_launcher_of_each_machine(tmp_path, monkeypatch):
+    failure = PeerFailure(0, 6, "the loss is NaN")
+    record_failure(failure)
+    monkeypatch.setenv(LAUNCH_FOLDER, str(tmp_path))
+    record_failure(failure)
+    record_failure(PeerFailure(1, 1, ENDED))
+    assert json.loads((tmp_path / FAILURE_FILE).read_text()) == asdict(failure)
+    for rank, local_rank, code in ((2, 0, 75), (3, 1, 0)):
+        record_exit(SimpleNamespace(rank=rank, local_rank=local_rank), code)
+    assert (tmp_path / EXIT_FILE).read_text() == "75"
+
+
+def started(folder, *words):
+    """Starts two launchers with the same command, as on two machines."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    for number in (0, 1):
+        with (folder / f"{number}.out").open("a") as file:
+            yield subprocess.Popen([sys.executable, "-m", *words], stdout=file, stderr=file, env=environment)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_machines_are_one_run_that_is_stopped_and_resumed(tmp_path, migrated_workspace):
+    """Two launchers of this machine find each other at a port, as those of two machines do."""
+    words = [*written(tmp_path, *SETS), "--plugin", str(PACED), "--resume"]
+    address = f"127.0.0.1:{free_port()}"
+    launchers = list(started(tmp_path, "runner", *words, "--nodes", "2", f"--rendezvous={address}"))
+    try:
+        while not list(migrated_workspace.glob("runs/*/checkpoints/step-*/manifest.json")):
+            assert [launcher.poll() for launcher in launchers] == [None, None]
+            time.sleep(0.02)
+        # A signal to one machine stops both after the same update.
+        launchers[1].terminate()
+        assert [launcher.wait() for launcher in launchers] == [75, 75]
+        (run,) = migrated_workspace.glob("runs/*")
+        record = json.loads((run / "run.json").read_text())
+        assert (record["status"], record["processes"]) == ("PREEMPTED", 2)
+        assert 0 < checkpoint.load(checkpoint.checkpoints(run / "checkpoints")[-1])["step"] < 60
+
+        # torchrun started by hand does the same.
+        address = f"127.0.0.1:{free_port()}"
+        launchers = list(started(tmp_path, *TORCHRUN, f"--rdzv-endpoint={address}", "-m", "runner", *words))
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert list(migrated_workspace.glob("runs/*")) == [run]
+    assert json.loads((run / "run.json").read_text())["status"] == "FINISHED"
+    assert "".join((tmp_path / f"{number}.out").read_text() for number in (0, 1)).count('"schema_version"') == 2
