@@ -1,8 +1,8 @@
 """Names that plugins may import from the runner.
 
 A plugin consists of settings and an implementation. The settings (a ``LearnerConfig``, a
-``SourceConfig`` or a ``StageConfig``) are sufficient for validation and for editors, and import
-nothing slower than pydantic. The implementation (a ``Learner``, a ``Source`` or a ``Stage``)
+``SourceConfig``, a ``StageConfig`` or a ``CallbackConfig``) are sufficient for validation and for editors, and import
+nothing slower than pydantic. The implementation (a ``Learner``, a ``Source``, a ``Stage`` or a ``Callback``)
 imports torch and is loaded when a pipeline is assembled. Names of this module that need torch are
 imported at their first use.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.callback import Callback
 from runner.plugin.check import Check
 from runner.plugin.config import Config
 from runner.plugin.configs import (
+    CallbackConfig,
     DatasetConfig,
     FileDatasetConfig,
     GradientLearnerConfig,
@@ -68,7 +70,8 @@ _HEAVY = {
 """Where the names are that need torch."""
 
 __all__ = [
-    "Anchor", "Batch", "BatchLayout", "Check", "Choices", "Close", "Config", "Context", "Contract",
+    "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices", "Close", "Config",
+    "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",

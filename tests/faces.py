@@ -146,6 +146,7 @@ class FakeCatalog:
         "data": (Sim, Table, Words),
         "optimization": (Cache, Merge, Stack, Rival),
         "inference": (Cache, Merge),
+        "callbacks": (),
     }
 
     def kinds(self, section: Section) -> Sequence[str]:

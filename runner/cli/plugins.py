@@ -141,6 +141,9 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
         return {"learns_from": face.learns_from, "roles": roles}
     if section == "data":
         return {"provides": face.provides, "units": [unit for unit in UNITS if unit in face.units]}
+    # Which methods a callback has, only its implementation shows.
+    if section == "callbacks":
+        return {}
     # The annotation names the possible contracts of a stage whose contract depends on recipe and
     # device.
     annotation = str(inspect.signature(face.contract).return_annotation)

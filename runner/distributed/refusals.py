@@ -57,6 +57,9 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
         yield "train.sentinel: updates of several processes are not compared; remove it"
     if train.memory_budget is not None:
         yield "train.memory_budget: the budget is for one process; remove it"
+    if recipe.callbacks:
+        kind = next(iter(recipe.callbacks))
+        yield f"callbacks.{kind}: each process would call it; switch it off, or use one process"
     # All processes have to end after the same update.
     if train.stop is not None and train.stop.seconds is not None:
         yield "train.stop.seconds: clocks of processes differ; use train.stop.reach or patience"

@@ -49,12 +49,12 @@ class PluginConfig(Config, ABC):
 
     kind: ClassVar[str]
     """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under
-    ``optimization``.
+    ``optimization`` or ``callbacks``.
     """
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Settings that matter only at the start of a training: a resumed run refuses another value."""
     implementation: ClassVar[str | type[Any]]
-    """The ``Learner``, ``Source`` or ``Stage``: the class itself or its name.
+    """The ``Learner``, ``Source``, ``Stage`` or ``Callback``: the class itself or its name.
 
     ``Net`` is a class in the module of the settings, ``.net:Net`` one of another module, relative
     to theirs, which is imported when a pipeline is assembled.
@@ -354,6 +354,10 @@ class PublishedDatasetConfig(FileDatasetConfig):
             )
             raise UsageError(f"data.file: {self.nowhere(name)}{hint}")
         return path
+
+
+class CallbackConfig(PluginConfig, ABC):
+    """The settings of a callback; the docstring is its card."""
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,27 @@ if TYPE_CHECKING:
 def imported(config: PluginConfig) -> type[Any]:
     """Returns the implementation; raises a UsageError if it is of another type, or incomplete."""
     # These modules import torch, which validation does without.
+    from runner.plugin.callback import Callback
     from runner.plugin.learner import Learner
     from runner.plugin.source import Source
     from runner.plugin.stage import Stage
 
     cls: Any = implementation_of(type(config))
-    if not isinstance(cls, type) or not issubclass(cls, Learner | Source | Stage):
+    if not isinstance(cls, type) or not issubclass(
+        cls, Learner | Source | Stage | Callback
+    ):
         setting = f"{type(config).__name__}.implementation"
-        expected = "a Learner, a Source or a Stage"
+        expected = "a Learner, a Source, a Stage or a Callback"
         actual = getattr(cls, "__name__", cls)
         raise UsageError(f"{setting} should be {expected}, got {actual!r}")
     if inspect.isabstract(cls):
-        raise UsageError(describe_class(cls).lacks(sorted(cls.__abstractmethods__)))
+        description = describe_class(cls)
+        raise UsageError(description.lacks(sorted(description.abstract)))
     return cls
 
 
 def implementation_of(config: type[PluginConfig]) -> type[Any]:
-    """Imports and returns the Learner, Source or Stage of a class of settings.
+    """Imports and returns the Learner, Source, Stage or Callback of a class of settings.
 
     Raises:
         UsageError: The named module or class does not exist.

@@ -17,7 +17,12 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from runner.plugin.check import Check
-from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.configs import (
+    CallbackConfig,
+    LearnerConfig,
+    SourceConfig,
+    StageConfig,
+)
 from runner.plugin.siblings import FOLDERS
 from runner.plugin.sink import Sink
 from runner.system.errors import UsageError
@@ -27,7 +32,7 @@ from runner.system.suggestions import shown_path, suggestion
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are configs."""
 
-Section = Literal["model", "data", "optimization", "inference"]
+Section = Literal["model", "data", "optimization", "inference", "callbacks"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 CHECKS = "check"
 """In names of entry points, the section of checks for ``runner verify``, which no recipe names."""
@@ -44,7 +49,9 @@ _BASES: list[tuple[Section, type[Any]]] = [
     ("data", SourceConfig),
     ("optimization", StageConfig),
     ("inference", StageConfig),
+    ("callbacks", CallbackConfig),
 ]
+_CLASSES = "LearnerConfig, SourceConfig, StageConfig or CallbackConfig with a kind"
 
 
 @dataclass(frozen=True)
@@ -225,8 +232,7 @@ class Registry:
             elif "kind" in vars(value):
                 configs += [(section, value) for section in _sections(value)]
         if not (configs or checks or sinks):
-            expected = "LearnerConfig, SourceConfig or StageConfig with a kind"
-            raise UsageError(f"{shown_path(path)} has no {expected}")
+            raise UsageError(f"{shown_path(path)} has no {_CLASSES}")
         for name in checks:
             self._checks[f"{provider}{name}"] = partial(getattr, module, name)
         for sink in sinks:
@@ -242,10 +248,9 @@ class Registry:
             return
         sections = _sections(config)
         if not sections or not isinstance(getattr(config, "kind", None), str):
-            expected = "the LearnerConfig, SourceConfig or StageConfig with a kind"
             raise UsageError(
                 f"plugins: class {config.__name__} is not of settings: "
-                f"pass {expected} whose implementation it is"
+                f"pass the {_CLASSES} whose implementation it is"
             )
         MODULES.add(config.__module__)
         name = f"{config.__module__}.{config.__qualname__}"
@@ -282,7 +287,9 @@ def _check_plugins(plugins: Any) -> None:
         if isinstance(plugin, str | Path | type):
             continue
         expected = "a file, or a class of settings"
-        if isinstance(plugin, LearnerConfig | SourceConfig | StageConfig):
+        if isinstance(
+            plugin, LearnerConfig | SourceConfig | StageConfig | CallbackConfig
+        ):
             expected = f"the class itself: {type(plugin).__name__}"
         elif isinstance(plugin, ModuleType):
             expected = f"its file: {plugin.__name__}.__file__"

@@ -48,7 +48,9 @@ from runner.system.errors import UsageError
 from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, register
 from runner.system.suggestions import nearest, shown_path, suggestion
 
-PARTS = ("extends", "model", "data", "optimizer", "train", "optimization", "inference")
+PARTS = (
+    "extends", "model", "data", "optimizer", "train", "optimization", "inference", "callbacks"
+)  # fmt: skip
 """The keys of a recipe without those of ``Head``."""
 SUFFIX = ".yaml"
 NAMES = ("name", "tracking.experiment")
@@ -218,6 +220,7 @@ def _validated(
     optimizer = optimizers(root, model, catalog, problems)
     optimization = stages(root, "optimization", catalog, problems)
     inference = stages(root, "inference", catalog, problems)
+    callbacks = stages(root, "callbacks", catalog, problems)
     problems += conflicts(
         root, model, data, train, {"optimization": optimization, "inference": inference}
     )
@@ -241,11 +244,17 @@ def _validated(
         inference={
             kind: stage for kind, stage in inference.items() if stage is not None
         },
+        callbacks={kind: callback for kind, callback in callbacks.items() if callback},
         origins={},
     )
     # This registers secrets that no file holds: a plugin's default may come from the environment.
     recipe.values(masked=False)
-    stage_paths = dict.fromkeys(f"optimization.{kind}" for kind in named_stages)
+    stage_paths = dict.fromkeys(
+        [
+            *(f"optimization.{kind}" for kind in named_stages),
+            *(f"callbacks.{kind}" for kind in recipe.callbacks),
+        ]
+    )
     return replace(
         recipe,
         origins={

@@ -423,8 +423,9 @@ def code_of(recipe: Recipe) -> dict[str, str]:
 
 def _faces(recipe: Recipe) -> list[type]:
     """Returns the classes of the settings of everything that a recipe uses."""
-    stages = (*recipe.stages.values(), *recipe.inference.values())
-    return [type(recipe.model), type(recipe.data), *map(type, stages)]
+    switched_on = (recipe.stages, recipe.inference, recipe.callbacks)
+    configs = [config for section in switched_on for config in section.values()]
+    return [type(recipe.model), type(recipe.data), *map(type, configs)]
 
 
 def _facts(
@@ -464,7 +465,11 @@ def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
         "model": [recipe.model.kind],
         "data": [recipe.data.kind],
     }
-    used |= {"optimization": recipe.stages, "inference": recipe.inference}
+    used |= {
+        "optimization": recipe.stages,
+        "inference": recipe.inference,
+        "callbacks": recipe.callbacks,
+    }
     return {
         f"{section}.{kind}": catalog.provider(section, kind)
         for section, kinds in used.items()

@@ -33,7 +33,12 @@ from runner.system.secrets import MASK, redact_values, register
 from runner.system.tensor_trees import leaves
 
 if TYPE_CHECKING:
-    from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
+    from runner.plugin.configs import (
+        CallbackConfig,
+        LearnerConfig,
+        SourceConfig,
+        StageConfig,
+    )
     from runner.plugin.contract import Objective
     from runner.plugin.optimizer import OptimizerSettings
     from runner.plugin.tuning import Setup
@@ -225,6 +230,7 @@ class Recipe:
         stages: Stages of the training that are on, in the order in which they attach.
         off: Stages that the recipe switches off.
         inference: Stages of the trained model that are on, in the order in which they attach.
+        callbacks: Callbacks that are on, in the order in which they are called.
         origins: The place of every value, by dotted path.
         tuning: Choices of the lock from which the recipe was loaded.
     """
@@ -244,6 +250,7 @@ class Recipe:
     stages: Mapping[str, StageConfig]
     off: tuple[str, ...]
     inference: Mapping[str, StageConfig]
+    callbacks: Mapping[str, CallbackConfig]
     origins: Mapping[str, Place]
     tuning: Setup | None = None
 
@@ -285,6 +292,11 @@ class Recipe:
         }
         if inference_stages:
             values["inference"] = inference_stages
+        if self.callbacks:
+            values["callbacks"] = {
+                kind: dumped(callback) or "on"
+                for kind, callback in self.callbacks.items()
+            }
         # Sections that are left out if nothing in them is set: their defaults then change no
         # digest.
         system = self.system.model_dump(mode="json", exclude_defaults=True)
@@ -333,7 +345,7 @@ class Recipe:
             has_settings = any(
                 assigned.startswith(f"{path}.") for assigned in assigned_paths
             )
-            is_switch = path.startswith(("optimization.", "inference."))
+            is_switch = path.startswith(("optimization.", "inference.", "callbacks."))
             if path in flat or (is_switch and not has_settings):
                 overrides[path] = flat.get(path, "on")
         return overrides

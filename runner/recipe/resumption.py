@@ -82,6 +82,7 @@ _SECTIONS = {
     "lr_scheduler": "at the share of the training that is over",
     "optimization": "the stage is built with it",
     "inference": "when the model is used",
+    "callbacks": "the callback is made with it",
     "serve": "when the model is served",
 }
 _STATE_SHAPING = frozenset({"amsgrad", "centered", "initial_accumulator_value"})
@@ -143,6 +144,8 @@ def fixed_settings(recipe: Recipe) -> frozenset[str]:
     paths: set[str] = set()
     paths |= {f"model.{name}" for name in recipe.model.fixed}
     paths |= {f"data.{name}" for name in recipe.data.fixed}
+    for kind, callback in recipe.callbacks.items():
+        paths |= {f"callbacks.{kind}.{name}" for name in callback.fixed}
     for kind, stage in recipe.stages.items():
         prefix = f"optimization.{kind}"
         paths |= {f"{prefix}.{name}" for name in stage.fixed}
@@ -284,7 +287,7 @@ def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
         yield f"{section}.kind", rule_of(f"{section}.kind")
         yield from _plugin_rows(registry, section)
     yield from _plugin_rows(registry, "optimization")
-    for path in ("inference.*", "serve.*"):
+    for path in ("inference.*", "callbacks.*", "serve.*"):
         yield path, rule_of(path)
 
 

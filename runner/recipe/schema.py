@@ -69,6 +69,10 @@ def schema(catalog: Registry) -> Json:
             "description": "Stages that make a trained model faster or smaller: "
             "each is on, off, or has settings.",
         },
+        "callbacks": {
+            **_stages("callbacks", catalog, definitions),
+            "description": "Code that observes the training: each is on, off, or has settings.",
+        },
         "tracking": _model(TrackingConfig, "tracking", definitions),
         "system": _model(SystemConfig, "system", definitions),
         "serve": _model(ServeConfig, "serve", definitions),

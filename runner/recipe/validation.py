@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from runner.plugin.configs import StageConfig
     from runner.plugin.registry import Registry, Section
     from runner.recipe.recipe import Recipe
 
@@ -179,18 +178,19 @@ def face_of(catalog: Registry, section: Section, kind: str) -> Any:
 
 def stages(
     root: Node, name: Section, catalog: Registry, problems: list[Problem]
-) -> dict[str, StageConfig | None]:
-    """The stages of a section that are on, in the order of attaching; None instead of settings that
-    are not valid.
+) -> dict[str, Any]:
+    """The stages or callbacks of a section that are on, in the order of attaching or calling; None
+    instead of settings that are not valid.
     """
-    switched_on: dict[str, StageConfig | None] = {}
+    switched_on: dict[str, Any] = {}
+    noun = "callback" if name == "callbacks" else "stage"
     section = root.get(name) or replace(root, value={})
     if not isinstance(section.value, dict):
         problems.append(
             Problem(
                 section.place,
                 name,
-                f"should be a mapping of stages, got {section.shown}",
+                f"should be a mapping of {noun}s, got {section.shown}",
             )
         )
         return switched_on
@@ -203,7 +203,7 @@ def stages(
             hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
             problems.append(
                 Problem(
-                    node.anchor, path, f"unknown stage{suggestion(kind, kinds)}{hint}"
+                    node.anchor, path, f"unknown {noun}{suggestion(kind, kinds)}{hint}"
                 )
             )
         elif not is_switch and not has_settings:
@@ -224,8 +224,8 @@ def stages(
             )
 
     def attachment_order(kind: str) -> tuple[int, str]:
-        stage = switched_on[kind]
-        return (stage.phase if stage else 0), kind
+        # Callbacks have no phase, and are called in the order of their names.
+        return getattr(switched_on[kind], "phase", 0), kind
 
     return {
         kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)
@@ -239,7 +239,7 @@ def _stage(
     catalog: Registry,
     problems: list[Problem],
 ) -> Any:
-    """The settings of a stage that is on; None if they are not valid."""
+    """The settings of a stage or callback that is on; None if they are not valid."""
     path = f"{section}.{kind}"
     try:
         face = catalog.get(section, kind)
@@ -299,6 +299,10 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
     sections += [
         (stage, document.get("inference", kind))
         for kind, stage in recipe.inference.items()
+    ]
+    sections += [
+        (callback, document.get("callbacks", kind))
+        for kind, callback in recipe.callbacks.items()
     ]
     for config, node in sections:
         if node is not None:

@@ -69,6 +69,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """Whether the data are synthetic."""
     smoke: bool = False
     """Whether it is a smoke test."""
+    changed_by: str = ""
+    """What callbacks have changed in the learner, as one line; empty if nothing."""
     tags: dict[str, str] = {}
     note: str = ""
     """The user's description, like the tags."""

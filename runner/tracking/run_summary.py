@@ -41,6 +41,7 @@ def _sections(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> dic
         "recipe": [run["recipe"]] if run["recipe"] else [],
         "data": [SYNTHETIC_REMARK] if run["synthetic"] else [],
         "smoke": [SMOKE_REMARK] if run["smoke"] else [],
+        "callbacks": [run["changed_by"]] if run["changed_by"] else [],
         "settings": settings or ["as in the recipe"],
         "tags": list(tags_and_note(run)),
         "result": list(_result(run)),

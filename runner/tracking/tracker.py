@@ -228,6 +228,11 @@ class Tracker(Recorder):
         """Sets a tag, replacing an earlier value."""
         self.spool.append(tags=params_of({name: value}))
 
+    def mark_changed(self, changes: str) -> None:
+        """Marks the run as one whose learner was changed by callbacks, in a tag and in its record."""
+        self.tag("callbacks.changed", changes)
+        self._record = self._record.model_copy(update={"changed_by": changes})
+
     def artifact(self, path: Path) -> None:
         """Logs a file or folder of the run's folder; it is copied later and must stay as it is while the run lasts."""
         self.spool.append(artifact=str(path.relative_to(self.run_dir)))

@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.plugin.end_training import EndTraining
-from runner.plugin.metric_names import check_metric_name, refuse_names
+from runner.plugin.metric_names import refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
-from runner.training.best_values import BestValues
 from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.evaluation import checked, draw, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
+from runner.training.loop_parts import (
+    Part,
+    intervals_of,
+    make_best_values,
+    make_callbacks,
+    make_early_stop,
+    make_sentinel,
+)
 from runner.training.metrics import (
+    CALLBACKS,
     LOOP_ACTIVITIES,
-    RESERVED,
     Activities,
     Means,
     peak_memory,
     speeds,
     split_time,
+    statistics_of,
 )
 from runner.training.outputs import Display, MetricLog
-from runner.training.rehearsal import OF_STAGES, check_loaded, rehearse
+from runner.training.rehearsal import rehearse, rehearse_learner
 from runner.training.roofline import measure_fraction
 from runner.training.state_schema import fitting
 from runner.training.step import Step
-from runner.training.stopping import EarlyStop
 from runner.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
-    from runner.plugin.progress import Progress
     from runner.plugin.source import State
-    from runner.recipe.recipe import TrainConfig
-    from runner.recipe.safeguards import SentinelConfig
     from runner.training.pipeline import Assembly
-    from runner.training.sentinel import Sentinel
     from runner.training.signals import Stop
 
 # A check of the losses waits for a GPU, so it is made only after this number of updates.
@@ -84,7 +87,7 @@ class Loop:
         self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync, keep)
 
         # Intervals are counted as ``progress.position`` is; nothing is due before ``next_due``.
-        self.intervals = _intervals(pipeline.recipe.train, self.progress)
+        self.intervals = intervals_of(pipeline.recipe.train, self.progress)
         self.next_due = 0
 
         # The most recent value of every metric, the last update's result, and the best objective.
@@ -95,10 +98,8 @@ class Loop:
         self.saved_position: int | None = None
         self.evaluated_position: int | None = None
         self.complete = False
-        stop_config = pipeline.recipe.train.stop
-        objective = pipeline.recipe.objective
-        self.early_stop = EarlyStop(stop_config, objective) if stop_config else None
-        self.best_values = BestValues(keep, objective) if keep else None
+        self.early_stop = make_early_stop(pipeline.recipe)
+        self.best_values = make_best_values(pipeline.recipe)
         # Of the last evaluation, by metric, and whether one of them is among the best.
         self.scores: dict[str, float] = {}
         self.is_among_best = False
@@ -126,7 +127,15 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
-        self.sentinel = self._make_sentinel(pipeline.recipe.train.sentinel)
+        self.sentinel = make_sentinel(self.step, pipeline)
+        self.callbacks = make_callbacks(pipeline)
+        parts: dict[str, Part | None] = {
+            "early_stop": self.early_stop,
+            "best_values": self.best_values,
+            "callbacks": self.callbacks,
+        }
+        # Their states are in a checkpoint only where the recipe has them.
+        self.parts = {name: part for name, part in parts.items() if part is not None}
 
     def run(self) -> None:
         """Trains to the end or to a signal, evaluates, and writes a checkpoint.
@@ -144,6 +153,8 @@ class Loop:
             position = progress.position
             end = progress.whole
             try:
+                if self.callbacks is not None:
+                    self._observe(self.callbacks.start, self.metrics)
                 if not position:
                     self._rehearse_checkpoint()
                 with self._may_end_early():
@@ -172,7 +183,7 @@ class Loop:
                 if self.stop.received is None and not self.complete:
                     self._end()
                 self.stop.acknowledged = True
-                self.save()
+                self.save(is_due=self.complete)
             except SentinelError as error:
                 self._stop_at_checkpoint(error)
             finally:
@@ -182,6 +193,9 @@ class Loop:
     def _is_stopped(self) -> bool:
         """Returns whether a signal or the recipe's condition stops the training here."""
         if self.stop.received is not None:
+            return True
+        if self.callbacks is not None and self.callbacks.reason:
+            self.ended_early = self.callbacks.reason
             return True
         if self.early_stop is None or not self.early_stop.ends(self.progress):
             return False
@@ -208,6 +222,8 @@ class Loop:
         if not self.gradients.done:
             idle = self.pipeline.learner.idle(self.progress)
             self.gradients.check(self.progress, idle)
+        if self.callbacks is not None:
+            self._observe(self.callbacks.follow_update, output)
 
     def _perform_due(self, previous: int, position: int) -> None:
         """Reports, evaluates and saves what has become due since the previous position."""
@@ -229,7 +245,7 @@ class Loop:
         is_improved = self.score is not None and self.score == self.best
         # The best model gets a checkpoint even if none is due.
         if "checkpoint" in due or is_improved or self.is_among_best:
-            self.save()
+            self.save(is_due=True)
         self.score = None
         self.scores = {}
         self.is_among_best = False
@@ -282,6 +298,8 @@ class Loop:
                 self.evaluate()
         finally:
             self.report()
+        if self.callbacks is not None:
+            self._observe(self.callbacks.end, self.metrics)
         self.complete = True
 
     def report(self) -> None:
@@ -289,7 +307,12 @@ class Loop:
         self.check()
         self.gradients.watch_unfrozen()
         elapsed, seconds = self.activities.read()
-        values = {**self.means.take(), **_statistics(self.pipeline, self.means.names)}
+        values = {
+            **self.means.take(),
+            **statistics_of(
+                self.pipeline.source, self.pipeline.learner, self.means.names
+            ),
+        }
         metrics = {f"train/{name}": value for name, value in values.items()}
         metrics["train/updates"] = float(self.progress.updates)
         metrics |= self.update_metrics.take()
@@ -318,6 +341,12 @@ class Loop:
         if self.best_values is not None:
             self.scores = self.best_values.scores(metrics)
             self.is_among_best = self.best_values.add(self.scores)
+        self._judge_objective(metrics)
+        if self.callbacks is not None:
+            self._observe(self.callbacks.follow_evaluation, metrics)
+
+    def _judge_objective(self, metrics: Mapping[str, float]) -> None:
+        """Compares the objective of an evaluation with the best so far."""
         recipe = self.pipeline.recipe
         objective = recipe.objective
         if objective is None:
@@ -348,9 +377,15 @@ class Loop:
         with self.display.phase("drawing"):
             media.write("evaluation", ending, partial(draw, self.pipeline))
 
-    def save(self) -> None:
-        """Hands a checkpoint to its writer, never one with numbers that are not finite."""
+    def save(self, is_due: bool = False) -> None:
+        """Hands a checkpoint to its writer, never one with numbers that are not finite.
+
+        Args:
+            is_due: Whether the recipe requires it; a signal requests others.
+        """
         self.check()
+        if self.callbacks is not None:
+            self.callbacks.is_checkpoint_new = is_due
         started = perf_counter()
         position = self.progress.position
         with (
@@ -366,6 +401,8 @@ class Loop:
             milliseconds = 1e3 * (perf_counter() - started)
             self._publish({"perf/checkpoint_ms": milliseconds})
         self.saved_position = position
+        if self.callbacks is not None:
+            self._observe(self.callbacks.follow_checkpoint, self.metrics)
 
     def check(self) -> None:
         """Stops the training if a loss since the last report was not finite."""
@@ -390,13 +427,8 @@ class Loop:
 
     def state_dict(self) -> State:
         """Returns everything that a resumed training needs."""
-        conditions = {"early_stop": self.early_stop, "best_values": self.best_values}
         return {
-            **{
-                name: condition.state_dict()
-                for name, condition in conditions.items()
-                if condition is not None
-            },
+            **{name: part.state_dict() for name, part in self.parts.items()},
             "pipeline": self.pipeline.state_dict(),
             "step": self.progress.done,
             "means": self.means.state_dict(),
@@ -421,10 +453,8 @@ class Loop:
             self.metrics = state["metrics"]
             self.complete = state["complete"]
             self.best = float(state["best"])
-            if self.early_stop is not None and "early_stop" in state:
-                self.early_stop.load_state_dict(state["early_stop"])
-            if self.best_values is not None and "best_values" in state:
-                self.best_values.load_state_dict(state["best_values"])
+            for name in self.parts.keys() & state.keys():
+                self.parts[name].load_state_dict(state[name])
             objective = self.pipeline.recipe.objective
             if objective and math.isfinite(self.best):
                 self.display.improved(self.best * objective.sign)
@@ -446,13 +476,16 @@ class Loop:
             slots.observe(name, during=partial(self.activities.time, name))
             slots.observe(name, during=partial(self.display.phase, description))
 
-    def _make_sentinel(self, config: SentinelConfig | None) -> Sentinel | None:
-        if config is None:
-            return None
-        # Few trainings need the modules that compare updates.
-        from runner.training.sentinel import Sentinel
-
-        return Sentinel(self.step, self.pipeline, config)
+    def _observe(
+        self, call: Callable[[Any], dict[str, float]], metrics: Mapping[str, Any]
+    ) -> None:
+        """Calls callbacks, and logs what they return."""
+        # The first update is start-up with everything in it.
+        is_first = self.steady_since is None and self.progress.updates
+        with nullcontext() if is_first else self.activities.time(CALLBACKS):
+            logged = call(metrics)
+        if logged:
+            self._publish(logged)
 
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the initial state does not survive a checkpoint."""
@@ -472,29 +505,7 @@ class Loop:
             metrics = self.pipeline.source.rehearse(learner, self.step.batch)
         if metrics is not None:
             checked(metrics, self.pipeline)
-        self._rehearse_learner()
-
-    def _rehearse_learner(self) -> None:
-        """Raises a RunnerError if the state after the first update does not survive a checkpoint.
-
-        The state goes into another learner, because stages may hold tensors of the one that trains
-        (a CUDA graph), and batches are drawn ahead. A model so large that a second one may not fit
-        is not built again.
-        """
-        rehearsed = rehearse(self.writer.folder, self.state_dict())
-        if rehearsed is None or not rehearsed.is_complete:
-            return
-
-        def load(state: State) -> State:
-            learner = self.pipeline.build_another_learner()
-            learner.load_complete_state(state["pipeline"]["learner"])
-            return {"pipeline": {"learner": learner.complete_state()}}
-
-        generator_states = generators.state_dict()
-        try:
-            check_loaded(rehearsed.part("pipeline", "learner"), load, OF_STAGES)
-        finally:
-            generators.load_state_dict(generator_states)
+        rehearse_learner(self.writer.folder, self.state_dict(), self.pipeline)
 
     def _performance(
         self, elapsed: float, seconds: Mapping[str, float], counts: Mapping[str, int]
@@ -557,30 +568,3 @@ class Loop:
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
         self.metric_log.log(metrics, self.progress.done)
-
-
-def _intervals(train: TrainConfig, progress: Progress) -> dict[str, int]:
-    """Returns the intervals of reports, evaluations and checkpoints that the recipe has."""
-    scale = progress.whole // progress.length
-    counts = {
-        "log": train.log_interval,
-        "evaluate": train.evaluate_every,
-        "checkpoint": train.checkpoint_every,
-    }
-    return {name: count * scale for name, count in counts.items() if count}
-
-
-def _statistics(pipeline: Assembly, update_names: Collection[str]) -> dict[str, float]:
-    """Returns the source's statistics.
-
-    Raises:
-        RunnerError: A name is used by the update or reserved for the runner.
-    """
-    statistics = pipeline.source.statistics()
-    subject = f"{type(pipeline.source).__name__}.statistics"
-    for name in statistics:
-        check_metric_name(name, subject)
-    refuse_names(subject, statistics, RESERVED, "is reserved for the runner")
-    update = f"{type(pipeline.learner).__name__}.update"
-    refuse_names(subject, statistics, update_names, f"is one of {update}")
-    return statistics

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from runner.plugin.source import State
 from runner.system.errors import RunnerError
 from runner.system.hardware import peak_host_memory
 from runner.system.tensor_trees import map_tensors
+
+if TYPE_CHECKING:
+    from runner.plugin.learner import Learner
+    from runner.plugin.source import Source
 
 RESERVED = frozenset({"updates"})
 """Names of training metrics that are reserved for the runner."""
@@ -183,7 +187,17 @@ class Activities:
 
 OUTSIDE_STEPS = ("startup", "evaluate", "checkpoint")
 """Activities outside of training steps; start-up is the first update with its rehearsals."""
-LOOP_ACTIVITIES = (*OUTSIDE_STEPS, "draw", "next_batch", "sample", "transfer", "update")
+CALLBACKS = "callbacks"
+"""The activity of calling callbacks; trainings without any do not have it."""
+LOOP_ACTIVITIES = (
+    *OUTSIDE_STEPS,
+    CALLBACKS,
+    "draw",
+    "next_batch",
+    "sample",
+    "transfer",
+    "update",
+)
 """Activities that the loop times, without those of a source."""
 
 
@@ -207,6 +221,8 @@ def split_time(
     # The slot ``next_batch`` contains ``draw``.
     durations["transfer"] = max(0.0, seconds["next_batch"] - seconds["draw"])
     durations |= {name: seconds[name] for name in OUTSIDE_STEPS}
+    if CALLBACKS in seconds:
+        durations[CALLBACKS] = seconds[CALLBACKS]
     durations["update"] = max(0.0, elapsed - sum(durations.values()))
     return durations
 
@@ -229,7 +245,8 @@ def speeds(
         f"perf/{name}_share": duration / elapsed for name, duration in durations.items()
     }
     # Speeds are those of training steps alone.
-    training_s = elapsed - sum(durations[name] for name in OUTSIDE_STEPS)
+    outside = (*OUTSIDE_STEPS, CALLBACKS)
+    training_s = elapsed - sum(durations.get(name, 0.0) for name in outside)
     for unit, count in progress.items():
         if count or unit in reported_units:
             speed = count / training_s if training_s > 0 else 0.0
@@ -244,6 +261,29 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_host_memory()
+
+
+def statistics_of(
+    source: Source, learner: Learner, update_names: Collection[str]
+) -> dict[str, float]:
+    """Returns the source's statistics.
+
+    Args:
+        source: The source.
+        learner: The learner, for messages.
+        update_names: Names of the scalars that updates returned.
+
+    Raises:
+        RunnerError: A name is used by the update or reserved for the runner.
+    """
+    statistics = source.statistics()
+    subject = f"{type(source).__name__}.statistics"
+    for name in statistics:
+        check_metric_name(name, subject)
+    refuse_names(subject, statistics, RESERVED, "is reserved for the runner")
+    update = f"{type(learner).__name__}.update"
+    refuse_names(subject, statistics, update_names, f"is one of {update}")
+    return statistics
 
 
 def _can_be_added(value: Any) -> bool:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from runner.plugin.source import State
+from runner.system import generators
 from runner.system.errors import CheckpointError, RunnerError
 from runner.system.files import remove_quietly
 from runner.system.tensor_trees import leaves
@@ -26,6 +27,9 @@ from runner.training.checkpoint_files import read_files
 from runner.training.packing import pack, stored
 from runner.training.state_difference import differences
 from runner.training.unpacking import unpack
+
+if TYPE_CHECKING:
+    from runner.training.pipeline import Assembly
 
 # Tensors are written and read completely, the smallest first, up to this sum.
 COMPLETE_BYTES = 64 * 2**20
@@ -204,3 +208,31 @@ def _refuse_first(lines: Iterator[str], stage: str) -> None:
 
 def _refusal(reason: str) -> RunnerError:
     return RunnerError(f"the state of this training cannot be resumed from: {reason}")
+
+
+def rehearse_learner(folder: Path, state: State, pipeline: Assembly) -> None:
+    """Raises a RunnerError if the state after the first update does not survive a checkpoint.
+
+    The state goes into another learner, because stages may hold tensors of the one that trains
+    (a CUDA graph), and batches are drawn ahead. A model so large that a second one may not fit
+    is not built again.
+
+    Args:
+        folder: Folder of the checkpoints.
+        state: State of the training.
+        pipeline: The pipeline of the training.
+    """
+    rehearsed = rehearse(folder, state)
+    if rehearsed is None or not rehearsed.is_complete:
+        return
+
+    def load(state: State) -> State:
+        learner = pipeline.build_another_learner()
+        learner.load_complete_state(state["pipeline"]["learner"])
+        return {"pipeline": {"learner": learner.complete_state()}}
+
+    generator_states = generators.state_dict()
+    try:
+        check_loaded(rehearsed.part("pipeline", "learner"), load, OF_STAGES)
+    finally:
+        generators.load_state_dict(generator_states)

@@ -53,6 +53,8 @@ class RunResult:
     """Why the training ended before its length; None if it did not."""
     sentinel: str | None = None
     """Comparisons that ``train.sentinel`` made; None without one."""
+    changed_by: str | None = None
+    """What callbacks have changed in the learner; None if nothing."""
 
     def data(self) -> dict[str, Any]:
         """Returns the result as one JSON object."""
@@ -103,6 +105,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         smoke=pipeline.recipe.train.smoke,
         ended_early=loop.ended_early or None,
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
+        changed_by=loop.callbacks.summary() or None if loop.callbacks else None,
     )
 
 

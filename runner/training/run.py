@@ -414,7 +414,12 @@ def _concluded(
         if reason:
             ending += f": {reason}"
         metrics = loop.metrics if loop else {}
-        description = description_of(pipeline, tracker, resume_command, ending, metrics)
+        changes = loop.callbacks.summary() if loop and loop.callbacks else ""
+        if changes:
+            tracker.mark_changed(changes)
+        description = description_of(
+            pipeline, tracker, resume_command, ending, metrics, changes
+        )
         tracker.tag(DESCRIPTION, description)
         log.keep(": ".join(filter(None, [status, reason])))
         for pattern in _ARTIFACTS:

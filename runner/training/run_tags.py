@@ -35,6 +35,7 @@ def start_tags(
         "recipe.digest": recipe.digest,
         "overrides": ", ".join(assignments(recipe.overrides)) or "none",
         **stage_tags(pipeline),
+        **({"callbacks": ",".join(recipe.callbacks)} if recipe.callbacks else {}),
         **(pipeline.start.tags() if pipeline.start is not None else {}),
         "device": str(pipeline.device),
         **_process_tags(pipeline),
@@ -83,6 +84,7 @@ def description_of(
     resume_command: str,
     ending: str = "",
     metrics: Mapping[str, float] | None = None,
+    changes: str = "",
 ) -> str:
     """Returns the description of a run: its recipe, how to resume it, and its result.
 
@@ -92,6 +94,7 @@ def description_of(
         resume_command: The command that continues it.
         ending: Its status and length once it has ended.
         metrics: Its last metrics.
+        changes: What callbacks have changed in the learner.
     """
     recipe = pipeline.recipe
     digits = tracker.run_id[:8]
@@ -117,6 +120,7 @@ def description_of(
         "overridden": code(*assignments(recipe.overrides)),
         "stages": code(*active) or "none",
         "inactive": "; ".join(inactive),
+        "callbacks": changes,
         "continue it": "" if is_finished else code(resume_command),
         "compare it": code(f"runner compare {digits} OTHER_RUN"),
         "load its model": code(f'runner.load_model("{digits}")'),

@@ -15,7 +15,7 @@ from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.proof.difference import digest
 from runner.recipe.safeguards import SentinelConfig
 from runner.system.errors import SentinelError
-from runner.system.tensor_trees import tensors
+from runner.training.checksum import checksum
 from runner.training.deviation import Deviation, find_deviations
 from runner.training.repetition import (
     BaselineLearner,
@@ -281,15 +281,6 @@ def _contracts(pipeline: Assembly) -> dict[str, Contract]:
 
     context = setting_of(pipeline.recipe, pipeline.device)
     return {kind: context.stages[kind].contract(context) for kind in pipeline.stages}
-
-
-def checksum(state: Any) -> Tensor:
-    """Returns a number for each tensor of a state that any single flipped bit changes."""
-    sums = [
-        torch.hash_tensor(tensor.detach().contiguous()).cpu()
-        for tensor in tensors(state)
-    ]
-    return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.uint64)
 
 
 def _first_difference(values: Values, repeated: Values) -> str | None:

@@ -13,6 +13,7 @@ from runner.plugin.check import PairCheck
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
+from runner.system.errors import UsageError
 from runner.verify.options import Options
 from runner.verify.variants import ALL
 
@@ -50,9 +51,14 @@ def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation
     from runner.verify.gate import Gate
 
     gate = Gate(recipe, registry, options, lambda _: None)
+    sets_of_stages = [stages for stages in gate.plan.judged_sets() if stages]
+    if not sets_of_stages and not recipe.callbacks:
+        raise UsageError(
+            f"recipe '{recipe.name}' has no active stage to verify on this machine"
+        )
     pairs = {
         _name(stages, gate.baseline.active): gate.pair(stages)
-        for stages in gate.plan.judged_sets()
+        for stages in sets_of_stages
     }
     by_contract = {pair.promise_name: pair for pair in pairs.values()}
     checks = []
@@ -64,7 +70,23 @@ def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation
         }
         checks.append(ExplainedCheck(check.name, check.question, check.catches, costs))
     sets = {name: pair.promise_name for name, pair in pairs.items()}
+    # As in a verification, who names stages wants verdicts on these alone.
+    if recipe.callbacks and not options.stages:
+        checks.append(_callbacks(recipe, options))
+        sets |= {f"callbacks.{kind}": "Exact" for kind in recipe.callbacks}
     return Explanation(recipe.name, sets, tuple(checks))
+
+
+def _callbacks(recipe: Recipe, options: Options) -> ExplainedCheck:
+    """Describes the comparison of trainings with and without each callback."""
+    trainings = 1 + len(recipe.callbacks)
+    cost = f"{trainings} x ({options.updates} updates and an evaluation), all together"
+    return ExplainedCheck(
+        "callbacks",
+        "Does a callback leave the training as it is?",
+        "callbacks that write into parameters, buffers or optimizers, or switch modes",
+        {"Exact": cost},
+    )
 
 
 def _name(stages: tuple[str, ...], active: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import resolve_device
 from runner.verify.baseline import Baseline
+from runner.verify.callback_effects import judge_callbacks
 from runner.verify.checks import checks_of
 from runner.verify.conclusion import conclude
 from runner.verify.coverage import Coverage
@@ -27,7 +28,7 @@ from runner.verify.subjects import BuildError
 from runner.verify.time_limit import OutOfTime
 from runner.verify.training_plan import TrainingPlan
 from runner.verify.variants import ALL, variants_of
-from runner.verify.verification import Phase, Verification, judged
+from runner.verify.verification import Phase, StageVerdict, Verification, judged
 
 
 def verify_recipe(
@@ -38,19 +39,29 @@ def verify_recipe(
     phase: Phase = nullcontext,
 ) -> Verification:
     """Compares every active stage alone, with the stages that it requires, and
-    the complete recipe with the baseline.
+    the complete recipe with the baseline; and trainings with and without each callback.
 
     Arguments are those of ``Gate``.
     """
     started = time.perf_counter()
     device = resolve_device(recipe.device)
     possible = variants_of(recipe, device, ("alone", "all"))
-    gate = Gate(recipe, registry, options, say, phase)
     kinds = options.stages
+    # Who names stages wants verdicts on these alone.
+    observers: tuple[StageVerdict, ...] = ()
+    if recipe.callbacks and not kinds:
+        observers = judge_callbacks(recipe, registry, options.updates, phase)
+        if not any(variant.stages for variant in possible.variants):
+            seconds = time.perf_counter() - started
+            budget = options.budget or None
+            inactive = dict(possible.inactive)
+            return Verification(recipe.name, observers, inactive, seconds, None, budget)
+    gate = Gate(recipe, registry, options, say, phase)
     # Trainings take longest, so they start while other checks are running.
     with gate.plan.trainings.ahead(device, gate.plan.begin):
         report = judged(recipe, possible, kinds, gate, say, options.budget, phase)
-    return replace(report, seconds=time.perf_counter() - started)
+    rows = (*report.rows, *observers)
+    return replace(report, rows=rows, seconds=time.perf_counter() - started)
 
 
 class Gate:

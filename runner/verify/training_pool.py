@@ -49,6 +49,8 @@ def training_order(
     selected.
     """
     values = recipe.values(masked=False)
+    # They are judged on their own, and may end a training early.
+    values.pop("callbacks", None)
     values["train"] |= {
         recipe.length[0]: length,
         "log_every": length,

@@ -1,0 +1,71 @@
+"""Parts of a training loop that follow from its recipe alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from runner.training.best_values import BestValues
+from runner.training.stopping import EarlyStop
+
+if TYPE_CHECKING:
+    from runner.plugin.progress import Progress
+    from runner.plugin.source import State
+    from runner.recipe.recipe import Recipe, TrainConfig
+    from runner.training.callbacks import Callbacks
+    from runner.training.pipeline import Assembly
+    from runner.training.sentinel import Sentinel
+    from runner.training.step import Step
+
+
+class Part(Protocol):
+    """A part of a loop with a state, which only some recipes have."""
+
+    def state_dict(self) -> State:
+        """Returns what a resumed training needs."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned."""
+
+
+def make_early_stop(recipe: Recipe) -> EarlyStop | None:
+    """Returns the condition that ends a training before its length, if there is one."""
+    stop = recipe.train.stop
+    return None if stop is None else EarlyStop(stop, recipe.objective)
+
+
+def make_best_values(recipe: Recipe) -> BestValues | None:
+    """Returns the best values of metrics whose checkpoints stay, if there are any."""
+    keep = recipe.train.keep
+    return None if keep is None else BestValues(keep, recipe.objective)
+
+
+def make_callbacks(pipeline: Assembly) -> Callbacks | None:
+    """Returns the callbacks of a recipe, if there are any."""
+    if not pipeline.recipe.callbacks:
+        return None
+    # Few trainings need the module.
+    from runner.training.callbacks import Callbacks
+
+    return Callbacks(pipeline)
+
+
+def make_sentinel(step: Step, pipeline: Assembly) -> Sentinel | None:
+    """Returns the comparison of updates with the baseline, if the recipe requires it."""
+    config = pipeline.recipe.train.sentinel
+    if config is None:
+        return None
+    # Few trainings need the modules that compare updates.
+    from runner.training.sentinel import Sentinel
+
+    return Sentinel(step, pipeline, config)
+
+
+def intervals_of(train: TrainConfig, progress: Progress) -> dict[str, int]:
+    """Returns the intervals of reports, evaluations and checkpoints that the recipe has."""
+    scale = progress.whole // progress.length
+    counts = {
+        "log": train.log_interval,
+        "evaluate": train.evaluate_every,
+        "checkpoint": train.checkpoint_every,
+    }
+    return {name: count * scale for name, count in counts.items() if count}
