@@ -7,9 +7,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from runner.system.errors import RunnerError
 from runner.training.pipeline import Assembly, assemble
 from runner.training.stage_watch import StageReport
 from runner.training.step import Drawn, Step
+
+T = TypeVar("T")
 
 # A value that each prediction renews should have time to become stale.
 _PREDICTED_EVERY = 10
@@ -48,6 +50,25 @@ class Recorded(NamedTuple):
     noise: Batch
     inputs: Any
     progress: dict[str, int]
+
+
+class SameObject(Generic[T]):
+    """A key of a cache that equals only a key of the same object.
+
+    Args:
+        value: The object; its content need not be hashable.
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether the other key is of the same object."""
+        return isinstance(other, SameObject) and other.value is self.value
+
+    def __hash__(self) -> int:
+        """Returns the object's identity."""
+        return id(self.value)
 
 
 class BuildError(Exception):
@@ -83,6 +104,19 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
     Raises:
         UsageError: A stage cannot have default settings.
     """
+    return _recipe_with(SameObject(recipe), SameObject(registry), tuple(stages))
+
+
+# A set of stages is judged by a dozen checks, and reading its recipe again takes longer than an
+# update. A recipe never changes, and pipelines use copies of its settings.
+@lru_cache(maxsize=32)
+def _recipe_with(
+    same_recipe: SameObject[Recipe],
+    same_registry: SameObject[Registry],
+    stages: tuple[str, ...],
+) -> Recipe:
+    recipe = same_recipe.value
+    registry = same_registry.value
     values = recipe.values(masked=False)
     settings = values["optimization"]
     active: dict[str, Any] = {}

@@ -63,6 +63,13 @@ def test_no_two_subjects_share_a_stage(recipe):
     assert one.config is not other.config
 
 
+def test_the_recipe_of_a_set_of_stages_is_read_once_for_a_registry(recipe):
+    once = recipe_with(recipe, REGISTRY, ["forward_cache"])
+    assert recipe_with(recipe, REGISTRY, ["forward_cache"]) is once
+    assert recipe_with(recipe, REGISTRY, ()) is not once
+    assert recipe_with(recipe, Registry(), ["forward_cache"]) is not once
+
+
 def test_what_does_not_exist_or_cannot_be_together_is_refused(recipe, tmp_path):
     with pytest.raises(UsageError, match="did you mean 'stacked_agents'"):
         recipe_with(recipe, REGISTRY, ["stacked_agent"])
