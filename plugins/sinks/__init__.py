@@ -1,1 +1,1 @@
-"""Sinks that ship: files of values, and TensorBoard."""
+"""Sinks that ship: files of values, TensorBoard, and Weights & Biases."""

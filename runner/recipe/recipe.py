@@ -131,7 +131,7 @@ class TrackingConfig(Config):
     render_every: Count | None = None
     """Evaluations from one picture of what they measure to the next; null draws none."""
     sinks: list[str] = Field(default_factory=list)
-    """Where metrics go in addition to MLflow: csv, tensorboard, or the kind of a plugin."""
+    """Where metrics go in addition to MLflow: csv, tensorboard, wandb, or the kind of a plugin."""
 
 
 class SystemConfig(Config):

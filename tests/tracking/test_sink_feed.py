@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,15 +118,16 @@ def test_a_sink_without_its_method_is_refused_with_its_name(tmp_path):
     path = tmp_path / "half.py"
     path.write_text(FILE)
     registry = Registry([path])
-    assert registry.sinks == ["csv", "half", "tensorboard"]
+    assert registry.sinks == ["csv", "half", "tensorboard", "wandb"]
     with pytest.raises(UsageError, match="sink 'half': add_metrics missing"):
         registry.sink("half")
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
+def test_a_package_that_is_missing_is_named_with_its_extra(kind, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'proven-runner\[tensorboard\]'"):
-        Registry().sink("tensorboard").require()
+    with pytest.raises(UsageError, match=rf"pip install 'proven-runner\[{kind}\]'"):
+        Registry().sink(kind).require()
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path):
@@ -140,3 +142,60 @@ def test_tensorboard_reads_what_was_logged(tmp_path):
     scalars = [(event.step, event.wall_time, event.value) for event in events.Scalars("eval/loss")]
     assert scalars == [(step, 1e9 + step, pytest.approx(1 / (1 + step))) for step in range(3)]
     assert json.dumps(events.Tags()["tensors"]) == '["recipe/text_summary"]'
+
+
+def records_of(path):
+    """Yields the records of a file of Weights & Biases: chunks in blocks of 32 KiB, after a header."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = path.read_bytes()
+    position = 7
+    message = b""
+    while position + 7 <= len(content):
+        in_block = 32768 - position % 32768
+        if in_block < 7:
+            position += in_block
+            continue
+        length = int.from_bytes(content[position + 4 : position + 6], "little")
+        kind = content[position + 6]
+        message += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        # A complete record, or the last chunk of one.
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(message)
+            yield record
+            message = b""
+
+
+def items_of(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def test_weights_and_biases_reads_what_was_logged(tmp_path):
+    pytest.importorskip("wandb")
+    sink_class = Registry().sink("wandb")
+    for attempt in range(2):
+        # A sink that is made again gets everything from the beginning.
+        sink = sink_class(tmp_path, "digits-1234abcd")
+        sink.add_params({"train.epochs": "3"})
+        for step in range(3):
+            sink.add_metrics({"eval/loss": 1 / (1 + step)}, 10 * step, 1e9 + step)
+        sink.add_metrics({"train/loss": 0.5, "train/x": math.nan}, 10, 1e9 + attempt)
+        sink.flush()
+        sink.close()
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 60
+    records = []
+    # The process that writes the file ends it shortly after the run.
+    while "exit" not in [record.WhichOneof("record_type") for record in records]:
+        assert time.monotonic() < deadline
+        records = list(records_of(path))
+    rows = [items_of(record.history.item) for record in records if record.WhichOneof("record_type") == "history"]
+    points = [(row["progress"], row["_timestamp"], row.get("eval/loss")) for row in rows]
+    assert points == [(10 * step, 1e9 + step, 1 / (1 + step)) for step in range(3)] + [(10, 1e9 + 1, None)]
+    assert (rows[3]["train/loss"], math.isnan(float(rows[3]["train/x"]))) == (0.5, True)
+    (config,) = [items_of(record.config.update) for record in records if "train.epochs" in str(record.config)]
+    assert config["train.epochs"] == "3"
+    (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert (run.display_name, run.project, run.git.remote_url) == ("digits-1234abcd", "runner", "")
