@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
@@ -47,11 +48,12 @@ StageNames = Annotated[
     ),
 ]
 Horizon = Annotated[
-    int,
+    int | None,
     Option(
         "--horizon",
         min=0,
-        help="Updates of the long run; errors rarer than one in this many updates may be missed.",
+        help="Updates of the long run, however long they take; by default up to 2,040, as many as fit into 15 s. "
+        "Errors rarer than one in this many updates may be missed.",
     ),
 ]
 Compared = Annotated[int, Option(min=2, help="Compared updates for Exact and Close stages.")]
@@ -74,7 +76,7 @@ def verify(
     plugin: Plugins = None,
     stage: StageNames = None,
     updates: Compared = Options.updates,
-    horizon: Horizon = Options.horizon,
+    horizon: Horizon = None,
     steps: Steps = Options.steps,
     seeds: Seeds = Options.seeds,
     budget: Patience = Options.budget,
@@ -114,7 +116,9 @@ def verify(
         start_processes(loaded, nproc)
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, assignments, plugin)
-        options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+        options = Options(updates, steps, seeds, budget, tuple(stage or ()))
+        if horizon is not None:
+            options = replace(options, horizon=horizon, completes_horizon=True)
         if explain:
             with bar.phase("listing the checks"):
                 _explain(loaded, registry, options, as_json)

@@ -355,7 +355,7 @@ class TrialRun:
         trial.study.tell(trial, values, state=state)
         for path in self._folder.glob(f"seed-*/{CHECKPOINTS}"):
             remove_quietly(path)
-        self._say(figures(outcome.objectives) or f"{outcome.cause}, {reason}")
+        self._say(figures(outcome.objectives) or ", ".join(filter(None, [outcome.cause, reason])))
 
 
 def _mean_by_name(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

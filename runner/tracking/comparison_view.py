@@ -111,10 +111,13 @@ def _best(comparison: Mapping[str, Any]) -> tuple[str, int] | None:
     direction, name = comparison["objective"]
     row = comparison["headline"].get(name, ())
     values = {number: value for number, value in enumerate(row) if isinstance(value, float)}
-    if len(set(values.values())) < 2:
-        return None
     choose = max if direction == "maximize" else min
-    return name, choose(values, key=lambda number: values[number])
+    number = choose(values, key=lambda number: values[number], default=-1)
+    # A star on one of several values that are printed alike would tell nothing.
+    printed = [figure(value) for value in values.values()]
+    if number < 0 or printed.count(figure(values[number])) > 1:
+        return None
+    return (name, number) if len(values) > 1 else None
 
 
 def _print_rows(

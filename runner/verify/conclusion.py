@@ -106,4 +106,4 @@ def _of_samples(pair: StagePair, horizon: int) -> str:
     samples = min(counts, default=horizon)
     if samples >= horizon:
         return ""
-    return f" (of samples, in more than 1 of {max(1, samples // 3):,})"
+    return f" (in sampled batches, 1 in {max(1, samples // 3):,})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 UPDATES_BETWEEN_EVALUATIONS = 2
@@ -28,6 +29,8 @@ class Options:
             for no long run.
         names_operators: Whether a FAIL names the first operator that diverges.
         horizon_seconds: Time of a long run, for each of the two.
+        completes_horizon: Whether the long run has all updates of the horizon, as far as the budget
+            allows, instead of those that fit into its time.
     """
 
     updates: int = 12
@@ -38,3 +41,9 @@ class Options:
     horizon: int = 2040
     names_operators: bool = True
     horizon_seconds: float = 15.0
+    completes_horizon: bool = False
+
+    @property
+    def long_run_seconds(self) -> float:
+        """Returns the time of a long run; inf if only its updates and the budget limit it."""
+        return math.inf if self.completes_horizon else self.horizon_seconds

@@ -26,6 +26,7 @@ class Unexercised:
         checks: Names of checks that were not run.
         events: Rare events of a source that did not occur, and sizes in which it was
             not compared.
+        ended_s: Seconds after which the long run ended before its last update; 0 if it did not.
         lines: Statements of the stage and of modules in its folder that never ran, as
             ``FILE:LINE``.
     """
@@ -37,6 +38,7 @@ class Unexercised:
     checks: tuple[str, ...]
     lines: tuple[str, ...]
     events: tuple[str, ...] = ()
+    ended_s: float = 0.0
 
     def __str__(self) -> str:
         parts = []
@@ -46,10 +48,15 @@ class Unexercised:
                 if len(self.lines) > SHOWN_LINES
                 else ""
             )
-            parts.append(f"{', '.join(self.lines[:SHOWN_LINES])}{more}")
+            parts.append(f"the code in {', '.join(self.lines[:SHOWN_LINES])}{more}")
         if self.updates < self.training_updates:
+            remedy = (
+                f" (no more fit into {self.ended_s:g} s; --horizon N takes its time)"
+                if self.ended_s
+                else ""
+            )
             parts.append(
-                f"updates after {self.updates:,} of about {self.training_updates:,}"
+                f"updates after {self.updates:,} of about {self.training_updates:,}{remedy}"
             )
         evaluations = (
             f"more than {self.evaluations} evaluations"
@@ -94,7 +101,17 @@ def list_unexercised(
         checks=tuple(name for name in checks if name not in completed),
         lines=tuple(pair.code_coverage.missed()),
         events=tuple(events),
+        ended_s=_seconds_that_ended(pair, updates)
+        if "a long run" in completed
+        else 0.0,
     )
+
+
+def _seconds_that_ended(pair: StagePair, updates: int) -> float:
+    """Returns the time of the long run if it has ended the run before its last update, or else 0."""
+    options = pair.options
+    is_complete = options.completes_horizon or updates >= options.horizon
+    return 0.0 if is_complete else options.horizon_seconds
 
 
 def _count_training_updates(pair: StagePair) -> int:

@@ -98,9 +98,20 @@ def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
     verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
     assert verdict.evidence["horizon"] == 60
-    summary = "errors more frequent than 1 update in 20 are ruled out (95 %); not exercised here: around.py:"
+    summary = (
+        "errors more frequent than 1 update in 20 are ruled out (95 %); not exercised here: the code in around.py:"
+    )
     assert summary in str(verdict)
     assert all(line.startswith("around.py:") for line in verdict.evidence["never_ran"])
+
+
+@pytest.mark.parametrize(("completes_horizon", "updates"), [(False, 10), (True, 60)])
+def test_a_long_run_ends_after_its_time_unless_its_length_was_requested(completes_horizon, updates):
+    length = Options(4, horizon=60, horizon_seconds=1e-3, completes_horizon=completes_horizon, budget=0.0)
+    verdict = judged(options=length)
+    assert verdict.evidence["horizon"] == updates
+    remark = "(no more fit into 0.001 s; --horizon N takes its time)"
+    assert (remark in verdict.summary) is not completes_horizon
 
 
 def test_what_is_drawn_late_is_compared_and_how_late_is_said():
@@ -112,7 +123,7 @@ def test_what_is_drawn_late_is_compared_and_how_late_is_said():
     assert "the sample is not the same: update 13" in late.summary
     assert "'batch.word' differs" in late.summary
     assert well, well
-    assert "ruled out (95 %) (of samples" not in str(well)  # for as many updates as all else
+    assert "(in sampled batches" not in str(well)  # for as many updates as all else
 
 
 def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):

@@ -33,12 +33,14 @@ class LongRunCheck(Check):
     def cost(self, pair: StagePair) -> str:
         """Returns the most updates and seconds."""
         options = pair.options
+        if options.completes_horizon:
+            return f"{options.horizon:,} updates of each"
         return f"up to {options.horizon:,} updates, or {options.horizon_seconds:g} s, of each"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits, or algebra from states on the baseline's trajectory."""
         options = pair.options
-        seconds = budget.at_most(options.horizon_seconds)
+        seconds = budget.at_most(options.long_run_seconds)
         baseline, candidate = pair.subjects()
         if isinstance(pair.contract, Exact):
             verdict = same_bits(
