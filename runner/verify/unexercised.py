@@ -108,7 +108,7 @@ def list_unexercised(
 
 
 def _seconds_that_ended(pair: StagePair, updates: int) -> float:
-    """Returns the time of the long run if it has ended the run before its last update, or else 0."""
+    """Returns the time of the long run if it was over before the last update, or else 0."""
     options = pair.options
     is_complete = options.completes_horizon or updates >= options.horizon
     return 0.0 if is_complete else options.horizon_seconds

@@ -208,6 +208,13 @@ def test_the_headline_comes_first_and_once_and_noise_not_at_all():
     assert "perf/update_ms" in told(comparison(2), everything=True)
 
 
+@pytest.mark.parametrize(("second", "mark"), [(3.0, True), (2.00001, False), (2.0, False)])
+def test_a_star_marks_the_best_run_unless_its_value_is_printed_like_another(second, mark):
+    found = comparison(2) | {"objective": ["maximize", "eval/return"]}
+    found["headline"]["eval/return"] = [2.0, second]
+    assert ("* best eval/return: maximize" in told(found)) is mark
+
+
 def test_where_signs_differ_a_difference_is_told_and_no_ratio():
     text = told(comparison(2))
     assert "3 (1.5x)" in text
