@@ -108,7 +108,7 @@ def test_a_long_run_is_made_and_what_it_excludes_is_said():
 @pytest.mark.parametrize(("completes_horizon", "updates"), [(False, 50), (True, 60)])
 def test_a_long_run_ends_after_its_time_unless_its_length_was_requested(completes_horizon, updates):
     length = Options(4, horizon=60, horizon_seconds=1e-3, completes_horizon=completes_horizon, budget=0.0)
-    verdict = judged(options=length)
+    verdict = judged("train.updates=1000", options=length)
     assert verdict.evidence["horizon"] == updates
     remark = "(no more fit into 0.001 s; --horizon N takes its time)"
     assert (remark in verdict.summary) is not completes_horizon
