@@ -17,6 +17,24 @@ UPDATES = 8
 SHARE = 0.01
 """Share of the data, or of the size of an evaluation."""
 
+SETTINGS = frozenset(
+    [
+        "data.limit",
+        *(
+            f"train.{name}"
+            for name in (
+                *UNITS,
+                "checkpoint_every",
+                "log_every",
+                "evaluate_every",
+                "stop",
+                "smoke",
+            )
+        ),
+    ]
+)
+"""What a smoke test sets in every recipe, whatever the command line says."""
+
 
 def smoke_assignments(recipe: Recipe) -> list[str]:
     """Returns the assignments that make a smoke test of a recipe: a few updates, an evaluation at

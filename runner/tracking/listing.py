@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from rich.cells import cell_len
 
+from runner.recipe.smoke import SETTINGS
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
 from runner.system.secrets import redact
@@ -258,7 +259,9 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
         yield f"smoke test: {SMOKE_REMARK}"
     overrides = run["overrides"] or {}
     group_overrides = group["overrides"] if group else {}
-    settings = [f"{path}={value}" for path, value in overrides.items() if group_overrides.get(path) != value]
+    # Nobody wrote the settings of a smoke test.
+    own = {path: value for path, value in overrides.items() if not (run["smoke"] and path in SETTINGS)}
+    settings = [f"{path}={value}" for path, value in own.items() if group_overrides.get(path) != value]
     yield escape_line(" ".join(settings))
     group_texts = list(tags_and_note(group)) if group else []
     yield "; ".join(text for text in tags_and_note(run) if text not in group_texts)

@@ -130,6 +130,14 @@ def test_what_is_to_be_said_about_a_run_is_below_it():
     assert lines[9] == "    its run.json cannot be read"
 
 
+@pytest.mark.parametrize("smoke", [False, True])
+def test_what_a_smoke_test_sets_is_not_listed_as_an_override(smoke):
+    overrides = {"seed": "3", "train.updates": "8", "train.smoke": "true", "data.limit": "{train: 0.01}"}
+    text = "\n".join(printed([run(overrides=overrides, smoke=smoke)], 160))
+    assert "seed=3" in text
+    assert ("train.updates=8" in text) is not smoke
+
+
 def test_what_was_overridden_is_below_a_run_and_no_setting_is_torn():
     overrides = {"seed": "3", "optimizer.actor.lr": "1e-4", "data.root": "/a-path" * 10}
     (line, other) = printed([run(overrides=overrides)], 80)[2:]
