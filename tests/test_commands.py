@@ -59,6 +59,11 @@ FOR_A_MOMENT = {
     "digits": ("train.epochs=1",),
     "example_gan": ("train.updates=8", "train.log_every=4", "train.evaluate_every=8"),
     "example_simulator": ("train.env_steps=320", "data.warmup=64", "train.batch_size=16", "train.evaluate_every=160"),
+    **dict.fromkeys(
+        ("vae", "bert", "table", "two_tasks", "contrastive", "probe"),
+        ("train.epochs=1", "train.evaluate_every=1", "tracking.system_metrics=false"),
+    ),
+    "ppo": ("train.updates=2", "train.batch_size=64", "train.evaluate_every=2", "tracking.system_metrics=false"),
     "best": (),
     "recipe.lock": (),
 }
