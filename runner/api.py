@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.plugin.callback import Callback
 from runner.plugin.check import Check
+from runner.plugin.class_balance import ClassWeightsConfig
 from runner.plugin.config import Config
 from runner.plugin.configs import (
     CallbackConfig,
@@ -70,8 +71,8 @@ _HEAVY = {
 """Where the names are that need torch."""
 
 __all__ = [
-    "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices", "Close", "Config",
-    "Context", "Contract",
+    "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices",
+    "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",

@@ -241,6 +241,7 @@ class CitationGraph(DatasetSource):
         graph = read(config)
         edge, weight = normalized_adjacency(graph)
         self._digest = graph.digest
+        self._train_labels = graph.labels[graph.train]
         self.sizes = {"classes": int(graph.labels.max()) + 1}
         shared = {
             "x": graph.features,
@@ -263,6 +264,13 @@ class CitationGraph(DatasetSource):
             )
 
         return masked(graph.train), masked(graph.held_out)
+
+    def class_counts(self) -> list[int]:
+        """Returns the number of training nodes of each class."""
+        counts: list[int] = torch.bincount(
+            self._train_labels, minlength=self.sizes["classes"]
+        ).tolist()
+        return counts
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Yields the batch: a graph is not cut."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from runner.api import (
+    ClassWeightsConfig,
     DataFile,
     DataName,
     GradientLearnerConfig,
@@ -144,7 +145,7 @@ class CitationGraphConfig(CitationConfig):
         )
 
 
-class GcnConfig(GradientLearnerConfig):
+class GcnConfig(ClassWeightsConfig, GradientLearnerConfig):
     """A graph convolutional network that predicts the class of every node (Kipf and
     Welling 2017, GCN).
 

@@ -124,8 +124,16 @@ class Gcn(GradientLearner):
         count = len(label)
 
         correct = (logits.detach().argmax(-1) == label).sum()
-        total = F.cross_entropy(logits, label, reduction="sum")
-        return Loss(total, count, {"accuracy": Mean(correct, count)})
+        accuracy = {"accuracy": Mean(correct, count)}
+        weights = self.context.class_weights
+        # Held-out losses are those of a training without weights.
+        if weights is None or not self.module.training:
+            return Loss(
+                F.cross_entropy(logits, label, reduction="sum"), count, accuracy
+            )
+        weights = weights.to(logits.dtype)
+        total = F.cross_entropy(logits, label, weights, reduction="sum")
+        return Loss(total, weights[label].sum(), accuracy)
 
     def graph(self, batch: Batch, progress: Progress) -> Batch:
         """Returns the input of the network in an update."""

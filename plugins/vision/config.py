@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from runner.api import (
+    ClassWeightsConfig,
     DatasetConfig,
     GradientLearnerConfig,
     Objective,
@@ -53,7 +54,7 @@ class ClassesResponse(ServedResponse):
     """Of every class."""
 
 
-class ImageClassifierConfig(GradientLearnerConfig):
+class ImageClassifierConfig(ClassWeightsConfig, GradientLearnerConfig):
     """Settings that every classifier of images has."""
 
     learns_from: ClassVar[str] = "labelled_images"

@@ -40,6 +40,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self, files: Sequence[tuple[Path, int]], side: int, grey: bool
     ) -> None:
         self.files = list(files)
+        self.targets = [label for _, label in self.files]
         self.side = side
         self.grey = grey
 

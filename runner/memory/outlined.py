@@ -51,6 +51,15 @@ class OutlinedSource(Source):
         """Returns a batch of zeros."""
         return self.outline.make(self.outline.batch, self._create)
 
+    def can_balance(self) -> bool:
+        """Returns True: a plan draws no samples."""
+        return True
+
+    def class_counts(self) -> list[int] | None:
+        """Returns one sample for each class: the weights of classes do not change a size."""
+        classes = self.sizes.get("classes")
+        return None if classes is None else [1] * classes
+
     def ahead(self) -> int:
         """Returns a large number, as a dataset does."""
         return _UNLIMITED

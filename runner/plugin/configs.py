@@ -17,6 +17,7 @@ from runner.plugin.config import Config
 from runner.plugin.context import PIPELINE
 from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
+from runner.plugin.folds import FoldsConfig
 from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.progress import Unit
 from runner.system.errors import UsageError
@@ -263,7 +264,7 @@ class LimitConfig(Config):
 class DatasetConfig(SourceConfig):
     """Settings that every dataset has."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"limit"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"limit", "sampling", "folds"})
     divisible: ClassVar[bool] = True
     """Whether a part of the samples is a dataset, too, so that ``limit`` can be set."""
 
@@ -279,6 +280,13 @@ class DatasetConfig(SourceConfig):
     """Whether batches for a GPU are copied into pinned memory, from which copies do not block."""
     limit: LimitConfig | None = None
     """Shares of the samples that are used, the same for every seed; null uses all of them."""
+    sampling: Literal["random", "balanced"] = "random"
+    """How an epoch draws training samples: random (each once), or balanced (as many, from every
+    class equally often, with replacement).
+    """
+
+    folds: FoldsConfig | None = None
+    """Fold of a cross-validation; null holds out what the source holds out."""
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it

@@ -140,6 +140,10 @@ class Context:
     """
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Further data as tensors (scales of targets, dimensions of a machine)."""
+    class_weights: torch.Tensor | None = None
+    """Weight of each class in the training's loss [classes], on ``device``; None weights all
+    samples equally.
+    """
     classes: tuple[str, ...] = ()
     """Names of the labels, as ``Source.classes``; empty if the data have none."""
     progress: Progress = field(default_factory=lambda: Progress("updates", 1))

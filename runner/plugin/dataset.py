@@ -5,32 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
+from runner.plugin.class_balance import balanced_order, count_labels, labels_of
 from runner.plugin.configs import DatasetConfig, LimitConfig
 from runner.plugin.context import Context, derived_seed
-from runner.plugin.contract import Mean
 from runner.plugin.fingerprint import fingerprint_of_data
+from runner.plugin.folds import FoldsConfig, divide
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
+from runner.plugin.measuring import measure
 from runner.plugin.metric_names import join_metrics
-from runner.plugin.plugin_errors import noted
 from runner.plugin.progress import Progress
 from runner.plugin.rows import Rows, SelectedRows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.suggestions import method_named
-from runner.system.tensor_trees import described, map_tensors, tensors
+from runner.system.tensor_trees import map_tensors, tensors
 
 _RESIDENT_SHARE = 0.25
 """Largest share of an accelerator's memory that is taken by data."""
@@ -38,20 +36,6 @@ _TRAINING = "training data"
 """Name of the data for the training in messages."""
 _HELD_OUT = "held-out data"
 """Name of the data for the evaluation in messages."""
-
-
-class _Measured(NamedTuple):
-    """A metric of one held-out batch.
-
-    Attributes:
-        number: Number of the batch.
-        name: Name of the metric.
-        mean: Its sum over the batch, and of how many things it is the sum.
-    """
-
-    number: int
-    name: str
-    mean: Mean
 
 
 class DatasetSource(Source):
@@ -64,6 +48,13 @@ class DatasetSource(Source):
     would be smaller.
     """
 
+    label: ClassVar[str] = "label"
+    """Name of the entry of a batch with the class of a sample, if there is one."""
+    group: ClassVar[str] = "group"
+    """Name of the entry with the number of a sample's group, which a cross-validation by group does
+    not separate.
+    """
+
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config = config
         self.context = context
@@ -71,6 +62,9 @@ class DatasetSource(Source):
         self.train, self.held_out = self._pair(config)
         self._in_tokens = "tokens" in config.units
         self._batch_size = context.batch_size
+        self._balanced_labels: Tensor | None = None
+        self._all_data: tuple[Any, Any] | None = None
+        """Both sets as the source has made them, if only parts of them are used."""
         self.consumed = 0
         self._stream: Iterator[Batch] | None = None
         """Batches of ``_batch_size``, from the first that was not consumed; further ones may be
@@ -80,8 +74,15 @@ class DatasetSource(Source):
         facts = self._inspected()
         self._samples = facts.train
         self._held_out_samples = facts.held_out
+        self.fold_samples: Tensor | None = None
+        """Numbers of the held-out samples among all, in a cross-validation [held-out]."""
+        if config.folds is not None:
+            self._divide(config.folds)
         if config.limit is not None:
             self._limit(config.limit)
+        if config.sampling == "balanced":
+            # Read now, because a stage may replace the data.
+            self._balanced_labels = self.labels()
         self.shapes = facts.shapes
         if type(self).layout is Source.layout:
             self.layout = facts.layout
@@ -92,7 +93,8 @@ class DatasetSource(Source):
         Raises:
             UsageError: The samples are a stream, which has no numbers.
         """
-        self._all_data = (self.train, self.held_out)
+        if self._all_data is None:
+            self._all_data = (self.train, self.held_out)
         held_out = self._held_out_samples
         if isinstance(self.held_out, Rows):
             held_out = len(self.held_out)
@@ -113,6 +115,36 @@ class DatasetSource(Source):
             size = max(math.ceil(share * count), min(count, self.context.batch_size))
             numbers = torch.randperm(count, generator=generator)[:size].sort().values
             self.select(**{name: numbers})
+
+    def _divide(self, folds: FoldsConfig) -> None:
+        """Holds out a fold of all samples, and trains on the others.
+
+        Raises:
+            UsageError: The samples cannot be divided.
+        """
+        try:
+            if type(self).draw is not DatasetSource.draw:
+                raise ValueError("it draws its batches itself")
+            name = self.label if folds.by == "class" else self.group
+            division = divide(
+                self.config,
+                folds,
+                self.train,
+                self.held_out,
+                name,
+                self._generator("folds"),
+            )
+        except ValueError as error:
+            problem = f"'{self.config.kind}' cannot be divided: {error}"
+            raise UsageError(f"data.folds: {problem}") from None
+        self._all_data = (self.train, self.held_out)
+        self.train = self.held_out = division.samples
+        self.select(train=division.train, held_out=division.held_out)
+        self.fold_samples = division.held_out
+
+    def held_out_labels(self) -> Tensor | None:
+        """Returns the class of every held-out sample, [N] on the host; None without labels."""
+        return labels_of(self.held_out, self.label)
 
     def _inspected(self) -> Facts:
         """Returns facts that are needed before the first batch, read by a worker if there is one.
@@ -176,6 +208,26 @@ class DatasetSource(Source):
         """Makes samples into a batch, by default like torch."""
         return default_collate(list(samples))
 
+    def labels(self) -> Tensor | None:
+        """Returns the class of every training sample, [N] on the host, negative if it is unknown;
+        None without labels.
+
+        By default that is the tensor ``label`` of rows, or the attribute ``targets`` of a map-style
+        dataset.
+        """
+        return labels_of(self.train, self.label)
+
+    def class_counts(self) -> Sequence[int] | None:
+        """Returns the number of training samples of each class."""
+        labels = self.labels()
+        return (
+            None if labels is None else count_labels(labels, self.sizes.get("classes"))
+        )
+
+    def can_balance(self) -> bool:
+        """Returns whether every class can be drawn equally often."""
+        return type(self).draw is DatasetSource.draw and self.labels() is not None
+
     def tokens(self, batch: Batch) -> int:
         """Returns the number of tokens in a batch, for sources that count tokens."""
         return 0
@@ -235,7 +287,7 @@ class DatasetSource(Source):
         """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
         hold.
         """
-        if self.config.limit is not None:
+        if self._all_data is not None:
             return fingerprint_of_data(*self._all_data)
         return fingerprint_of_data(self.train, self.held_out)
 
@@ -289,7 +341,10 @@ class DatasetSource(Source):
         batches = epoch_samples // size
         for epoch in itertools.count(first // batches):
             generator = self._generator(f"epoch/{epoch}")
-            order = torch.randperm(self._samples or 0, generator=generator)
+            if self._balanced_labels is None:
+                order = torch.randperm(self._samples or 0, generator=generator)
+            else:
+                order = balanced_order(self._balanced_labels, generator)
             order = order.to(self._home(self.train))
             for number in range(max(first, epoch * batches), (epoch + 1) * batches):
                 start = number % batches * size
@@ -435,8 +490,12 @@ class DatasetSource(Source):
         """
         if train is not None:
             self.train = self._selected(self.train, train)
+            if self._balanced_labels is not None:
+                self._balanced_labels = self._balanced_labels[train.cpu()]
             self._samples = len(train)
         if held_out is not None:
+            if self.fold_samples is not None:
+                self.fold_samples = self.fold_samples[held_out.cpu()]
             self.held_out = self._selected(self.held_out, held_out, copies=True)
             self._held_out_samples = len(held_out)
 
@@ -495,38 +554,8 @@ class DatasetSource(Source):
         )
         return self._loaded(data, "workers", plan)
 
-    @torch.no_grad()
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
-        processes = self.context.processes
-        measured: list[_Measured] = []
-        seed = derived_seed(self.context.seed, "evaluation")
-        with seeded(seed), learner.evaluating():
-            for number, batch in enumerate(batches):
-                # Several processes measure the batches in turns.
-                if processes and number % processes.count != processes.rank:
-                    continue
-                moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
-                note = partial(_held_out_place, number, batch)
-                batch_seed = derived_seed(seed, str(number))
-                with noted(note), seeded(batch_seed, self.device):
-                    metrics = learner.metrics(moved)
-                _check_means(learner, metrics)
-                for name, mean in metrics.items():
-                    plain = Mean(float(mean.sum), float(mean.count))
-                    measured.append(_Measured(number, name, plain))
-        if processes:
-            parts = processes.gather(measured)
-            # In the order of a single process, so that the sums have the same bits.
-            measured = sorted(itertools.chain(*parts), key=attrgetter("number"))
-        sums: dict[str, float] = defaultdict(float)
-        counts: dict[str, float] = defaultdict(float)
-        for metric in measured:
-            sums[metric.name] += metric.mean.sum
-            counts[metric.name] += metric.mean.count
-        means = {}
-        for name, count in counts.items():
-            means[name] = sums[name] / count if count else math.nan
-        return means
+        return measure(learner, batches, self.context)
 
     def _placed(self, data: Any) -> Any:
         """Returns data for training or evaluation, in the memory where they are used."""
@@ -542,20 +571,6 @@ class DatasetSource(Source):
             return host
         memory: int = torch.cuda.get_device_properties(self.device).total_memory
         return self.device if data.nbytes <= _RESIDENT_SHARE * memory else host
-
-
-def _check_means(learner: Learner, metrics: Any) -> None:
-    """Raises a RunnerError unless metrics are means by name."""
-    is_mapping = isinstance(metrics, Mapping)
-    if is_mapping and all(isinstance(mean, Mean) for mean in metrics.values()):
-        return
-    method = f"{type(learner).__name__}.metrics"
-    expected = "Mean(sum, count) by name"
-    raise RunnerError(f"{method} should return {expected}, got {metrics!r:.200}")
-
-
-def _held_out_place(number: int, batch: Batch) -> str:
-    return f"held-out batch {number + 1}: {described(batch)}"
 
 
 def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:

@@ -151,6 +151,14 @@ class Source(ABC):
         """Returns the samples of one epoch in batches of that size; None without epochs."""
         return None
 
+    def can_balance(self) -> bool:
+        """Returns whether ``draw`` can draw every class equally often (``data.sampling``)."""
+        return False
+
+    def class_counts(self) -> Sequence[int] | None:
+        """Returns the number of training samples of each class; None if the data have no labels."""
+        return None
+
     def fingerprint(self) -> str | None:
         """Returns a text that differs for different data; None if they follow from the recipe
         alone.

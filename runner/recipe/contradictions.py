@@ -124,8 +124,13 @@ def _of_length(
             f"train.{first_unit}",
             f"has no effect here: '{data.kind}' counts {', '.join(available_units)}",
         )
-    if isinstance(data, DatasetConfig) and data.limit and not data.divisible:
-        yield "data.limit", f"'{data.kind}' needs all of its samples; remove it"
+    if isinstance(data, DatasetConfig) and not data.divisible:
+        for setting in ("limit", "folds"):
+            if getattr(data, setting):
+                yield (
+                    f"data.{setting}",
+                    f"'{data.kind}' needs all of its samples; remove it",
+                )
     for key, message in data.contradictions(*train.length):
         yield f"data.{key}", message
     largest = data.largest_batch()

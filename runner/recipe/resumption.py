@@ -54,6 +54,8 @@ _REFUSED = {
     "train.batch_size": "the place in the data is counted in batches",
     "train.overfit_batches": "the training continues with the batches that it began with",
     "train.smoke": "it shortens the training and its data",
+    "data.folds": "the place in the data is counted in its samples",
+    "data.sampling": "the place in the data is counted in its draws",
     "data.limit": "the place in the data is counted in its samples",
     "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",

@@ -12,7 +12,8 @@ import torch
 
 from runner.child.spawn import Cause, Child, ChildError
 from runner.distributed.refusals import refuse_stages
-from runner.plugin.configs import Setting, SourceConfig, StageConfig
+from runner.plugin.class_balance import ClassWeightsConfig, weights_of_classes
+from runner.plugin.configs import LearnerConfig, Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
 from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
@@ -112,11 +113,13 @@ class Assembly:
         data = self._adapted(recipe.data).recorded()
         self.source: Source = source_class(data, self.context)
         self._refuse_unrepeatable()
+        self._refuse_unbalanced()
         if resumed is not None:
             refuse_other_classes(resumed.get("classes"), self.source.classes)
         self.context.sizes = self.source.sizes
         self.context.tables = self.source.tables
         self.context.classes = tuple(self.source.classes)
+        self.context.class_weights = self._class_weights(model)
         # Slots that exist by now are called outside of an update.
         outer_slots = STEP | vars(self.slots).keys()
 
@@ -232,6 +235,39 @@ class Assembly:
             f"'{self.recipe.data.kind}' has no batches that could be repeated: it needs a dataset",
         )
 
+    def _refuse_unbalanced(self) -> None:
+        """Raises a RecipeError if the source cannot draw its classes equally often."""
+        data = self.recipe.data
+        if getattr(data, "sampling", "random") == "random":
+            return
+        if self.source.can_balance():
+            return
+        raise _recipe_error(
+            self.recipe,
+            "data.sampling",
+            f"'{data.kind}' has no labels of its training samples by which they could be balanced: "
+            "use random",
+        )
+
+    def _class_weights(self, model: LearnerConfig) -> torch.Tensor | None:
+        """Returns the weights of classes in the loss.
+
+        Raises:
+            RecipeError: They do not fit the data.
+        """
+        if not isinstance(model, ClassWeightsConfig) or model.class_weights is None:
+            return None
+        try:
+            weights = weights_of_classes(
+                model.class_weights,
+                self.source.class_counts(),
+                self.source.sizes.get("classes"),
+            )
+        except ValueError as error:
+            message = f"'{self.recipe.data.kind}': {error}"
+            raise _recipe_error(self.recipe, "model.class_weights", message) from None
+        return torch.tensor(weights, device=self.device)
+
     def _refuse_unmade_roles(self) -> None:
         """Raises a RunnerError if a role has settings that no optimizer reads.
 
@@ -260,6 +296,7 @@ class Assembly:
             recipe.train.ema,
             self.source.sizes,
             self.source.tables,
+            class_weights=self.context.class_weights,
         )
         learner_class = imported(recipe.model)
         model = recipe.model.recorded()
