@@ -308,9 +308,11 @@ def run(words, page, tmp_path):
         words = in_small(words, small_settings(words[1], page))
     if verb == "verify" and "--of" not in words:
         words += [*BRIEF, "--stage", by_recipe(ONE_STAGE, words[1])]
-    if "--seeds" in words:
-        words[words.index("--seeds") + 1] = "2"
-    is_here = words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words
+    for option in ("--seeds", "--folds"):
+        if option in words:
+            words[words.index(option) + 1] = "2"
+    is_group = "--seeds" in words or "--folds" in words
+    is_here = words[:2] == ["study", "run"] or verb in ("verify", "ablate") or is_group
     # Several processes are started with the words of a command line.
     if is_here and "--nproc" not in words:
         with patch.object(inference_ablation, "FEWEST_SECONDS", 0.01):

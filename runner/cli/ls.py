@@ -25,11 +25,11 @@ OfRecipe = Annotated[
     ),
 ]
 OfKind = Annotated[
-    Literal["run", "ablation", "study", "seeds", "grid"] | None,
+    Literal["run", "ablation", "study", "seeds", "folds", "grid"] | None,
     Option(
         "--kind",
         metavar="KIND",
-        help="Only this kind: run, ablation, study, seeds or grid; the last two are groups of runs.",
+        help="Only this kind: run, ablation, study, seeds, folds or grid; the last three are groups of runs.",
     ),
 ]
 Columns = Annotated[

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -52,6 +52,9 @@ GoOn = Annotated[
 ]
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="Number of runs that train at the same time.")]
+Folds = Annotated[
+    int | None, Option("--folds", min=2, help="Cross-validate: train N times, each with another part held out.")
+]
 Smoke = Annotated[
     bool,
     Option(
@@ -70,9 +73,10 @@ Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its descr
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, smoke: Smoke = False, takeover: Takeover = False,
-    keep_batch: KeepBatch = False, retune: Retune = False, nproc: Processes = 1, nodes: Nodes = 1,
-    rendezvous: Rendezvous = "", quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, folds: Folds = None, parallel: Parallel = 1, smoke: Smoke = False,
+    takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
+    nproc: Processes = 1, nodes: Nodes = 1, rendezvous: Rendezvous = "", quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -85,6 +89,9 @@ def run(
     With --seeds, every seed is a run, and the means have confidence intervals. --resume continues
     the seeds that are not finished.
 
+    With --folds, the samples are divided into N parts, and every run holds out another one. The
+    means have confidence intervals; the predictions of all held-out samples are in one file.
+
     With several values of a setting, separated by commas, every combination is a run of one group.
 
     With --smoke, the run shows in seconds whether training, evaluation, checkpoints and logging work.
@@ -96,6 +103,8 @@ def run(
     [bold]runner run marl_phase2[/]
 
     [bold]runner run digits_classifier --seeds 5 --parallel 2[/]
+
+    [bold]runner run digits_classifier --folds 5[/]
 
     [bold]runner run digits_classifier --smoke[/]
 
@@ -113,6 +122,8 @@ def run(
     assignments = combinations[0]
     if varied and seeds > 1:
         raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
+    if folds and (varied or seeds > 1):
+        raise UsageError("--folds: cannot be combined with --seeds or several values of a setting")
     path = find(recipe)
     own_tags = dict(map(parse_tag, tag or ()))
     changes: list[Drift] = []
@@ -128,7 +139,7 @@ def run(
         assignments = combinations[0]
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
-    if (varied or seeds > 1) and is_one_of_several(nproc * nodes):
+    if (varied or folds or seeds > 1) and is_one_of_several(nproc * nodes):
         refuse_several("a group of runs")
     start_processes(loaded, nproc, nodes, rendezvous)
     if varied:
@@ -146,15 +157,18 @@ def run(
         run_grid(
             recipes, varied, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover
         )  # fmt: skip
-    if seeds > 1:
+    if folds or seeds > 1:
         from runner.cli.seeds import run_seeds
 
         say_drift(changes)
         run_folders("run", quiet)
-        recipes = _by_seed(loaded, path, assignments, registry, seeds, retune)
-        options = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
-        command = _command(registry, recipe, assignments, options)
-        run_seeds(recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover)
+        option: Literal["seeds", "folds"] = "folds" if folds else "seeds"
+        counted = [f"--{option}", str(folds or seeds)]
+        recipes = _repeated(loaded, path, assignments, registry, folds, seeds, retune)
+        command = _command(registry, recipe, assignments, [*counted, "--parallel", str(parallel), "--resume"])
+        run_seeds(
+            recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover, option
+        )  # fmt: skip
     name = first_decides(partial(_unfinished, loaded, takeover, quiet)) if go_on else None
     if name is not None:
         # The lock does not contain secrets.
@@ -185,20 +199,39 @@ def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe
     return fitted(recipe, registry)
 
 
-def _by_seed(
+def _repeated(
     recipe: "Recipe",
     path: "Path",
     assignments: list[str],
     registry: "Registry",
-    count: int,
+    folds: int | None,
+    seeds: int,
     retune: bool,
 ) -> "dict[int, Recipe]":
-    """Returns a recipe with consecutive seeds, without the tuning choices of a lock if they are not wanted."""
+    """Returns a recipe with each fold or with consecutive seeds, without the tuning choices of a lock if they are not
+    wanted.
+    """
+    if folds:
+        _refuse_indivisible(recipe)
+        variants = {fold: [f"data.folds.count={folds}", f"data.folds.index={fold}"] for fold in range(folds)}
+    else:
+        variants = {seed: [f"seed={seed}"] for seed in range(recipe.seed, recipe.seed + seeds)}
     recipes = {}
-    for seed in range(recipe.seed, recipe.seed + count):
-        loaded = _load(path, [*assignments, f"seed={seed}"], registry)
-        recipes[seed] = replace(loaded, tuning=None) if retune else loaded
+    for number, variant in variants.items():
+        loaded = _load(path, [*assignments, *variant], registry)
+        recipes[number] = replace(loaded, tuning=None) if retune else loaded
     return recipes
+
+
+def _refuse_indivisible(recipe: "Recipe") -> None:
+    """Raises a UsageError if the recipe's samples cannot be divided into folds."""
+    from runner.plugin.configs import DatasetConfig
+
+    kind = recipe.data.kind
+    if not isinstance(recipe.data, DatasetConfig):
+        raise UsageError(f"--folds: '{kind}' has no samples that could be divided: it needs a dataset")
+    if not recipe.data.divisible:
+        raise UsageError(f"--folds: '{kind}' needs all of its samples together")
 
 
 def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> str | None:

@@ -1,8 +1,8 @@
-"""The implementation of ``runner run --seeds`` and its output."""
+"""The implementation of ``runner run --seeds`` and ``--folds``, and their output."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rich import box
 from rich.table import Table
@@ -53,12 +53,14 @@ def run_seeds(
     quiet: bool,
     as_json: bool,
     takeover: bool,
+    option: Literal["seeds", "folds"] = "seeds",
 ) -> NoReturn:
-    """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
+    """Trains a recipe with several seeds or folds, shows their progress and result, and exits."""
     recipe = next(iter(recipes.values()))
-    with SeedsProgressDisplay(Console(stderr=True, quiet=quiet), recipe, len(recipes)) as display:
+    word = option.removesuffix("s")
+    with SeedsProgressDisplay(Console(stderr=True, quiet=quiet), recipe, len(recipes), word) as display:
         from runner.tracking import Workspace
-        from runner.training.seeds import train_seeds
+        from runner.training.seeds import FOLD, train_seeds
 
         with display.phase("training"):
             result = train_seeds(
@@ -72,27 +74,28 @@ def run_seeds(
                 note,
                 again,
                 takeover,
+                ("seed",) if option == "seeds" else (FOLD,),
             )
-    output(as_json, result.data, show, result, recipe.headline, again)
+    output(as_json, result.data, show, result, recipe.headline, again, word)
     raise Exit(result.exit_code)
 
 
-def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
-    """Prints the mean of every metric with its interval, and the values of all seeds if they fit."""
+def show(result: "SeedsResult", headline: Sequence[str], again: str, word: str, console: Console) -> None:
+    """Prints the mean of every metric with its interval, and the values of all runs if they fit."""
     from runner.tracking.listing import headed
 
     names = [name for name in headline if name in result.means]
     names += sorted(result.means.keys() - set(headline))
-    console.print(headed(result.name, result.status).append(f", {len(result.runs)} seeds"))
+    console.print(headed(result.name, result.status).append(f", {len(result.runs)} {word}s"))
     if result.synthetic:
         print_wrapped(f"data {SYNTHETIC_REMARK}", console, style="yellow")
     seeds = list(result.runs)
     # The first table that fits: the values of all seeds contain the smallest and the largest.
     tables = [
-        _table(result, names, seeds, extremes=True),
-        _table(result, names, seeds, extremes=False),
-        _table(result, names, [], extremes=True),
-        _table(result, names, [], extremes=False),
+        _table(result, names, seeds, word, extremes=True),
+        _table(result, names, seeds, word, extremes=False),
+        _table(result, names, [], word, extremes=True),
+        _table(result, names, [], word, extremes=False),
     ]
     if names:
         endless = console.options.update(width=10_000)
@@ -101,21 +104,25 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
     else:
         console.print(CleanText("not all were evaluated at the same step", style="dim"))
     for seed, reason in result.failures.items():
-        print_wrapped(f"seed {seed}: {reason}", console, style="red")
+        print_wrapped(f"{word} {seed}: {reason}", console, style="red")
     next_command = again
     if result.status == "FINISHED":
         next_command = f"runner compare OTHER_GROUP {result.name}"
+        if word == "fold":
+            next_command = f"runner show {result.name}"
+    if result.predictions is not None:
+        print_wrapped(f"predictions in {result.predictions}", console)
     print_wrapped(f"kept in {result.folder}", console)
     print_wrapped(f"next: {next_command}", console)
 
 
-def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int], *, extremes: bool) -> Table:
-    """Returns a table of the means, of their smallest and largest value, and of the values of these seeds."""
+def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int], word: str, *, extremes: bool) -> Table:
+    """Returns a table of the means, of their smallest and largest value, and of the values of these runs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     titles = ["metric", "mean [95 %]"]
     if extremes:
         titles.append("min to max")
-    titles += [f"seed {seed}" for seed in seeds]
+    titles += [f"{word} {seed}" for seed in seeds]
     for title in titles:
         table.add_column(title, no_wrap=True)
 

@@ -15,6 +15,15 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def widened(self, factor: float) -> "Interval":
+        """Returns an interval that is wider by a factor, around the same mean."""
+        # Without the comparison, an unbounded interval of one value would be computed with.
+        if factor == 1:
+            return self
+        low = self.mean - factor * (self.mean - self.low)
+        high = self.mean + factor * (self.high - self.mean)
+        return Interval(self.mean, low, high)
+
     def clipped(self, lowest: float, highest: float) -> "Interval":
         """Returns the part of the interval with possible values."""
         return Interval(self.mean, max(self.low, lowest), min(self.high, highest))

@@ -11,9 +11,11 @@ STALE_SECONDS = 600.0
 """Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
 Status = Literal["FINISHED", "FAILED", "STOPPED", "PREEMPTED", "KILLED"]
 """How a run ended: STOPPED by a signal, PREEMPTED by one that its recipe expects, KILLED if its process died."""
-Kind = Literal["run", "ablation", "study", "seeds", "grid"]
-GROUPS = ("seeds", "grid")
+Kind = Literal["run", "ablation", "study", "seeds", "folds", "grid"]
+GROUPS = ("seeds", "folds", "grid")
 """Kinds that are groups of runs."""
+REPEATED = ("seeds", "folds")
+"""Groups whose runs are repetitions, so that they have means."""
 _NAME = r"^[A-Za-z0-9-][A-Za-z0-9._-]{0,127}$"
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Time = Annotated[float, Field(gt=-1e11, lt=1e11)]

@@ -87,24 +87,37 @@ def bounds_for(name: str, bounds: Bounds) -> tuple[float, float]:
     return next(matching, (-math.inf, math.inf))
 
 
-def means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int, Interval]]:
+def overlap(folds: int) -> float:
+    """Returns the factor by which the interval of a cross-validation is wider than Student's.
+
+    The trainings share most of their samples, so their results are no independent repetitions. The
+    variance of their mean is estimated as (1 / k + 1 / (k - 1)) times that of a result (Nadeau and
+    Bengio 2003), instead of 1 / k times.
+    """
+    return math.sqrt((2 * folds - 1) / (folds - 1))
+
+
+def means(curves: Curves, count: int, bounds: Bounds, widening: float = 1.0) -> Iterator[tuple[str, int, Interval]]:
     """Yields metrics, the steps at which all seeds were evaluated, and the means there.
 
     Args:
         curves: Values by metric, seed and step.
         count: Number of seeds.
         bounds: Smallest and largest possible value of metrics, by pattern. No interval exceeds them.
+        widening: Factor of the width of intervals.
     """
     for name, by_seed in curves.items():
         if len(by_seed) != count:
             continue
         common_steps = set.intersection(*map(set, by_seed.values()))
         for step in sorted(common_steps):
-            interval = student([values[step] for values in by_seed.values()])
+            interval = student([values[step] for values in by_seed.values()]).widened(widening)
             yield name, step, interval.clipped(*bounds_for(name, bounds))
 
 
-def final_means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int, Interval]]:
+def final_means(
+    curves: Curves, count: int, bounds: Bounds, widening: float = 1.0
+) -> Iterator[tuple[str, int, Interval]]:
     """Yields metrics of finished trainings that ended at different steps, the largest step, and the
     mean of the last values.
 
@@ -112,11 +125,12 @@ def final_means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[st
         curves: Values by metric, seed and step.
         count: Number of seeds.
         bounds: As for ``means``.
+        widening: As for ``means``.
     """
     for name, by_seed in curves.items():
         steps = {max(values) for values in by_seed.values()}
         if len(by_seed) == count and len(steps) > 1:
-            interval = student([values[max(values)] for values in by_seed.values()])
+            interval = student([values[max(values)] for values in by_seed.values()]).widened(widening)
             yield name, max(steps), interval.clipped(*bounds_for(name, bounds))
 
 
@@ -195,6 +209,8 @@ def draw(
     folder: Path,
     bounds: Bounds,
     label: str = "one seed",
+    word: str = "seed",
+    widening: float = 1.0,
 ) -> list[Path]:
     """Draws a few metrics over the training: every seed, and the mean with its 95 % interval.
 
@@ -204,7 +220,9 @@ def draw(
         unit: What steps count.
         folder: Where the plot is written.
         bounds: Smallest and largest possible value of metrics, by pattern.
-        label: Of the curve of one seed.
+        label: Of the curve of one run.
+        word: What the runs differ in: seed or fold.
+        widening: As for ``means``.
     """
     ordered_names = dict.fromkeys([*first, *sorted(curves)])
     drawn_metrics = [name for name in ordered_names if name in curves][:_PANELS]
@@ -223,6 +241,8 @@ def draw(
                 curves[name],
                 bounds,
                 label,
+                word,
+                widening,
             )
             axes.set_xlabel(unit.replace("_", " "))
             axes.xaxis.set_major_locator(_locator(steps))
@@ -239,6 +259,8 @@ def _draw_metric(
     by_seed: Mapping[int, Mapping[int, float]],
     bounds: Bounds,
     label: str,
+    word: str,
+    widening: float,
 ) -> None:
     """Draws a curve for every seed, and the means of several."""
     for values in by_seed.values():
@@ -248,9 +270,9 @@ def _draw_metric(
         return
     # Seeds may share no step yet.
     curves = {name: {seed: dict(values) for seed, values in by_seed.items()}}
-    intervals = [(step, *interval) for _, step, interval in means(curves, len(by_seed), bounds)]
-    _draw_means(axes, intervals)
-    axes.set_title(f"{name}, {len(by_seed)} seeds")
+    intervals = [(step, *interval) for _, step, interval in means(curves, len(by_seed), bounds, widening)]
+    _draw_means(axes, intervals, word)
+    axes.set_title(f"{name}, {len(by_seed)} {word}s")
 
 
 def _locator(steps: Collection[int]) -> Any:
@@ -262,7 +284,7 @@ def _locator(steps: Collection[int]) -> Any:
     return MaxNLocator(nbins=6, integer=True)
 
 
-def _draw_means(axes: Any, intervals: Sequence[tuple[int, float, float, float]]) -> None:
+def _draw_means(axes: Any, intervals: Sequence[tuple[int, float, float, float]], word: str) -> None:
     """Draws the means at shared steps with their intervals: as a band, or as a bar at a single step."""
     if not intervals:
         return
@@ -292,5 +314,5 @@ def _draw_means(axes: Any, intervals: Sequence[tuple[int, float, float, float]])
         "o-",
         color=BLUE,
         markersize=3,
-        label="mean of the seeds",
+        label=f"mean of the {word}s",
     )

@@ -1,4 +1,4 @@
-"""Trains one recipe with several seeds.
+"""Trains one recipe with several seeds, or on the folds of a cross-validation.
 
 Each training is a child process and a separate run, below one run of the group in MLflow.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -39,7 +39,7 @@ from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
 from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.mlflow_view import headline_of, view_of
-from runner.tracking.record import Record
+from runner.tracking.record import REPEATED, Record
 from runner.tracking.store import Store, params_of, shown, text, user_tags
 from runner.tracking.workspace import DIGITS, folder_name
 from runner.training.outputs import Display, NoOutput
@@ -50,6 +50,8 @@ from runner.training.signals import Stop, stop_on_signals
 # After SIGTERM, a child writes a checkpoint.
 _GRACE_SECONDS = 60.0
 _REPORT_SECONDS = 0.5
+FOLD = "data.folds.index"
+"""Dotted path of the setting in which the runs of a cross-validation differ."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +78,7 @@ class SeedsResult:
         seconds: Wall-clock time.
         exit_code: The exit code of the command.
         synthetic: Whether the data are synthetic.
+        predictions: The file with the predictions of a finished cross-validation.
     """
 
     name: str
@@ -89,10 +92,14 @@ class SeedsResult:
     seconds: float
     exit_code: ExitCode
     synthetic: bool = False
+    predictions: str | None = None
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
         data = asdict(self)
+        # Only a cross-validation has them.
+        if self.predictions is None:
+            del data["predictions"]
         data["means"] = {name: mean._asdict() for name, mean in self.means.items()}
         del data["exit_code"]
         return data
@@ -119,7 +126,8 @@ def train_seeds(
     takeover: bool = False,
     varied: Sequence[str] = ("seed",),
 ) -> SeedsResult:
-    """Trains the same recipe with each of these seeds, or with other values of other settings.
+    """Trains the same recipe with each of these seeds, on each fold, or with other values of other
+    settings.
 
     Seeds that fail do not stop the others. SIGTERM and Ctrl-C let every training write a
     checkpoint.
@@ -135,8 +143,8 @@ def train_seeds(
         note: The user's description of every run.
         resume_command: The command that continues the group.
         takeover: Whether a process on another machine that may own the group counts as dead.
-        varied: Dotted paths of the settings in which the recipes differ. If it is not the seed
-            alone, the group is a grid, whose runs have no mean, and ``recipes`` are numbered.
+        varied: Dotted paths of the settings in which the recipes differ: the seed, or the fold.
+            With others, the group is a grid, whose runs have no mean, and ``recipes`` are numbered.
 
     Raises:
         StorageError: MLflow's store or the workspace is not available at the start.
@@ -198,6 +206,14 @@ def train_seeds(
         outcome = _outcome(
             workspace, group, folder.path, len(recipes), failures, seconds, exit_code
         )
+        if group.kind == "folds" and outcome.result.status == "FINISHED":
+            # Few groups need the module.
+            from runner.training.fold_predictions import predict_folds
+
+            runs = seed_groups.runs_of(workspace, group)
+            predictions = predict_folds(folder.path, recipes, registry, runs)
+            result = replace(outcome.result, predictions=predictions)
+            outcome = outcome._replace(result=result)
         # The record of the group, which ``runner ls`` reads, has the result.
         final_values.update(
             status=outcome.result.status,
@@ -246,11 +262,12 @@ def _outcome(
     runs = seed_groups.runs_of(workspace, group)
     curves = seed_groups.evaluations(runs)
     means = []
-    if group.kind == "seeds":
-        means = list(seed_groups.means(curves, count, group.bounds))
+    if group.kind in REPEATED:
+        widening = _widening(group)
+        means = list(seed_groups.means(curves, count, group.bounds, widening))
         # Trainings that ended early are compared by their last evaluations.
         if status == "FINISHED":
-            means += seed_groups.final_means(curves, count, group.bounds)
+            means += seed_groups.final_means(curves, count, group.bounds, widening)
     result = SeedsResult(
         name=group.name,
         status=status,
@@ -265,6 +282,11 @@ def _outcome(
         exit_code=exit_code,
     )
     return _Outcome(result, curves, means)
+
+
+def _widening(group: Record) -> float:
+    """Returns the factor of the width of a group's intervals."""
+    return seed_groups.overlap(len(group.digests)) if group.kind == "folds" else 1.0
 
 
 def _unfinished_group(
@@ -284,6 +306,13 @@ def _unfinished_group(
     return None
 
 
+def _kind(varied: Sequence[str]) -> Literal["seeds", "folds", "grid"]:
+    """Returns the kind of a group whose runs differ in these settings."""
+    if tuple(varied) == ("seed",):
+        return "seeds"
+    return "folds" if tuple(varied) == (FOLD,) else "grid"
+
+
 def _new_group(
     recipes: Mapping[int, Recipe],
     workspace: Workspace,
@@ -293,7 +322,7 @@ def _new_group(
     varied: Sequence[str],
 ) -> Record:
     """Creates a group in MLflow."""
-    kind: Literal["seeds", "grid"] = "seeds" if tuple(varied) == ("seed",) else "grid"
+    kind = _kind(varied)
     recipe = next(iter(recipes.values()))
     started = time.time()
     name = f"{folder_name(recipe.name)}-{kind}"
@@ -313,7 +342,7 @@ def _new_group(
         digest=recipe.digest,
         digests={seed: recipe.digest for seed, recipe in recipes.items()},
         goal=len(recipes),
-        unit="seeds" if kind == "seeds" else "runs",
+        unit="runs" if kind == "grid" else kind,
         experiment=recipe.tracking.experiment,
         tracking_uri=workspace.recorded_uri(shown(store.uri)),
         run_id=run_id,
@@ -343,7 +372,7 @@ def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
 def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float]:
     """Returns the best value of the objective among the runs of a grid."""
     objective = recipe.objective
-    if group.kind == "seeds" or objective is None:
+    if group.kind in REPEATED or objective is None:
         return {}
     values = result.values.get(objective.name, {}).values()
     if not values:
@@ -510,21 +539,26 @@ def _publish(
     values = {
         path: value for path, value in flatten(recipe.values()) if path not in varied
     }
-    if group.kind == "seeds":
-        values["seeds"] = sorted(recipes)
+    if group.kind in REPEATED:
+        values[group.kind] = sorted(recipes)
     result = None if outcome is None else outcome.result
     tags = _tags(recipes, group, resume_command, varied, result)
     # MLflow raises whatever its database and network drivers raise.
     try:
         store.send(run_id, metrics, params_of(values), params_of(tags))
-        if outcome is not None and group.kind == "seeds":
+        if outcome is not None and group.kind in REPEATED:
             paths = seed_groups.draw(
                 outcome.curves,
                 recipe.headline,
                 recipe.length[0],
                 Path(outcome.result.folder),
                 group.bounds,
+                f"one {group.kind.removesuffix('s')}",
+                group.kind.removesuffix("s"),
+                _widening(group),
             )
+            if outcome.result.predictions is not None:
+                paths.append(Path(outcome.result.predictions))
             for path in paths:
                 store.client.log_artifact(run_id, str(path))
         store.set_status(run_id, result.status if result else "RUNNING", milliseconds)
@@ -552,6 +586,7 @@ def _tags(
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
         "result": "",
         "seeds": ", ".join(map(str, recipes)) if group.kind == "seeds" else "",
+        "folds": str(len(recipes)) if group.kind == "folds" else "",
         "grid": code(*varied) if group.kind == "grid" else "",
         "overridden": code(*overrides),
         "continue it": code(resume_command),
