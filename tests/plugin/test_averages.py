@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import tiny, with_requirements
+from running import TRAINED, tiny, with_requirements
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -195,12 +195,20 @@ def gan(*sets):
     return load(GAN.with_suffix(".yaml"), ["tracking.system_metrics=false", *sets], registry), [GAN]
 
 
+def recipe_by_learner():
+    """Returns a recipe that ships for each learner that ships."""
+    return {tiny(name).model.kind: name for name in reversed(TRAINED)}
+
+
 PIPELINES = {
     "gan": lambda: gan("train.ema=0.9"),
-    "masac": lambda: (tiny("marl_baseline", "train.ema=0.9"), ()),
     "stacked": lambda: (tiny("marl_baseline", "train.ema=0.9", *with_requirements("stacked_agents")), ()),
-    "classifier": lambda: (tiny("digits_classifier", "train.ema=0.9"), ()),
 }
+PIPELINES |= {kind: lambda name=name: (tiny(name, "train.ema=0.9"), ()) for kind, name in recipe_by_learner().items()}
+
+
+def test_every_learner_that_ships_is_averaged_here():
+    assert set(Registry().kinds("model")) <= PIPELINES.keys()
 
 
 def stepped(pipeline, updates):
