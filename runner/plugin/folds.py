@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class FoldsConfig(Config):
     """One fold of a cross-validation: all samples are divided again, and this fold is held out."""
 
-    count: Annotated[int, Field(ge=2)]
+    count: Annotated[int, Field(ge=2)] = 5
     """Number of folds."""
     index: Annotated[int, Field(ge=0)] = 0
     """The fold that is held out, from 0; ``runner run --folds`` trains all of them."""
