@@ -144,6 +144,12 @@ def test_every_source_that_ships_is_divided_or_refused_in_one_line_with_the_reas
     assert [message for message in messages if "data.folds" not in message] == []
 
 
+def test_how_samples_are_divided_is_enough_and_the_number_of_folds_may_follow():
+    assert tiny("digits_classifier", "data.folds={by: class}").data.folds == FoldsConfig(count=5, by="class")
+    assignments = "data.folds={by: class}", "data.folds.count=3", "data.folds.index=2"
+    assert tiny("digits_classifier", *assignments).data.folds == FoldsConfig(count=3, index=2, by="class")
+
+
 def test_a_class_that_the_samples_do_not_have_is_refused():
     with pytest.raises(UsageError, match=r"data\.folds: 'digits' cannot be divided: it has no group of each sample"):
         assemble(tiny("digits_classifier", "data.folds={count: 3, by: group}"))
