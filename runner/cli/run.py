@@ -120,10 +120,7 @@ def run(
     all_assignments = settings(sets, bare)
     varied, combinations = grid_of(all_assignments)
     assignments = combinations[0]
-    if varied and seeds > 1:
-        raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
-    if folds and (varied or seeds > 1):
-        raise UsageError("--folds: cannot be combined with --seeds or several values of a setting")
+    _refuse_two_groups(varied, seeds, folds)
     path = find(recipe)
     own_tags = dict(map(parse_tag, tag or ()))
     changes: list[Drift] = []
@@ -197,6 +194,14 @@ def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe
     from runner.training.budget import fitted
 
     return fitted(recipe, registry)
+
+
+def _refuse_two_groups(varied: Sequence[str], seeds: int, folds: int | None) -> None:
+    """Raises a UsageError if the runs would be two groups at the same time."""
+    if varied and seeds > 1:
+        raise UsageError(f"--seeds: {varied[0]} has several values; write seed=0,1,2 instead")
+    if folds and (varied or seeds > 1):
+        raise UsageError("--folds: cannot be combined with --seeds or several values of a setting")
 
 
 def _repeated(
