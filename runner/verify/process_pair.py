@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from runner.plugin.contract import Statistical
 from runner.proof.close_check import close
 from runner.proof.subject import Build, Subject
 from runner.proof.subject_states import clones
+from runner.proof.verdict import Outcome, Verdict, excluded
 from runner.system import generators
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.verify.subjects import (
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
     from runner.plugin.registry import Registry
     from runner.plugin.source import State
-    from runner.proof.verdict import Verdict
     from runner.recipe.recipe import Recipe
 
 LATE = (0.5, 1.0)
@@ -90,9 +91,12 @@ def compare_processes(
     leader = _Leader(staged, registry, group)
     try:
         batches.append(leader.shortened(batches[0]))
-        return close(_single(staged, registry), leader.build, batches)
+        verdict = close(_single(staged, registry), leader.build, batches)
     finally:
         group.broadcast(None)
+    if verdict.outcome is not Outcome.PASS:
+        return verdict
+    return replace(verdict, summary=f"{verdict.summary}; {excluded(len(batches))}")
 
 
 def mirror(

@@ -55,6 +55,8 @@ def test_the_report_names_the_processes_and_the_stages(pair):
     (row,) = report.rows
     assert (row.name, row.contract, row.verdict) == ("2 processes", "Close", Outcome.PASS), row
     assert row.stages == ("gradient_accumulation",)
+    # Three updates, two late ones, and one with a sample less.
+    assert row.summary.endswith("; errors more frequent than 1 update in 2 are ruled out (95 %)")
     assert report.exit_code == 0
 
 
