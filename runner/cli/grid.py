@@ -1,5 +1,6 @@
 """The implementation of ``runner run`` with several values of settings, and its output."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,9 +12,10 @@ from runner.cli.seeds import SeedsProgressDisplay
 from runner.recipe.dumping import dump_inline
 from runner.system.console import Console
 from runner.system.errors import UsageError
-from runner.system.text_lines import print_wrapped
+from runner.system.text_lines import figure, print_wrapped
 
 if TYPE_CHECKING:
+    from runner.plugin.contract import Objective
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
     from runner.training.seeds import SeedsResult
@@ -37,6 +39,16 @@ class Grid:
         # A grid has no means, because its runs are not repetitions.
         del data["means"]
         return {**data, "settings": self.settings}
+
+    def best(self, objective: "Objective | None") -> int | None:
+        """Returns the number of the run whose last evaluation is best; None if that is not clear."""
+        values = self.result.values.get(objective.name, {}) if objective is not None else {}
+        finite = {number: value for number, value in values.items() if math.isfinite(value)}
+        if objective is None or len(finite) < 2:
+            return None
+        choose = max if objective.direction == "maximize" else min
+        best = choose(finite, key=lambda number: finite[number])
+        return best if list(finite.values()).count(finite[best]) == 1 else None
 
     def rows(self, headline: Sequence[str]) -> list[dict[str, Any]]:
         """Returns a line for each run: its settings, its last evaluation and its name."""
@@ -93,7 +105,7 @@ def run_grid(
                 recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover, varied
             )  # fmt: skip
     grid = Grid(result, settings)
-    output(as_json, grid.data, show, grid, recipe.headline, again)
+    output(as_json, grid.data, show, grid, recipe.headline, recipe.objective, again)
     raise Exit(result.exit_code)
 
 
@@ -119,18 +131,23 @@ def _refuse_repetition(recipes: "Mapping[int, Recipe]", settings: Mapping[int, M
             raise UsageError(f"runs {first} and {number} of the grid are the same: {text}")
 
 
-def show(grid: Grid, headline: Sequence[str], again: str, console: Console) -> None:
-    """Prints a line for each run, and why some of them failed."""
+def show(grid: Grid, headline: Sequence[str], objective: "Objective | None", again: str, console: Console) -> None:
+    """Prints a line for each run, the best one, and why some of them failed."""
     from runner.tracking.listing import headed
     from runner.tracking.run_table import show_table
 
     result = grid.result
     console.print(headed(result.name, result.status).append(f", {len(result.runs)} runs"))
     show_table(grid.rows(headline), "", console)
+    best = grid.best(objective)
+    if best is not None and objective is not None:
+        settings = " ".join(f"{path}={value}" for path, value in grid.settings[best].items())
+        value = figure(result.values[objective.name][best])
+        print_wrapped(f"best {objective.name} at the end: {value} with {settings}", console)
     for number, reason in result.failures.items():
         print_wrapped(f"run {number}: {reason}", console, style="red")
     print_wrapped(f"kept in {result.folder}", console)
     next_command = again
     if result.status == "FINISHED":
-        next_command = "runner compare RUN OTHER_RUN"
+        next_command = f"runner compare {' '.join(list(result.runs.values())[:2])}"
     print_wrapped(f"next: {next_command}", console)

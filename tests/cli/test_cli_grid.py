@@ -10,11 +10,14 @@ from typer.testing import CliRunner
 
 from runner.cli import app
 from runner.cli.grid import Grid, show
+from runner.plugin.contract import Objective
 from runner.system.console import Console
 from runner.system.errors import ExitCode, UsageError
 from runner.tracking import Workspace
 from runner.tracking.listing import listing
 from runner.training.seeds import SeedsResult
+
+LOSS = Objective("loss", "minimize")
 
 
 def invoked(*words):
@@ -63,9 +66,27 @@ def test_the_result_has_a_line_for_every_combination():
     assert "means" not in data
     assert data["settings"][2] == {"optimizer.lr": 0.2}
     screen = io.StringIO()
-    show(grid, ["accuracy"], "runner run toy --resume", Console(file=screen, width=80))
+    show(grid, ["accuracy"], LOSS, "runner run toy --resume", Console(file=screen, width=80))
+    assert "best loss at the end: 0.25 with optimizer.lr=0.2" in screen.getvalue()
     assert "run 2: no" in screen.getvalue()
     assert screen.getvalue().endswith("next: runner run toy --resume\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "best"),
+    [
+        ({1: 0.5, 2: 0.25}, "minimize", 2),
+        ({1: 0.5, 2: 0.25}, "maximize", 1),
+        ({1: 0.5, 2: 0.5}, "maximize", None),
+        ({1: 0.5}, "maximize", None),
+        ({1: float("nan"), 2: 0.25, 3: 0.5}, "minimize", 2),
+    ],
+)
+def test_the_best_run_is_named_where_it_is_clear(values, direction, best):
+    result = SeedsResult("toy-grid", "FINISHED", "id", "/folder", {}, {"loss": values}, {}, {}, 1.0, ExitCode.DONE)
+    grid = Grid(result, {number: {"optimizer.lr": 0.1} for number in values})
+    assert grid.best(Objective("loss", direction)) == best
+    assert grid.best(None) is None
 
 
 @pytest.mark.parametrize(
