@@ -69,6 +69,7 @@ class Amp(Stage):
         self.scaler: torch.amp.GradScaler | None = None
         if self.config.dtype == "fp16":
             self.scaler = torch.amp.GradScaler(device)
+            self.checks_gradients = True
             pipeline.slots.wrap("backward", self._scaled_backward)
             pipeline.slots.replace("unscale", self.scaler.unscale_)
             pipeline.slots.replace("optimizer_step", self.scaler.step)

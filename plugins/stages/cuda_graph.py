@@ -40,6 +40,7 @@ class CudaGraphConfig(StageConfig):
     kind: ClassVar[str] = "cuda_graph"
     implementation = "CudaGraph"
     phase: ClassVar[int] = 3
+    captures: ClassVar[bool] = True
     one_process: ClassVar[str] = "a captured update cannot wait for other processes"
     unplanned: ClassVar[str] = "a graph keeps all memory of an update reserved, and copies of the batch"
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})

@@ -34,6 +34,8 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
     # Few runs have these lines, which stand before the place and the commands.
     if result.ended_early:
         sections["ended"] = [f"early: {result.ended_early}"]
+    if result.skipped_updates:
+        sections["skipped"] = [result.skipped_updates]
     if result.changed_by:
         sections["callbacks"] = [f"{result.changed_by}; the result is not that of the recipe without them"]
     if result.sentinel:

@@ -60,6 +60,8 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
     if recipe.callbacks:
         kind = next(iter(recipe.callbacks))
         yield f"callbacks.{kind}: each process would call it; switch it off, or use one process"
+    if train.on_nonfinite.action == "skip":
+        yield "train.on_nonfinite: processes might skip different updates; use stop"
     # All processes have to end after the same update.
     if train.stop is not None and train.stop.seconds is not None:
         yield "train.stop.seconds: clocks of processes differ; use train.stop.reach or patience"

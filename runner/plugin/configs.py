@@ -411,6 +411,8 @@ class StageConfig(PluginConfig, ABC):
     """Whether it traces what its slots call, so that nothing in there may be looked at or change
     later.
     """
+    captures: ClassVar[bool] = False
+    """Whether it captures an update and launches it as a whole, so that it cannot end half-way."""
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
     one_process: ClassVar[str] = ""

@@ -29,6 +29,8 @@ class Stage(ABC):
 
     bytes: int | None = None
     """Size of the files that are needed if a program replaces a trained model's network."""
+    checks_gradients: bool = False
+    """Whether it skips steps of optimizers with gradients that are not finite (loss scaling)."""
     program_bytes: int = 0
     """Bytes of that program, which is in memory in addition to the network."""
 

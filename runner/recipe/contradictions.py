@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from runner.plugin.configs import DatasetConfig
+from runner.plugin.configs import DatasetConfig, GradientLearnerConfig
 from runner.plugin.progress import UNITS
-from runner.plugin.static_checks import unmeasured
+from runner.plugin.static_checks import describe_implementation, unmeasured
 from runner.recipe.recipe import TrainConfig
 from runner.recipe.yaml_nodes import Problem
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from runner.recipe.keeping import KeepConfig
     from runner.recipe.stopping import StopConfig
     from runner.recipe.yaml_nodes import Node
+
+_UPDATE = "runner.plugin.learner.GradientLearner"
+"""The class with the update of a module and a loss."""
 
 
 def conflicts(
@@ -42,6 +45,8 @@ def conflicts(
             contradictions += _of_stop(train, train.stop, objective)
         if train is not None and train.keep is not None:
             contradictions += _of_keep(train, train.keep, objective)
+        if train is not None and train.on_nonfinite.action == "skip":
+            contradictions += _of_skipping(model, data, stages)
     for section, section_stages in stages.items():
         contradictions += _of_stages(root, section, model, section_stages)
     return [
@@ -150,6 +155,32 @@ def _of_keep(
     if keep.best > 1 and train.evaluate_every is None:
         message = "there is only one evaluation, the last: set train.evaluate_every"
         yield "train.keep.best", message
+
+
+def _of_skipping(
+    model: LearnerConfig,
+    data: SourceConfig,
+    stages: Mapping[str, Mapping[str, StageConfig | None]],
+) -> Iterator[tuple[str, str]]:
+    """Yields why an update cannot be left before its optimizer is stepped."""
+    key = "train.on_nonfinite"
+    learner = describe_implementation(type(model))
+    is_standard = learner is None or learner.owners.get("update") == _UPDATE
+    if not isinstance(model, GradientLearnerConfig) or not is_standard:
+        yield (
+            key,
+            f"'{model.kind}' has an update of its own, which may step an optimizer before a later "
+            "loss is computed; undoing it would take a copy of all parameters and optimizers in "
+            "every update: use stop",
+        )
+    if data.depends_on_feedback:
+        yield key, f"'{data.kind}' needs the results of every update: use stop"
+    for kind, stage in stages["optimization"].items():
+        if stage is not None and stage.captures:
+            yield (
+                key,
+                f"'{kind}' captures an update, which cannot end half-way: use stop",
+            )
 
 
 def _of_stop(

@@ -26,7 +26,13 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.recipe.keeping import KeepConfig
-from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
+from runner.recipe.safeguards import (
+    MemoryBudgetConfig,
+    NonfiniteConfig,
+    SentinelConfig,
+    budget_of,
+    nonfinite_of,
+)
 from runner.recipe.stopping import StopConfig
 from runner.recipe.yaml_nodes import DEFAULT, MAPPING, Place
 from runner.system.secrets import MASK, redact_values, register
@@ -97,6 +103,13 @@ class TrainConfig(Config):
     """
     smoke: bool = False
     """Whether this is a smoke test (runner run --smoke), whose model cannot be registered."""
+    on_nonfinite: Annotated[
+        NonfiniteConfig,
+        BeforeValidator(nonfinite_of, json_schema_input_type=str | NonfiniteConfig),
+    ] = NonfiniteConfig()
+    """Reaction to a loss or gradients that are not finite: stop, skip, or a section with ``action``
+    and ``at_most``.
+    """
     stop: StopConfig | None = None
     """Condition that ends the training before its length; null trains to the end."""
     sentinel: SentinelConfig | None = None
@@ -312,7 +325,9 @@ class Recipe:
         unset = set[str](UNITS) - {self.length[0]}
         # Without them, digests are those of recipes that never had them.
         optional = ("stall_s", "memory_budget", "sentinel", "overfit_batches", "smoke")
-        return unset | {name for name in optional if not getattr(self.train, name)}
+        unset |= {name for name in optional if not getattr(self.train, name)}
+        is_stopped = self.train.on_nonfinite.action == "stop"
+        return unset | ({"on_nonfinite"} if is_stopped else set())
 
     def printable(self) -> dict[str, Any]:
         """The values as commands print them for other commands to read.

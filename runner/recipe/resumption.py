@@ -71,6 +71,7 @@ _APPLIED = {
     "train.stall_s": "",
     "train.memory_budget": "the plan is compared with it before the next update",
     "train.sentinel": "no result depends on it",
+    "train.on_nonfinite": "from the next update",
     "train.stop": "from the next evaluation or update",
     "system.wait": "",
     "system.deterministic": "other kernels may change the last digits",

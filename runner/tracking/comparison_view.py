@@ -113,7 +113,7 @@ def _best(comparison: Mapping[str, Any]) -> tuple[str, int] | None:
     values = {number: value for number, value in enumerate(row) if isinstance(value, float)}
     choose = max if direction == "maximize" else min
     number = choose(values, key=lambda number: values[number], default=-1)
-    # A star on one of several values that are printed alike would tell nothing.
+    # A star on one of several values that are printed alike has no meaning.
     printed = [figure(value) for value in values.values()]
     if number < 0 or printed.count(figure(values[number])) > 1:
         return None

@@ -259,9 +259,13 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
         yield f"smoke test: {SMOKE_REMARK}"
     overrides = run["overrides"] or {}
     group_overrides = group["overrides"] if group else {}
-    # Nobody wrote the settings of a smoke test.
-    own = {path: value for path, value in overrides.items() if not (run["smoke"] and path in SETTINGS)}
-    settings = [f"{path}={value}" for path, value in own.items() if group_overrides.get(path) != value]
+    # The user did not write the settings of a smoke test.
+    hidden = SETTINGS if run["smoke"] else ()
+    settings = [
+        f"{path}={value}"
+        for path, value in overrides.items()
+        if path not in hidden and group_overrides.get(path) != value
+    ]
     yield escape_line(" ".join(settings))
     group_texts = list(tags_and_note(group)) if group else []
     yield "; ".join(text for text in tags_and_note(run) if text not in group_texts)

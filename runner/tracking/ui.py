@@ -55,7 +55,7 @@ def serve(
     if not is_writable(log):
         log = Path(tempfile.gettempdir(), f"runner-ui-{os.getpid()}.log")
     with _running_server(workspace, store.uri, port, log) as server:
-        # On a busy machine it takes minutes to start; whoever waits sees the seconds, and may press Ctrl-C.
+        # On a busy machine it takes minutes to start. The bar shows the seconds, and Ctrl-C ends the wait.
         with phase(f"waiting for MLflow's server on {address}"):
             while not _answers(address):
                 if server.poll() is not None:

@@ -82,11 +82,7 @@ class FiniteGuard:
             DivergedError: Always; the message names the origin.
         """
         losses = _scalars(output)
-        gradients = {
-            name: gradient
-            for name, gradient in self.learner.gradients().items()
-            if gradient is not None
-        }
+        gradients = self._gradients()
         origin = self._origin(batch, gradients, losses)
         diagnosis = {
             "step": progress.done,
@@ -102,6 +98,19 @@ class FiniteGuard:
             f"{progress.unit} {progress.done}, update {progress.updates}: "
             f"{origin['message']}; the run was stopped; {remark}"
         )
+
+    def origin_of(
+        self, batch: Batch, output: Mapping[str, Any]
+    ) -> dict[str, str | None]:
+        """Returns the first tensor of the last update that is not finite, and a message."""
+        return self._origin(batch, self._gradients(), _scalars(output))
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {
+            name: gradient
+            for name, gradient in self.learner.gradients().items()
+            if gradient is not None
+        }
 
     def _origin(
         self,

@@ -20,12 +20,14 @@ from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.evaluation import checked, draw, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.loop_parts import (
-    Part,
+    count_skipped,
+    existing,
     intervals_of,
     make_best_values,
     make_callbacks,
     make_early_stop,
     make_sentinel,
+    make_skipping,
 )
 from runner.training.metrics import (
     CALLBACKS,
@@ -40,6 +42,7 @@ from runner.training.metrics import (
 from runner.training.outputs import Display, MetricLog
 from runner.training.rehearsal import rehearse, rehearse_learner
 from runner.training.roofline import measure_fraction
+from runner.training.skipped_updates import Skipped
 from runner.training.state_schema import fitting
 from runner.training.step import Step
 from runner.training.update_metrics import UpdateMetrics
@@ -129,13 +132,14 @@ class Loop:
         self.step = Step(pipeline)
         self.sentinel = make_sentinel(self.step, pipeline)
         self.callbacks = make_callbacks(pipeline)
-        parts: dict[str, Part | None] = {
-            "early_stop": self.early_stop,
-            "best_values": self.best_values,
-            "callbacks": self.callbacks,
-        }
+        self.skipped = make_skipping(pipeline, self.finite)
         # Their states are in a checkpoint only where the recipe has them.
-        self.parts = {name: part for name, part in parts.items() if part is not None}
+        self.parts = existing(
+            early_stop=self.early_stop,
+            best_values=self.best_values,
+            callbacks=self.callbacks,
+            skipped_updates=self.skipped,
+        )
 
     def run(self) -> None:
         """Trains to the end or to a signal, evaluates, and writes a checkpoint.
@@ -215,6 +219,9 @@ class Loop:
         # Before anything is logged: a killed run makes the same choices again.
         self.pipeline.tuning.commit()
         self.output = output
+        if self.skipped is not None and isinstance(output, Skipped):
+            self._diverge_if(self.skipped.follow, output)
+            return
         self.means.add(output)
         is_look_due = self.progress.updates % LOOK_EVERY == 0
         if not self.means.finite or (not self.means.on_host and is_look_due):
@@ -315,7 +322,7 @@ class Loop:
         }
         metrics = {f"train/{name}": value for name, value in values.items()}
         metrics["train/updates"] = float(self.progress.updates)
-        metrics |= self.update_metrics.take()
+        metrics |= count_skipped(self.skipped) | self.update_metrics.take()
         counts = self.progress.state_dict()
         if elapsed > 0:
             metrics |= self._performance(elapsed, seconds, counts)
@@ -408,8 +415,12 @@ class Loop:
         """Stops the training if a loss since the last report was not finite."""
         if self.means.look():
             return
+        self._diverge_if(self.finite.check, self.output)
+
+    def _diverge_if(self, check: Callable[..., None], output: dict[str, Any]) -> None:
+        """Stops the training if a check of the last update raises a DivergedError."""
         try:
-            self.finite.check(self.progress, self.step.batch, self.output)
+            check(self.progress, self.step.batch, output)
         except DivergedError as error:
             self._diverge(str(error))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from runner.training.best_values import BestValues
+from runner.training.skipped_updates import SkippedUpdates
 from runner.training.stopping import EarlyStop
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from runner.plugin.source import State
     from runner.recipe.recipe import Recipe, TrainConfig
     from runner.training.callbacks import Callbacks
+    from runner.training.guards import FiniteGuard
     from runner.training.pipeline import Assembly
     from runner.training.sentinel import Sentinel
     from runner.training.step import Step
@@ -25,6 +27,16 @@ class Part(Protocol):
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
+
+
+def existing(**parts: Part | None) -> dict[str, Part]:
+    """Returns the parts that a recipe has, by name."""
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def count_skipped(skipped: SkippedUpdates | None) -> dict[str, float]:
+    """Returns the metric of skipped updates; empty if the recipe skips none."""
+    return {} if skipped is None else {"train/skipped_updates": float(skipped.count)}
 
 
 def make_early_stop(recipe: Recipe) -> EarlyStop | None:
@@ -47,6 +59,13 @@ def make_callbacks(pipeline: Assembly) -> Callbacks | None:
     from runner.training.callbacks import Callbacks
 
     return Callbacks(pipeline)
+
+
+def make_skipping(pipeline: Assembly, guard: FiniteGuard) -> SkippedUpdates | None:
+    """Returns what skips updates with numbers that are not finite, if the recipe requires it."""
+    if pipeline.recipe.train.on_nonfinite.action == "stop":
+        return None
+    return SkippedUpdates(pipeline, guard)
 
 
 def make_sentinel(step: Step, pipeline: Assembly) -> Sentinel | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runner.plugin.learner import Learner
     from runner.plugin.source import Source
 
-RESERVED = frozenset({"updates"})
+RESERVED = frozenset({"updates", "skipped_updates"})
 """Names of training metrics that are reserved for the runner."""
 
 

@@ -55,6 +55,8 @@ class RunResult:
     """Comparisons that ``train.sentinel`` made; None without one."""
     changed_by: str | None = None
     """What callbacks have changed in the learner; None if nothing."""
+    skipped_updates: str | None = None
+    """Updates that were skipped; None where ``train.on_nonfinite`` is ``stop``."""
 
     def data(self) -> dict[str, Any]:
         """Returns the result as one JSON object."""
@@ -105,6 +107,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         smoke=pipeline.recipe.train.smoke,
         ended_early=loop.ended_early or None,
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
+        skipped_updates=None if loop.skipped is None else loop.skipped.summary(),
         changed_by=loop.callbacks.summary() or None if loop.callbacks else None,
     )
 

@@ -24,6 +24,7 @@ from runner.training.repetition import (
     Values,
     values_of,
 )
+from runner.training.skipped_updates import Skipped
 
 if TYPE_CHECKING:
     from runner.proof.operator_search import DivergingOperator
@@ -121,6 +122,9 @@ class Sentinel:
         output = self.step(inputs)
         trained = self._clock()
         self.updates += 1
+        # The baseline would have made the update.
+        if isinstance(output, Skipped):
+            return output
         try:
             self._compare(snapshot, output)
         finally:
