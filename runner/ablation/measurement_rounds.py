@@ -290,9 +290,10 @@ class Measurement:
         )
         if not fit and not any("update" in entry for entry in self.log.entries):
             statement = f"{budget:g} s are not enough to compare a single variant with the baseline"
-            raise UsageError(
-                f"{self.title}{statement}: {cost}; {enough(pace.needed(1, side_by_side))} would be"
-            )
+            sufficient = f"{enough(pace.needed(1, side_by_side))} would be"
+            if len(names) > 1:
+                sufficient += f", {enough(total_s)} is enough for all"
+            raise UsageError(f"{self.title}{statement}: {cost}; {sufficient}")
         if fit == len(names):
             self.reporter.say(
                 f"{self.title}{budget:g} s are enough for every variant that starts as fast as "

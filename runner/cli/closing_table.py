@@ -32,6 +32,8 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
         "stages": _stages(result) or ["none (baseline)"],
     }
     # Few runs have these lines, which stand before the place and the commands.
+    if result.processes > 1:
+        sections["processes"] = [f"{result.processes}, each on a part of every batch"]
     if result.ended_early:
         sections["ended"] = [f"early: {result.ended_early}"]
     if result.skipped_updates:

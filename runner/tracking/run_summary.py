@@ -93,7 +93,8 @@ def _training(run: Mapping[str, Any]) -> Iterator[str]:
 
 def _progress(run: Mapping[str, Any]) -> Iterator[str]:
     if run["goal"] is not None:
-        yield f"{progress(run)} in {span(run['seconds'])}"
+        together = f" by {run['processes']} processes" if (run["processes"] or 1) > 1 else ""
+        yield f"{progress(run)} in {span(run['seconds'])}{together}"
     if run["last_checkpoint"] is not None:
         yield f"last checkpoint at {run['last_checkpoint']:,}"
     if run["started"] is not None:

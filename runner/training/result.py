@@ -57,6 +57,8 @@ class RunResult:
     """What callbacks have changed in the learner; None if nothing."""
     skipped_updates: str | None = None
     """Updates that were skipped; None where ``train.on_nonfinite`` is ``stop``."""
+    processes: int = 1
+    """Processes that trained it together."""
 
     def data(self) -> dict[str, Any]:
         """Returns the result as one JSON object."""
@@ -86,6 +88,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
     seconds = tracker.closed - tracker.began
     # A run without an update consists of start-up only.
     startup = (loop.steady_since or tracker.closed) - tracker.began
+    group = pipeline.context.processes
     return RunResult(
         run_id=tracker.run_id,
         run_name=tracker.run_name,
@@ -100,6 +103,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         best=best_of(loop.writer.folder, pipeline.recipe),
         seconds=seconds,
         startup_seconds=startup,
+        processes=1 if group is None else group.count,
         shares=_shares(loop, startup, seconds),
         resume=loop.resume_command,
         exit_code=exit_code,

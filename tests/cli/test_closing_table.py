@@ -1,13 +1,15 @@
 """The closing table of a run, at several widths."""
 
 import io
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
 from runner.cli.closing_table import show
 from runner.system.console import Console
+from runner.system.errors import ExitCode
 from runner.training.checkpoint_selection import Best
+from runner.training.result import RunResult
 from runner.training.stage_watch import StageReport
 
 
@@ -15,17 +17,14 @@ def ended(folder, **others):
     """The result of a run."""
     reason = "async_transfer has nothing to do because every tensor of the batch is on the processor already"
     metrics = {"train/success_rate": 0.5, "eval/success_rate": 0.25, "perf/update_ms": 12.5}
-    result = SimpleNamespace(
-        run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
+    result = RunResult(
+        run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics, tracking_uri="", lock="",
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(folder / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
-        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False,
-        smoke=False, sentinel=None,
-        ended_early=None,
+        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, exit_code=ExitCode.DONE,
         best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5), newest_checkpoint=None,
     )  # fmt: skip
-    vars(result).update(others)
-    return result
+    return replace(result, **others)
 
 
 def closing_text(result, width=80):
@@ -60,3 +59,13 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
 def test_the_closing_table_of_an_interrupted_run_names_its_newest_checkpoint(newest, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in closing_text(ended(tmp_path, status="STOPPED", newest_checkpoint=newest))
+
+
+def test_few_runs_have_lines_about_processes_callbacks_and_skipped_updates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ordinary = closing_text(ended(tmp_path))
+    rare = {"processes": 2, "changed_by": "callback 'x' changed 'weight'", "skipped_updates": "3 of 9 updates"}
+    text = closing_text(ended(tmp_path, **rare))
+    for words in ("processes 2, each on a part of every batch", "changed 'weight'", "skipped 3 of 9 updates"):
+        assert words in text
+        assert words not in ordinary
