@@ -30,6 +30,7 @@ SECTIONS = {
     "data": "Data sources",
     "optimization": "Stages of a training",
     "inference": "Stages of a trained model",
+    "callbacks": "Callbacks",
 }
 FACTS = {
     "learns_from": "learns from",
@@ -127,6 +128,7 @@ def recipe_keys() -> str:
     for name in ("optimization", "inference"):
         stages = ", ".join(f"[`{kind}`](cards.md#{name}{kind})" for kind in sections[name]["properties"])
         lines += [f"## {name}", "", f"{sections[name]['description']} The stages: {stages}.", ""]
+    lines += ["## callbacks", "", sections["callbacks"]["description"], ""]
     return "\n".join(lines)
 
 

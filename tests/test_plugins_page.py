@@ -36,14 +36,15 @@ def alone(languages):
     return [block for block in blocks_of(PAGE, languages) if not any(block.strip() in text for text in ELSEWHERE)]
 
 
-MINE, STREAM, SAMPLER, ENDING, TEST = alone("python")
+MINE, STREAM, SAMPLER, WEIGHTS, ENDING, TEST = alone("python")
 (RECIPE,) = alone("yaml")
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path, monkeypatch, migrated_workspace):
     """A folder with the page's files, as a reader has them."""
-    for name, text in {"mine.py": MINE, "mine.yaml": RECIPE, "stream.py": STREAM, "sampler.py": SAMPLER}.items():
+    files = {"mine.py": MINE, "mine.yaml": RECIPE, "stream.py": STREAM, "sampler.py": SAMPLER, "weights.py": WEIGHTS}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
 
@@ -54,7 +55,7 @@ def commands():
 
 def test_a_model_of_ones_own_takes_thirty_lines():
     assert sum(bool(line) for line in MINE.splitlines()) <= 30
-    assert [len(commands()), commands()[0]] == [3, "run mine.yaml --plugin mine.py"]
+    assert [len(commands()), commands()[0]] == [5, "run mine.yaml --plugin mine.py"]
 
 
 def test_the_first_command_learns():

@@ -40,7 +40,7 @@ _SECRETS = (
 )
 _COMPUTES = ("torch", "numpy")
 # Packages of these extras are tools; those of others compute, so that results depend on them.
-_TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})
+_TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve", "wandb"})
 # No run uses the packages of these extras.
 _DEVELOPMENT = frozenset(
     {"dev", "docs", "lint", "reference", "test", "testing", "tests"}

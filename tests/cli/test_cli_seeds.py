@@ -28,7 +28,7 @@ RESULT = SeedsResult(
 @pytest.mark.parametrize(("width", "seeds"), [(60, False), (80, True), (120, True)])
 def test_the_table_has_the_seeds_where_there_is_room_and_splits_no_word(width, seeds):
     console = Console(file=(out := io.StringIO()), width=width)
-    show(RESULT, ("return",), "runner run demo --resume", console)
+    show(RESULT, ("return",), "runner run demo --resume", "seed", console)
     lines = out.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     assert "…" not in out.getvalue()
