@@ -36,9 +36,9 @@ class Look:
 class StateWatch:
     """Compares the state of a learner before and after foreign code.
 
-    A quick look reads no numbers: it detects changes in
-    place and tensors that were replaced. What writes through ``.data`` changes no version counter,
-    so only a complete look detects it, which reads all numbers once.
+    A quick look reads no numbers: it detects changes in place and tensors that were replaced. What
+    writes through ``.data`` changes no version counter, so only a complete look detects it, which
+    reads all numbers once.
 
     Args:
         learner: A learner whose optimizers are made.
