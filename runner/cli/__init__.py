@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -141,7 +140,9 @@ def main() -> NoReturn:
         # A variable, because child processes need it as well.
         os.environ[TRACEBACK] = "1"
     try:
-        code = processes.call(partial(app, words, standalone_mode=False), words)
+        with processes.membership(words) as record_exit:
+            code = app(words, standalone_mode=False)
+            record_exit(code or 0)
         if code == ExitCode.INTERRUPTED and interrupts:
             say("Interrupted.")
     except RunnerError as error:

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -106,8 +108,27 @@ _OTHER_WORDS = {
 """Commands of other programs, and the command here that does the same."""
 
 
+@contextmanager
+def _surroundings() -> Iterator[None]:
+    """Reserves stdout for a verb's result.
+
+    Raises:
+        RunnerError: Something in the verb called ``sys.exit``.
+    """
+    with results.reserved():
+        try:
+            yield
+        except SystemExit as error:
+            # The command has a handler of SIGTERM.
+            if isinstance(error.code, ExitCode):
+                raise typer.Exit(error.code) from error
+            from runner.plugin.plugin_errors import mistake
+
+            raise mistake(error) or RunnerError(f"sys.exit({error.code!r}) was called") from error
+
+
 class Verb(TyperCommand):
-    """A verb: what it prints on stdout is its result, and a plugin's ``sys.exit`` is an error of the plugin."""
+    """A verb: what it prints on stdout is its result."""
 
     def __init__(self, *arguments: Any, help: str | None = None, **options: Any) -> None:  # noqa: A002 (typer's name)
         prose, self.examples = split_help(help or "")
@@ -122,15 +143,10 @@ class Verb(TyperCommand):
         use_own_console()
         super().format_help(ctx, formatter)
 
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the verb; a RunnerError reports what called ``sys.exit``."""
-        with results.reserved():
-            try:
-                return super().invoke(ctx)
-            except SystemExit as error:
-                # The command has a handler of SIGTERM.
-                if isinstance(error.code, ExitCode):
-                    raise typer.Exit(error.code) from error
-                from runner.plugin.plugin_errors import mistake
-
-                raise mistake(error) or RunnerError(f"sys.exit({error.code!r}) was called") from error
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Returns the context of a call, in which stdout is reserved for the verb's result."""
+        context = super().make_context(info_name, args, parent, **extra)
+        # A shell that completes words calls nothing. A function around a call would be in every traceback.
+        if not context.resilient_parsing:
+            context.with_resource(_surroundings())
+        return context

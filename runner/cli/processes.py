@@ -3,8 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 from typer import Exit, Option
 
@@ -40,18 +42,24 @@ _OPTIONS = ("--nproc", "--nodes", "--rendezvous")
 _ADDRESS = re.compile(r"[^\s/]+:\d{1,5}")
 
 
-def call(command: Callable[[], Any], words: Sequence[str]) -> Any:
-    """Calls a command, as a member of its group if a launcher has started this process.
+@contextmanager
+def membership(words: Sequence[str]) -> Iterator[Callable[[int], None]]:
+    """Makes this process a member of its group inside the ``with``, if a launcher has started it.
+
+    A context, because a function that calls the command would be in every traceback.
 
     Args:
-        command: Runs the command line, and returns its exit code.
         words: The command line.
 
+    Yields:
+        A function that takes the exit code of the command.
+
     Raises:
-        UsageError: Several processes cannot run it.
+        UsageError: Several processes cannot run the command.
     """
     if not is_member(os.environ):
-        return command()
+        yield _ignore
+        return
     from runner.distributed.membership import joined, record_exit
 
     with joined() as group:
@@ -59,9 +67,11 @@ def call(command: Callable[[], Any], words: Sequence[str]) -> Any:
         if verb not in VERBS:
             verbs = ", ".join(sorted(VERBS))
             raise UsageError(f"'{verb}' is a command for one process; several can: {verbs}")
-        code = command()
-        record_exit(group, code or 0)
-        return code
+        yield partial(record_exit, group)
+
+
+def _ignore(code: int) -> None:
+    """Takes an exit code that no other process waits for."""
 
 
 def start_processes(recipe: "Recipe", count: int, nodes: int = 1, rendezvous: str = "") -> None:

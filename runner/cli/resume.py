@@ -21,14 +21,12 @@ from runner.cli.common import (
 )
 from runner.cli.processes import first_decides, follow, start_processes
 from runner.cli.timing import process_start
-from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, display_of, end, say_drift
 from runner.distributed.membership import current
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from runner.cli.progress import ProgressDisplay
     from runner.tracking import RunFolder
-    from runner.training.result import RunResult
 
 _SHOWN_REASONS = 8
 
@@ -76,15 +74,15 @@ def resume(
     if record is not None and record.unit == unit and record.goal != goal <= done:
         raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
 
-    def begin(display: "ProgressDisplay") -> "RunResult":
-        from runner.training.run import run as train
-
-        options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
-        return train(recipe, registry, Workspace(), display, folder, drifted, processes=current(), **options)
-
     follow(recipe, registry, folder)
     say(f"resuming {folder.name} at {amount(done, unit)}")
-    train_recipe(recipe, quiet, as_json, begin, keep_batch, done)
+    options: Any = {"takeover": takeover, "allow_drift": allow_drift, "retune": retune, "started": process_start()}
+    with display_of(recipe, quiet, keep_batch, done) as display:
+        # The display has printed by then.
+        from runner.training.run import run as train
+
+        result = train(recipe, registry, Workspace(), display, folder, drifted, processes=current(), **options)
+    end(result, recipe, as_json)
 
 
 def _selected(run: str, takeover: bool, quiet: bool) -> str:

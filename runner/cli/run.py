@@ -33,18 +33,16 @@ from runner.cli.processes import (
 )
 from runner.cli.resume import resume
 from runner.cli.timing import process_start
-from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, say_drift, train_recipe
+from runner.cli.training import AllowDrift, KeepBatch, Retune, Takeover, display_of, end, say_drift
 from runner.distributed.membership import current
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
-    from runner.training.result import RunResult
 
 GoOn = Annotated[
     bool,
@@ -174,14 +172,14 @@ def run(
     say_drift(changes)
     follow(loaded, registry)
 
-    def begin(display: "ProgressDisplay") -> "RunResult":
+    choices: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
+    with display_of(loaded, quiet, keep_batch) as display:
+        # The display has printed by then.
         from runner.tracking import Workspace
         from runner.training.run import run as train
 
-        options: Any = {"own_tags": own_tags, "note": note, "retune": retune, "started": process_start()}
-        return train(loaded, registry, Workspace(), display, processes=current(), **options)
-
-    train_recipe(loaded, quiet, as_json, begin, keep_batch)
+        result = train(loaded, registry, Workspace(), display, processes=current(), **choices)
+    end(result, loaded, as_json)
 
 
 def _load(path: "Path", assignments: list[str], registry: "Registry") -> "Recipe":

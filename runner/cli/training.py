@@ -1,7 +1,7 @@
 """Options and output of the commands that train: ``run`` and ``resume``."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Exit, Option
@@ -30,24 +30,21 @@ Retune = Annotated[
 KeepBatch = Annotated[bool, Option("--keep-batch", help="Write the batch to a file if an update runs out of memory.")]
 
 
-def train_recipe(
-    recipe: "Recipe",
-    quiet: bool,
-    as_json: bool,
-    train: "Callable[[ProgressDisplay], RunResult]",
-    keep_batch: bool,
-    step: int = 0,
-) -> NoReturn:
-    """Trains from a step on with a progress display, prints the result, and exits."""
-    from runner.cli.closing_table import show
+def display_of(recipe: "Recipe", quiet: bool, keep_batch: bool, step: int = 0) -> "ProgressDisplay":
+    """Returns the progress display of a training from a step on."""
     from runner.cli.progress import ProgressDisplay
     from runner.system.console import Console
 
     # A variable, because the place that writes the batch is far inside the training.
     if keep_batch:
         os.environ[KEEP_BATCH] = "1"
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step) as display:
-        result = train(display)
+    return ProgressDisplay(Console(stderr=True, quiet=quiet), recipe, step)
+
+
+def end(result: "RunResult", recipe: "Recipe", as_json: bool) -> NoReturn:
+    """Prints the result of a training, and exits."""
+    from runner.cli.closing_table import show
+
     output(as_json, result.data, show, result, recipe.headline)
     raise Exit(result.exit_code)
 
