@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,15 +22,17 @@ from .rewards import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from PIL.Image import Image
 
 COLUMNS = 3
 PANEL_INCHES = 2.6
 DPI = {".png": 110, ".gif": 80}
 FRAMES = 60
 """Largest number of frames of a GIF; for longer flights, steps are skipped."""
-FRAMES_PER_SECOND = 8
-FRAMES_AT_THE_END = 12
+FRAME_MS = 120
+LAST_FRAME_MS = 1500
 X = (-5.0, 805.0)
 Y = (705.0, -5.0)
 """The visible area: the field, and the formation of a leader at its edge. Like on a
@@ -73,7 +76,6 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
     """
     try:
         from matplotlib import rc_context
-        from matplotlib.animation import PillowWriter
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -87,7 +89,7 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5),
             layout="constrained",
         )
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         panels = [_Panel(*pair) for pair in zip(axes, flights, strict=False)]
         for unused in axes[len(flights) :]:
@@ -106,17 +108,40 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             _show(panels, last_step)
             figure.savefig(path, dpi=DPI[".png"])
             return
-        figure.draw_without_rendering()
-        # Otherwise matplotlib computes the layout for every frame.
-        figure.set_layout_engine("none")
         stride = math.ceil(last_step / FRAMES)
-        # The last picture stays for a while, because the animation is repeated.
-        steps = [*range(0, last_step, stride), *[last_step] * FRAMES_AT_THE_END]
-        writer = PillowWriter(fps=FRAMES_PER_SECOND)
-        with writer.saving(figure, str(path), DPI[".gif"]):
-            for step in steps:
-                _show(panels, step)
-                writer.grab_frame()
+        steps = [*range(0, last_step, stride), last_step]
+        frames = list(_frames(canvas, panels, steps))
+        # The last frame stays for a while, because the animation is repeated.
+        durations = [*[FRAME_MS] * (len(steps) - 1), LAST_FRAME_MS]
+        frames[0].save(
+            path,
+            save_all=True,
+            append_images=frames[1:],
+            duration=durations,
+            loop=0,
+        )
+
+
+def _frames(
+    canvas: Any, panels: Sequence[_Panel], steps: Sequence[int]
+) -> Iterator[Image]:
+    """Yields images of steps."""
+    from PIL import Image
+
+    figure = canvas.figure
+    figure.dpi = DPI[".gif"]
+    artists = [artist for panel in panels for artist in panel.moving]
+    for artist in artists:
+        artist.set_animated(True)
+    # A frame draws what moves alone: axes and their labels take ten times as long.
+    canvas.draw()
+    background = canvas.copy_from_bbox(figure.bbox)
+    for step in steps:
+        _show(panels, step)
+        canvas.restore_region(background)
+        for artist in artists:
+            figure.draw_artist(artist)
+        yield Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def _show(panels: Sequence[_Panel], step: int) -> None:
@@ -196,6 +221,11 @@ class _Panel:
             f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}",
             fontsize=7,
         )
+
+    @property
+    def moving(self) -> list[Artist]:
+        """The artists that ``show`` changes."""
+        return [self.formation, *self.lines]
 
     def show(self, step: int) -> None:
         """Shows the paths up to a step, or to the end of a shorter flight."""
