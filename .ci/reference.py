@@ -28,6 +28,7 @@ SEARCH_BOOST = {
 SECTIONS = {
     "model": "Models",
     "data": "Data sources",
+    "lr_scheduler": "Schedules of learning rates",
     "optimization": "Stages of a training",
     "inference": "Stages of a trained model",
     "callbacks": "Callbacks",

@@ -1,10 +1,10 @@
 """Names that plugins may import from the runner.
 
-A plugin consists of settings and an implementation. The settings (a ``LearnerConfig``, a
-``SourceConfig``, a ``StageConfig`` or a ``CallbackConfig``) are sufficient for validation and for editors, and import
-nothing slower than pydantic. The implementation (a ``Learner``, a ``Source``, a ``Stage`` or a ``Callback``)
-imports torch and is loaded when a pipeline is assembled. Names of this module that need torch are
-imported at their first use.
+A plugin consists of settings and an implementation. The settings (a ``LearnerConfig``, a ``SourceConfig``, a
+``ScheduleConfig``, a ``StageConfig`` or a ``CallbackConfig``) are sufficient for validation and for editors, and
+import nothing slower than pydantic. The implementation (a ``Learner``, a ``Source``, a ``ScheduleState``, a
+``Stage`` or a ``Callback``) imports torch and is loaded when a pipeline is assembled. Names of this module that
+need torch are imported at their first use.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Stat
 from runner.plugin.end_training import EndTraining
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.fingerprint import fingerprint_of_files
+from runner.plugin.lr_scheduler import ScheduleConfig
 from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.optimizer import OptimizerSettings, restore
 from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
+from runner.plugin.schedule_state import ScheduleState
 from runner.plugin.sink import Sink
 from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
@@ -77,7 +79,8 @@ __all__ = [
     "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
-    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",
+    "RunnerError", "ScheduleConfig", "ScheduleState",
+    "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
     "TensorRows", "Unit", "UsageError", "available_memory", "effect", "fingerprint_of_files",
     "map_tensors", "nbytes", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit, UsageError
+from runner.plugin.lr_scheduler import SCHEDULES
 from runner.plugin.registry import Provider, Section
 
 Positive = Annotated[float, Field(gt=0)]
@@ -146,6 +147,7 @@ class FakeCatalog:
         "data": (Sim, Table, Words),
         "optimization": (Cache, Merge, Stack, Rival),
         "inference": (Cache, Merge),
+        "lr_scheduler": tuple(SCHEDULES.values()),
         "callbacks": (),
     }
 

@@ -43,8 +43,9 @@ def survives(folder, command, workspace, kills, faults, seed=0):
     others = set(workspace.glob("runs/*"))
     assert start(folder, *command, RUNNER_FAULTS=faults[0]).wait() == -signal.SIGKILL
     (run,) = set(workspace.glob("runs/*")) - others
-    plugin = command[(found := command.index("--plugin")) : found + 2] if "--plugin" in command else []
-    spool, resume = run / "spool.jsonl", ["resume", run.name, "--quiet", "--json", *plugin]
+    positions = [position for position, word in enumerate(command) if word == "--plugin"]
+    plugins = [word for position in positions for word in command[position : position + 2]]
+    spool, resume = run / "spool.jsonl", ["resume", run.name, "--quiet", "--json", *plugins]
     for fault in faults[1:]:
         assert start(folder, *resume, RUNNER_FAULTS=fault).wait() == -signal.SIGKILL
     for left in range(kills, 0, -1):

@@ -36,14 +36,21 @@ def alone(languages):
     return [block for block in blocks_of(PAGE, languages) if not any(block.strip() in text for text in ELSEWHERE)]
 
 
-MINE, STREAM, SAMPLER, WEIGHTS, ENDING, TEST = alone("python")
+MINE, STREAM, SAMPLER, WEIGHTS, HALVING, ENDING, TEST = alone("python")
 (RECIPE,) = alone("yaml")
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path, monkeypatch, migrated_workspace):
     """A folder with the page's files, as a reader has them."""
-    files = {"mine.py": MINE, "mine.yaml": RECIPE, "stream.py": STREAM, "sampler.py": SAMPLER, "weights.py": WEIGHTS}
+    files = {
+        "mine.py": MINE,
+        "mine.yaml": RECIPE,
+        "stream.py": STREAM,
+        "sampler.py": SAMPLER,
+        "weights.py": WEIGHTS,
+        "halving.py": HALVING,
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -55,7 +62,7 @@ def commands():
 
 def test_a_model_of_ones_own_takes_thirty_lines():
     assert sum(bool(line) for line in MINE.splitlines()) <= 30
-    assert [len(commands()), commands()[0]] == [5, "run mine.yaml --plugin mine.py"]
+    assert [len(commands()), commands()[0]] == [7, "run mine.yaml --plugin mine.py"]
 
 
 def test_the_first_command_learns():
@@ -78,6 +85,14 @@ def test_the_third_command_passes():
     assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
         ["compile", "fused_optimizer", "all"], "PASS"
     )
+
+
+@pytest.mark.parametrize("schedule", [{"kind": "square"}, {"kind": "halving", "warmup": 0.1}])
+def test_the_schedules_train(schedule):
+    lengths = {"train.epochs": 4, "train.evaluate_every": 2, "train.checkpoint_every": 4}
+    result = runner.train("mine.yaml", set=lengths | {"lr_scheduler": schedule}, plugins=["mine.py", "halving.py"])
+    assert result.status == "FINISHED"
+    assert sum("halving.py" in command for command in commands()) == 2
 
 
 @pytest.mark.parametrize("kind", ["stream", "sampler"])

@@ -141,8 +141,8 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
         return {"learns_from": face.learns_from, "roles": roles}
     if section == "data":
         return {"provides": face.provides, "units": [unit for unit in UNITS if unit in face.units]}
-    # Which methods a callback has, only its implementation shows.
-    if section == "callbacks":
+    # Which methods a callback has, only its implementation shows; a schedule has its settings.
+    if section in ("callbacks", "lr_scheduler"):
         return {}
     # The annotation names the possible contracts of a stage whose contract depends on recipe and
     # device.

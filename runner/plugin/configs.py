@@ -19,6 +19,7 @@ from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.folds import FoldsConfig
 from runner.plugin.memory_choice import MemoryChoice
+from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.progress import Unit
 from runner.system.errors import UsageError
 
@@ -43,23 +44,6 @@ class ServedRequest(Config):
 
 class ServedResponse(Config):
     """The JSON of a served learner's answer."""
-
-
-class PluginConfig(Config, ABC):
-    """The settings of a plugin and its implementation. The docstring is its card."""
-
-    kind: ClassVar[str]
-    """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under
-    ``optimization`` or ``callbacks``.
-    """
-    fixed: ClassVar[frozenset[str]] = frozenset()
-    """Settings that matter only at the start of a training: a resumed run refuses another value."""
-    implementation: ClassVar[str | type[Any]]
-    """The ``Learner``, ``Source``, ``Stage`` or ``Callback``: the class itself or its name.
-
-    ``Net`` is a class in the module of the settings, ``.net:Net`` one of another module, relative
-    to theirs, which is imported when a pipeline is assembled.
-    """
 
 
 class EvaluatedConfig(PluginConfig, ABC):

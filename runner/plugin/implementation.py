@@ -12,7 +12,7 @@ from runner.plugin.static_checks import declaring_class, describe_class, split_n
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
-    from runner.plugin.configs import PluginConfig
+    from runner.plugin.plugin_config import PluginConfig
 
 
 def imported(config: PluginConfig) -> type[Any]:
@@ -20,15 +20,16 @@ def imported(config: PluginConfig) -> type[Any]:
     # These modules import torch, which validation does without.
     from runner.plugin.callback import Callback
     from runner.plugin.learner import Learner
+    from runner.plugin.schedule_state import ScheduleState
     from runner.plugin.source import Source
     from runner.plugin.stage import Stage
 
     cls: Any = implementation_of(type(config))
     if not isinstance(cls, type) or not issubclass(
-        cls, Learner | Source | Stage | Callback
+        cls, Learner | Source | Stage | Callback | ScheduleState
     ):
         setting = f"{type(config).__name__}.implementation"
-        expected = "a Learner, a Source, a Stage or a Callback"
+        expected = "a Learner, a Source, a Stage, a Callback or a ScheduleState"
         actual = getattr(cls, "__name__", cls)
         raise UsageError(f"{setting} should be {expected}, got {actual!r}")
     if inspect.isabstract(cls):
@@ -38,7 +39,7 @@ def imported(config: PluginConfig) -> type[Any]:
 
 
 def implementation_of(config: type[PluginConfig]) -> type[Any]:
-    """Imports and returns the Learner, Source, Stage or Callback of a class of settings.
+    """Imports and returns the implementation that a class of settings names.
 
     Raises:
         UsageError: The named module or class does not exist.

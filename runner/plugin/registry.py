@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
+from runner import __version__
 from runner.plugin.check import Check
 from runner.plugin.configs import (
     CallbackConfig,
@@ -23,6 +24,7 @@ from runner.plugin.configs import (
     SourceConfig,
     StageConfig,
 )
+from runner.plugin.lr_scheduler import SCHEDULES, ScheduleConfig
 from runner.plugin.siblings import FOLDERS
 from runner.plugin.sink import Sink
 from runner.system.errors import UsageError
@@ -32,7 +34,9 @@ from runner.system.suggestions import shown_path, suggestion
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are configs."""
 
-Section = Literal["model", "data", "optimization", "inference", "callbacks"]
+Section = Literal[
+    "model", "data", "lr_scheduler", "optimization", "inference", "callbacks"
+]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 CHECKS = "check"
 """In names of entry points, the section of checks for ``runner verify``, which no recipe names."""
@@ -47,11 +51,12 @@ MODULES: set[str] = set()
 _BASES: list[tuple[Section, type[Any]]] = [
     ("model", LearnerConfig),
     ("data", SourceConfig),
+    ("lr_scheduler", ScheduleConfig),
     ("optimization", StageConfig),
     ("inference", StageConfig),
     ("callbacks", CallbackConfig),
 ]
-_CLASSES = "LearnerConfig, SourceConfig, StageConfig or CallbackConfig with a kind"
+_CLASSES = "LearnerConfig, SourceConfig, ScheduleConfig, StageConfig or CallbackConfig with a kind"
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class Provider:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+
+RUNNER = Provider("proven-runner", __version__)
+"""Origin of the schedules that need no plugin."""
 
 
 class Registry:
@@ -94,6 +103,8 @@ class Registry:
         ] = {}
         self._checks: dict[str, Callable[[], Any]] = {}
         self._sinks: dict[str, Callable[[], Any]] = {}
+        for kind, schedule in SCHEDULES.items():
+            self._add("lr_scheduler", kind, RUNNER, partial(_itself, schedule))
         if installed is None:
             installed = _installed(tuple(sys.path))
         for entry_point in installed:
@@ -256,7 +267,12 @@ class Registry:
         name = f"{config.__module__}.{config.__qualname__}"
         provider = Provider(name, _version_of(config))
         for section in sections:
-            self._add(section, config.kind, provider, lambda: config)
+            self._add(section, config.kind, provider, partial(_itself, config))
+
+
+def _itself(config: type[Any]) -> type[Any]:
+    """Returns a class that is imported already."""
+    return config
 
 
 def _require_complete(check: Any) -> None:
@@ -288,7 +304,12 @@ def _check_plugins(plugins: Any) -> None:
             continue
         expected = "a file, or a class of settings"
         if isinstance(
-            plugin, LearnerConfig | SourceConfig | StageConfig | CallbackConfig
+            plugin,
+            LearnerConfig
+            | SourceConfig
+            | ScheduleConfig
+            | StageConfig
+            | CallbackConfig,
         ):
             expected = f"the class itself: {type(plugin).__name__}"
         elif isinstance(plugin, ModuleType):

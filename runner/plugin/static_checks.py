@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from runner.system.suggestions import shown_path
 
 if TYPE_CHECKING:
-    from runner.plugin.configs import PluginConfig
+    from runner.plugin.plugin_config import PluginConfig
 
 _LEARNER = "runner.plugin.learner.Learner"
 _DATASET = "runner.plugin.dataset.DatasetSource"

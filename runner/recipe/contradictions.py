@@ -14,6 +14,7 @@ from runner.recipe.yaml_nodes import Problem
 if TYPE_CHECKING:
     from runner.plugin.configs import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.contract import Objective
+    from runner.plugin.lr_scheduler import ScheduleConfig
     from runner.recipe.keeping import KeepConfig
     from runner.recipe.stopping import StopConfig
     from runner.recipe.yaml_nodes import Node
@@ -28,6 +29,7 @@ def conflicts(
     data: SourceConfig | None,
     train: TrainConfig | None,
     stages: Mapping[str, Mapping[str, StageConfig | None]],
+    schedule: ScheduleConfig | None,
 ) -> list[Problem]:
     """Returns all contradictions between sections; a section that is None is not checked.
 
@@ -45,6 +47,8 @@ def conflicts(
             contradictions += _of_stop(train, train.stop, objective)
         if train is not None and train.keep is not None:
             contradictions += _of_keep(train, train.keep, objective)
+        if train is not None and schedule is not None:
+            contradictions += _of_schedule(train, schedule, objective)
         if train is not None and train.on_nonfinite.action == "skip":
             contradictions += _of_skipping(model, data, stages)
     for section, section_stages in stages.items():
@@ -181,6 +185,19 @@ def _of_skipping(
                 key,
                 f"'{kind}' captures an update, which cannot end half-way: use stop",
             )
+
+
+def _of_schedule(
+    train: TrainConfig, schedule: ScheduleConfig, objective: Objective | None
+) -> Iterator[tuple[str, str]]:
+    if schedule.reacts_to_evaluations and train.evaluate_every is None:
+        yield (
+            "lr_scheduler.kind",
+            f"'{schedule.kind}' reacts to evaluations, and there is only the last: "
+            "set train.evaluate_every",
+        )
+    for setting, message in schedule.contradictions(objective):
+        yield f"lr_scheduler.{setting}", message
 
 
 def _of_stop(

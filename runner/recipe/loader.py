@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from runner.plugin.lr_scheduler import ConstantConfig
 from runner.plugin.registry import SECTIONS, Registry
 from runner.plugin.tuning import Setup
 from runner.recipe.contradictions import conflicts
@@ -49,7 +50,8 @@ from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, regist
 from runner.system.suggestions import nearest, shown_path, suggestion
 
 PARTS = (
-    "extends", "model", "data", "optimizer", "train", "optimization", "inference", "callbacks"
+    "extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "inference",
+    "callbacks",
 )  # fmt: skip
 """The keys of a recipe without those of ``Head``."""
 SUFFIX = ".yaml"
@@ -218,14 +220,22 @@ def _validated(
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
     optimizer = optimizers(root, model, catalog, problems)
+    schedule: Any = ConstantConfig()
+    if root.get("lr_scheduler") is not None:
+        schedule = plugin_section(root, "lr_scheduler", catalog, problems)
     optimization = stages(root, "optimization", catalog, problems)
     inference = stages(root, "inference", catalog, problems)
     callbacks = stages(root, "callbacks", catalog, problems)
     problems += conflicts(
-        root, model, data, train, {"optimization": optimization, "inference": inference}
+        root,
+        model,
+        data,
+        train,
+        {"optimization": optimization, "inference": inference},
+        schedule,
     )
     problems += _of_tracking(root, data, catalog)
-    if problems or head is None or train is None:
+    if problems or head is None or train is None or schedule is None:
         raise RecipeError(_with_moved_settings(problems, root, catalog))
 
     stages_on = {
@@ -239,6 +249,7 @@ def _validated(
         model=model,
         data=data,
         optimizer=optimizer,
+        lr_scheduler=schedule,
         stages=stages_on,
         off=tuple(kind for kind in named_stages if kind not in stages_on),
         inference={

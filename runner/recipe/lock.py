@@ -12,6 +12,8 @@ from pydantic import create_model
 
 from runner import __version__
 from runner.plugin.config import Config
+from runner.plugin.lr_scheduler import SCHEDULES
+from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.registry import Provider, Registry, Section
 from runner.recipe.dumping import dump
 from runner.recipe.provenance import (
@@ -424,7 +426,12 @@ def code_of(recipe: Recipe) -> dict[str, str]:
 def _faces(recipe: Recipe) -> list[type]:
     """Returns the classes of the settings of everything that a recipe uses."""
     switched_on = (recipe.stages, recipe.inference, recipe.callbacks)
-    configs = [config for section in switched_on for config in section.values()]
+    configs: list[PluginConfig] = [
+        config for section in switched_on for config in section.values()
+    ]
+    # The runner's schedules are part of the runner, which is recorded in any case.
+    if recipe.lr_scheduler.kind not in SCHEDULES:
+        configs.append(recipe.lr_scheduler)
     return [type(recipe.model), type(recipe.data), *map(type, configs)]
 
 
@@ -465,6 +472,8 @@ def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
         "model": [recipe.model.kind],
         "data": [recipe.data.kind],
     }
+    if recipe.lr_scheduler.kind not in SCHEDULES:
+        used["lr_scheduler"] = [recipe.lr_scheduler.kind]
     used |= {
         "optimization": recipe.stages,
         "inference": recipe.inference,

@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
-from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.recipe.keeping import KeepConfig
 from runner.recipe.safeguards import (
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         StageConfig,
     )
     from runner.plugin.contract import Objective
+    from runner.plugin.lr_scheduler import ScheduleConfig
     from runner.plugin.optimizer import OptimizerSettings
     from runner.plugin.tuning import Setup
 
@@ -226,7 +226,6 @@ class Head(Config):
     """Every random number of the run follows from it."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """Where to train: auto (the first GPU, or else the CPU), cpu, cuda, or cuda:N."""
-    lr_scheduler: LrSchedulerConfig = ConstantConfig()
     tracking: TrackingConfig = TrackingConfig()
     system: SystemConfig = SystemConfig()
     serve: ServeConfig = ServeConfig()
@@ -255,7 +254,7 @@ class Recipe:
     model: LearnerConfig
     data: SourceConfig
     optimizer: Mapping[str, OptimizerSettings]
-    lr_scheduler: LrSchedulerConfig
+    lr_scheduler: ScheduleConfig
     train: TrainConfig
     tracking: TrackingConfig
     system: SystemConfig
@@ -298,7 +297,10 @@ class Recipe:
             "optimizer": optimizers
             if len(optimizers) > 1
             else next(iter(optimizers.values()), {}),
-            "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
+            "lr_scheduler": {
+                "kind": self.lr_scheduler.kind,
+                **dumped(self.lr_scheduler),
+            },
             "train": self.train.model_dump(mode="json", exclude=self._unset()),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),

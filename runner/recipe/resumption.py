@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS
 from runner.plugin.registry import Registry, Section
@@ -147,6 +146,7 @@ def fixed_settings(recipe: Recipe) -> frozenset[str]:
     paths: set[str] = set()
     paths |= {f"model.{name}" for name in recipe.model.fixed}
     paths |= {f"data.{name}" for name in recipe.data.fixed}
+    paths |= {f"lr_scheduler.{name}" for name in recipe.lr_scheduler.fixed}
     for kind, callback in recipe.callbacks.items():
         paths |= {f"callbacks.{kind}.{name}" for name in callback.fixed}
     for kind, stage in recipe.stages.items():
@@ -277,15 +277,11 @@ def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
         {name for kind in kinds() for name in settings_of(kind).model_fields}
     ):
         yield f"optimizer.{name}", rule_of(f"optimizer.{name}")
-    for schedule in get_args(Schedule):
-        kind = schedule.model_fields["kind"].default
-        for name in schedule.model_fields:
-            yield f"lr_scheduler[{kind}].{name}", rule_of(f"lr_scheduler.{name}")
     for name in SystemConfig.model_fields:
         yield f"system.{name}", rule_of(f"system.{name}")
     for name in TrackingConfig.model_fields:
         yield f"tracking.{name}", rule_of(f"tracking.{name}")
-    sections: tuple[Section, ...] = ("model", "data")
+    sections: tuple[Section, ...] = ("lr_scheduler", "model", "data")
     for section in sections:
         yield f"{section}.kind", rule_of(f"{section}.kind")
         yield from _plugin_rows(registry, section)

@@ -2,10 +2,9 @@
 registered.
 """
 
-from typing import Any, get_args
+from typing import Any
 
 from runner.plugin.config import Config
-from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.registry import Registry, Section
 from runner.recipe.recipe import (
@@ -52,13 +51,12 @@ def schema(catalog: Registry) -> Json:
         "model": _section("model", "The learner.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
-        "lr_scheduler": {
-            "description": "Schedule of the learning rates; constant by default.",
-            "anyOf": [
-                _model(schedule, f"lr_scheduler.{schedule.__name__}", definitions)
-                for schedule in get_args(Schedule)
-            ],
-        },
+        "lr_scheduler": _section(
+            "lr_scheduler",
+            "Schedule of the learning rates; constant by default.",
+            catalog,
+            definitions,
+        ),
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
             **_stages("optimization", catalog, definitions),

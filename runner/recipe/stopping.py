@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from runner.plugin.config import Config
 from runner.plugin.contract import Objective
+from runner.plugin.watched_metric import Direction, watched_metric
 
 CONDITIONS = ("patience", "reach", "seconds")
 """The settings of which a recipe has exactly one."""
@@ -25,7 +26,7 @@ class StopConfig(Config):
     """Seconds of training after which it ends, those before an interruption included."""
     metric: Annotated[str, Field(pattern=r"^eval/\S+$")] | None = None
     """The metric of ``patience`` or ``reach``, such as eval/loss; null is the objective."""
-    direction: Literal["minimize", "maximize"] | None = None
+    direction: Direction | None = None
     """Whether less or more of the metric is better; null is the objective's direction."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
     """Least difference to the best value that is an improvement; a tie is none."""
@@ -46,9 +47,7 @@ class StopConfig(Config):
             )
         return self
 
-    def watched(
-        self, objective: Objective | None
-    ) -> tuple[str, Literal["minimize", "maximize"]] | None:
+    def watched(self, objective: Objective | None) -> tuple[str, Direction] | None:
         """Returns the metric that is compared, without ``eval/``, and its direction.
 
         Returns None if time alone decides, or if metric or direction are unknown.
@@ -58,12 +57,4 @@ class StopConfig(Config):
         """
         if self.seconds is not None:
             return None
-        name = (
-            objective.name
-            if self.metric is None and objective
-            else (self.metric or "").removeprefix("eval/")
-        )
-        direction = self.direction
-        if direction is None and objective is not None and objective.name == name:
-            direction = objective.direction
-        return (name, direction) if name and direction else None
+        return watched_metric(self.metric, self.direction, objective)

@@ -294,6 +294,7 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
     sections: list[tuple[Config, Node | None]] = [
         (recipe.model, document.get("model")),
         (recipe.data, document.get("data")),
+        (recipe.lr_scheduler, document.get("lr_scheduler")),
     ]
     sections += [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]
     sections += [

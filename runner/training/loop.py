@@ -23,11 +23,13 @@ from runner.training.loop_parts import (
     count_skipped,
     existing,
     intervals_of,
+    make_adaptive_rates,
     make_best_values,
     make_callbacks,
     make_early_stop,
     make_sentinel,
     make_skipping,
+    observe_evaluation,
 )
 from runner.training.metrics import (
     CALLBACKS,
@@ -137,6 +139,7 @@ class Loop:
         self.parts = existing(
             early_stop=self.early_stop,
             best_values=self.best_values,
+            adaptive_rates=make_adaptive_rates(self.step),
             callbacks=self.callbacks,
             skipped_updates=self.skipped,
         )
@@ -343,8 +346,7 @@ class Loop:
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         self.evaluated_position = self.progress.position
         self._draw_evaluation()
-        if self.early_stop is not None:
-            self.early_stop.observe(metrics, self.progress)
+        observe_evaluation(self.parts, metrics, self.progress)
         if self.best_values is not None:
             self.scores = self.best_values.scores(metrics)
             self.is_among_best = self.best_values.add(self.scores)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from runner.training.adaptive_rates import AdaptiveRates
 from runner.training.best_values import BestValues
 from runner.training.skipped_updates import SkippedUpdates
 from runner.training.stopping import EarlyStop
@@ -49,6 +51,24 @@ def make_best_values(recipe: Recipe) -> BestValues | None:
     """Returns the best values of metrics whose checkpoints stay, if there are any."""
     keep = recipe.train.keep
     return None if keep is None else BestValues(keep, recipe.objective)
+
+
+def make_adaptive_rates(step: Step) -> AdaptiveRates | None:
+    """Gives a step the rates of a schedule that reacts to evaluations; returns None for others."""
+    recipe = step.pipeline.recipe
+    if not recipe.lr_scheduler.reacts_to_evaluations:
+        return None
+    step.adaptive_rates = rates = AdaptiveRates(recipe)
+    return rates
+
+
+def observe_evaluation(
+    parts: Mapping[str, Part], metrics: Mapping[str, float], progress: Progress
+) -> None:
+    """Shows the metrics of an evaluation to the parts that it changes."""
+    for part in parts.values():
+        if isinstance(part, EarlyStop | AdaptiveRates):
+            part.observe(metrics, progress)
 
 
 def make_callbacks(pipeline: Assembly) -> Callbacks | None:

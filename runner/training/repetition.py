@@ -21,6 +21,7 @@ from runner.training.step import Drawn, Step
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
+    from runner.training.adaptive_rates import RateSource
     from runner.training.pipeline import Assembly
 
 NOTHING = nullcontext()
@@ -155,7 +156,8 @@ class BaselineLearner:
         with generators.Globals().apart():
             self.learner.load_complete_state(state)
             self._progress.load_state_dict(snapshot.counts)
-            self._set_rates(self._schedule.factor(self._progress.fraction))
+            multiplier = self._schedule.multiplier(self._progress.fraction)
+            self._set_rates(multiplier, step.adaptive_rates)
             # The update draws the same numbers as in the training.
             step.seed(snapshot.counts["updates"])
             with around:
@@ -168,11 +170,12 @@ class BaselineLearner:
             self._noise.add_to_gradients(optimizer)
         return step(optimizer)
 
-    def _set_rates(self, factor: float) -> None:
+    def _set_rates(self, multiplier: float, adaptive: RateSource | None) -> None:
         optimizers = self.learner.optimizers()
         for (_, optimizer), rates in zip(optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
-                set_group_value(group, "lr", rate * factor)
+                base_rate = rate if adaptive is None else adaptive.rate(rate)
+                set_group_value(group, "lr", base_rate * multiplier)
 
 
 def _has_numbers(gradient: Tensor) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from runner.plugin.source import Batch
+    from runner.training.adaptive_rates import RateSource
     from runner.training.pipeline import Assembly
 
 # The golden ratio in 64 bits: neighbouring updates get distant seeds (Steele et al. 2014,
@@ -41,6 +42,7 @@ class Step:
     Attributes:
         batch: The batch of the last update.
         failed: The input of the update that raised an exception.
+        adaptive_rates: Learning rates that evaluations change; None if none does.
     """
 
     def __init__(self, pipeline: Assembly) -> None:
@@ -60,6 +62,8 @@ class Step:
         # A constant schedule has nothing to set in an update.
         schedule = pipeline.recipe.lr_scheduler
         self._schedule = None if schedule == ConstantConfig() else schedule
+        # The loop sets them, because it calls evaluations.
+        self.adaptive_rates: RateSource | None = None
         self._optimizers: list[Optimizer] = []
         self._rates: list[tuple[dict[str, Any], float]] = []
         self.reset()
@@ -84,7 +88,7 @@ class Step:
             # Equal to ``update``, with one call less in every step.
             if self.pipeline.watch is None:
                 if self._schedule is not None:
-                    self._set_rates(self._schedule.factor(self.progress.fraction))
+                    self._set_rates(self._schedule.multiplier(self.progress.fraction))
                 output = self._checked(
                     self.slots.update(inputs.batch, inputs.noise, self.progress)
                 )
@@ -129,7 +133,7 @@ class Step:
             RunnerError: The learner returned no dictionary.
         """
         if self._schedule is not None:
-            self._set_rates(self._schedule.factor(self.progress.fraction))
+            self._set_rates(self._schedule.multiplier(self.progress.fraction))
         is_watched = self.pipeline.watch is not None
         with self.pipeline.first_updates() if is_watched else nullcontext():
             return self._checked(
@@ -159,12 +163,14 @@ class Step:
             rates += [float(group["lr"]) for group in groups[len(rates) :]]
             self._rates += zip(groups, rates, strict=True)
 
-    def _set_rates(self, factor: float) -> None:
+    def _set_rates(self, multiplier: float) -> None:
         group_count = sum(len(optimizer.param_groups) for optimizer in self._optimizers)
         if group_count != len(self._rates):
             self.reset()
+        adaptive = self.adaptive_rates
         for group, base_rate in self._rates:
-            set_group_value(group, "lr", base_rate * factor)
+            rate = base_rate if adaptive is None else adaptive.rate(base_rate)
+            set_group_value(group, "lr", rate * multiplier)
 
     def _checked(self, output: Any) -> dict[str, Any]:
         if isinstance(output, dict):

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.proof.isolation import Isolation
@@ -254,12 +255,29 @@ def baseline_step(recipe: Recipe, registry: Registry) -> Iterator[Step]:
         yield Step(assemble(recipe_with(recipe, registry, ()), registry.files))
 
 
+class SimulatedRates:
+    """Halves learning rates again and again, in place of a schedule that reacts to evaluations.
+
+    They are a function of the progress, so that all subjects have the same rates in an update.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def rate(self, base_rate: float) -> float:
+        """Returns the rate, a half or a quarter of it, by turns."""
+        return float(base_rate * 0.5 ** (self._progress.updates % 3))
+
+
 class Training:
     """A pipeline that is stepped update by update, with the state of its source."""
 
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline = pipeline
         self.complete_step = Step(pipeline)
+        # No evaluation of a training is compared here, but stages must follow changed rates.
+        if pipeline.recipe.lr_scheduler.reacts_to_evaluations:
+            self.complete_step.adaptive_rates = SimulatedRates(pipeline.progress)
         self.draws = False
         """Whether batches are sampled from the source."""
         self.answers = False

@@ -192,7 +192,10 @@ def test_settings_that_do_not_name_their_implementation_are_an_error_at_their_li
     [
         ("import no_such_module", "plugin mine.py cannot be imported: ModuleNotFoundError"),
         ("def broken(:", "plugin mine.py cannot be imported: SyntaxError"),
-        ("x = 1", "mine.py has no LearnerConfig, SourceConfig, StageConfig or CallbackConfig with a kind"),
+        (
+            "x = 1",
+            "mine.py has no LearnerConfig, SourceConfig, ScheduleConfig, StageConfig or CallbackConfig with a kind",
+        ),
         (None, "plugin mine.py cannot be read: No such file"),
     ],
 )

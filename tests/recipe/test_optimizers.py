@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from typing import get_args
 
 import pytest
 import torch
@@ -12,13 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runner.api import Context, GradientLearner, Slots, UsageError
-from runner.plugin.lr_scheduler import Schedule
+from runner.plugin.lr_scheduler import SCHEDULES
 from runner.plugin.optimizer import IMPLEMENTATION_SETTINGS, RUNNER_SETTINGS, SPARED, kinds, settings_of
 from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
 
-SCHEDULES = {model().kind: model for model in get_args(Schedule)}
 PAIR = RECIPE.replace("kind: net", "kind: pair")
 
 
@@ -267,9 +265,16 @@ def test_the_learning_rate_is_constant_unless_told(tmp_path):
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_schedule_is_filled_in_and_says_itself_again(tmp_path, kind):
-    recipe = loaded(tmp_path, f"{{kind: {kind}, warmup: 0.25}}", key="lr_scheduler")
-    assert recipe.lr_scheduler == SCHEDULES[kind](warmup=0.25)
-    assert recipe.origins["lr_scheduler.warmup"].line == RECIPE.count("\n") + 1
+    settings = {"warmup": 0.25}
+    if kind == "plateau":
+        settings |= {"metric": "eval/loss", "direction": "minimize"}
+    section = dump_inline({"kind": kind, **settings})
+    text = RECIPE.replace("env_steps: 60_000", "{env_steps: 60_000, evaluate_every: 60}").replace(
+        "train:\n  ", "train: "
+    )
+    recipe = loaded(tmp_path, section, text, key="lr_scheduler")
+    assert recipe.lr_scheduler == SCHEDULES[kind](**settings)
+    assert recipe.origins["lr_scheduler.warmup"].line == text.count("\n") + 1
     again = load(write_recipe(tmp_path, json.dumps(recipe.values()), "again.yaml"), (), FakeCatalog())
     assert again.lr_scheduler == recipe.lr_scheduler
 
@@ -277,13 +282,21 @@ def test_every_schedule_is_filled_in_and_says_itself_again(tmp_path, kind):
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ("cosine", "15 lr_scheduler: should be a mapping, got 'cosine'"),
-        ("{}", "1 lr_scheduler.kind: is missing: it determines the other settings"),
-        ("{kind: cosin}", "22 lr_scheduler.kind: unknown kind 'cosin' - did you mean 'cosine'?"),
+        ("cosine", "15 lr_scheduler: should be a mapping with a kind, got 'cosine'"),
+        (
+            "{}",
+            "1 lr_scheduler.kind: is missing: one of constant, cosine, cosine_restarts, inverse_sqrt, linear, "
+            "one_cycle, plateau, polynomial, step",
+        ),
+        (
+            "{kind: cosin}",
+            "22 lr_scheduler.kind: unknown kind 'cosin' - did you mean 'cosine'?; --plugin FILE adds the "
+            "plugins of a file",
+        ),
         (
             "{kind: qqq}",
             "22 lr_scheduler.kind: unknown kind 'qqq' - known: constant, cosine, cosine_restarts, inverse_sqrt, "
-            "linear, one_cycle, polynomial, step",
+            "linear, one_cycle, plateau, polynomial, step; --plugin FILE adds the plugins of a file",
         ),
         ("{kind: cosine, flor: 0.1}", "30 lr_scheduler.flor: unknown key - did you mean 'floor'?"),
         ("{kind: cosine, floor: 2.0}", "37 lr_scheduler.floor: should be less than or equal to 1, got 2.0"),

@@ -38,7 +38,7 @@ def test_the_table_has_every_setting():
     paths = {path for path, _ in rows(Registry())}
     for prefix, config in (("train.", TrainConfig), ("tracking.", TrackingConfig), ("optimizer.", settings_of("sgd"))):
         assert {prefix + name for name in config.model_fields} <= paths
-    assert Head.model_fields.keys() - {"lr_scheduler", "tracking", "serve", "system"} <= paths
+    assert Head.model_fields.keys() - {"tracking", "serve", "system"} <= paths
     assert {"model.kind", "data.kind", "model[gpt].width", "optimization.amp.dtype", "data[text].context"} <= paths
 
 

@@ -78,7 +78,7 @@ def test_groups_train_as_in_plain_torch_to_the_bit(tmp_path):
     step = Step(pipeline)
     for update in range(8):
         drawn = step.next()
-        factor = pipeline.recipe.lr_scheduler.factor(update / 8)
+        factor = pipeline.recipe.lr_scheduler.multiplier(update / 8)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
         optimizer.zero_grad()
@@ -166,7 +166,7 @@ def test_every_schedule_scales_the_rate_of_every_group(kind, tmp_path):
     assert len(set(bases)) > 2
     for update in range(8):
         stepped(pipeline, update + 1)
-        factor = pipeline.recipe.lr_scheduler.factor(update / 8)
+        factor = pipeline.recipe.lr_scheduler.multiplier(update / 8)
         rates = [group["lr"] for _, each in pipeline.learner.optimizers() for group in each.param_groups]
         assert rates == [base * factor for base in bases]
 

@@ -117,7 +117,7 @@ def test_learning_rates_follow_the_schedule_by_the_share_of_the_training(kind, l
     pipeline.slots.wrap("update", looking)
     stepped(pipeline, 10)
     assert pipeline.progress.fraction == 1
-    factors = [pipeline.recipe.lr_scheduler.factor(number / 10) for number in range(10)]
+    factors = [pipeline.recipe.lr_scheduler.multiplier(number / 10) for number in range(10)]
     assert rates == [[pytest.approx(0.5 * factor)] * 2 for factor in factors]  # decayed and spared parameters
     assert len(set(factors)) > 2
 

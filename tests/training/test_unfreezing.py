@@ -64,14 +64,14 @@ def test_a_schedule_scales_the_rate_of_every_group_also_of_a_resumed_run(kind, l
     schedule = ", ".join(f"{key}: {value}" for key, value in SCHEDULES[kind].items())
     sets = ("model.rates=[0.5, 0.002]", f"lr_scheduler={{{schedule}}}")
     pipeline = stepped(layered(*sets), 7)
-    factor = pipeline.recipe.lr_scheduler.factor(6 / 20)
+    factor = pipeline.recipe.lr_scheduler.multiplier(6 / 20)
     assert rates(pipeline) == pytest.approx([0.5 * factor, 0.002 * factor])
 
     state = kept(pipeline.state_dict())
     resumed = layered(*sets, resumed=state)
     for each in (pipeline, resumed):
         stepped(each, 12)
-    factor = pipeline.recipe.lr_scheduler.factor(11 / 20)
+    factor = pipeline.recipe.lr_scheduler.multiplier(11 / 20)
     assert rates(resumed) == rates(pipeline) == pytest.approx([0.5 * factor, 0.002 * factor])
     assert not states_differ(pipeline.learner.module.state_dict(), resumed.learner.module.state_dict())
 

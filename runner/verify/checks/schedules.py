@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.plugin.lr_scheduler import Schedule
+from runner.plugin.lr_scheduler import ScheduleConfig
 from runner.plugin.progress import Progress
 from runner.proof.single_updates import same_updates
 from runner.proof.trajectory import Update
@@ -99,12 +99,12 @@ def spread_points(count: int) -> list[float]:
     return [number / (count - 1) for number in order]
 
 
-def find_kinks(schedule: Schedule) -> list[float]:
+def find_kinks(schedule: ScheduleConfig) -> list[float]:
     """Returns the fractions of a training at which the slope of a learning rate changes
     suddenly.
     """
     steps = _FINE * (POINTS - 1)
-    factors = [schedule.factor(number / steps) for number in range(steps + 1)]
+    factors = [schedule.multiplier(number / steps) for number in range(steps + 1)]
     triples = zip(factors, factors[1:], factors[2:], strict=False)
     bends = [abs(start - 2 * middle + end) for start, middle, end in triples]
     # A smooth schedule bends everywhere, a kink bends much more.
