@@ -24,15 +24,15 @@ Everything = Annotated[
 def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False) -> None:
     """Print the differences between runs: primary metrics, settings, environment, other metrics.
 
-    For two groups that were trained with --seeds, it prints the difference of the means with a
-    confidence interval.
+    For two groups that were trained with --seeds or with --folds, it prints the difference of the
+    means with a confidence interval, of pairs if they have the same seeds or folds.
 
     [bold]runner compare latest 3f2a91c0[/]
     """
     with working("compare", "reading the runs"):
-        from runner.tracking import Workspace, comparison, comparison_view, seeds
+        from runner.tracking import Workspace, comparison, comparison_view, group_comparison
 
-        groups = seeds.compare(Workspace(), runs)
+        groups = group_comparison.compare(Workspace(), runs)
         compared = {} if groups is not None else comparison.compare(Workspace(), runs)
     if groups is not None:
         from runner.cli.seeds import show_comparison

@@ -37,7 +37,9 @@ def studies(incomplete: str) -> list[str]:
 
 def kinds(incomplete: str) -> list[str]:
     """Plugins of this environment."""
-    return _beginning(incomplete, [kind for _, kind in _plugins()])
+    from runner.plugin.schedule_kinds import SCHEDULE_KINDS
+
+    return _beginning(incomplete, [*(kind for _, kind in _plugins()), *SCHEDULE_KINDS])
 
 
 def stages(incomplete: str) -> list[str]:

@@ -108,8 +108,6 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, word: str, 
     next_command = again
     if result.status == "FINISHED":
         next_command = f"runner compare OTHER_GROUP {result.name}"
-        if word == "fold":
-            next_command = f"runner show {result.name}"
     if result.predictions is not None:
         print_wrapped(f"predictions in {result.predictions}", console)
     print_wrapped(f"kept in {result.folder}", console)
@@ -142,14 +140,22 @@ def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     first_group, second_group = compared["groups"]
     if compared["synthetic"]:
         print_wrapped(f"{', '.join(compared['synthetic'])}: data {SYNTHETIC_REMARK}", console, style="yellow")
-    pairing = "paired by seed" if compared["paired"] else "with other seeds"
-    console.print(CleanText(f"{first_group} and {second_group}, {pairing}"))
+    word = compared["kind"]
+    pairing = f"paired by {word.removesuffix('s')}" if compared["paired"] else f"with other {word}"
+    print_wrapped(f"{first_group} and {second_group}, {pairing}", console)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("metric", "first", "second", "difference [95 %]", ""):
-        table.add_column(title, no_wrap=True)
+    for title in ("metric", "first", "second", "difference [95 %]", "", "second larger"):
+        table.add_column(title, no_wrap=title != "second larger")
     for name, row in compared["metrics"].items():
         first, second = (figure(fmean(values.values())) for values in row["values"])
         mean, low, high = row["difference"].values()
         verdict = "differ" if low > 0 or high < 0 else "not clear"
-        table.add_row(name, first, second, f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]", verdict)
+        larger = _count_larger(*row["values"]) if compared["paired"] else "-"
+        table.add_row(name, first, second, f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]", verdict, larger)
     console.print(table)
+
+
+def _count_larger(baseline: "Mapping[int, float]", candidate: "Mapping[int, float]") -> str:
+    """Returns in how many pairs the second value is larger."""
+    count = sum(candidate[key] > value for key, value in baseline.items())
+    return f"{count} of {len(baseline)}"

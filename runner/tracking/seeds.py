@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from runner.recipe.recipe import Recipe
-from runner.system.errors import UsageError
-from runner.system.interval import CONFIDENCE, Interval, student
+from runner.system.interval import Interval, student
 from runner.system.plots import BLUE, GREY, draw_all, legend
-from runner.tracking.lookup import below, find, folders
+from runner.tracking.lookup import below, folders
 from runner.tracking.record import Record
 from runner.tracking.spool import lines
 from runner.tracking.workspace import RunFolder, Workspace
@@ -132,74 +129,6 @@ def final_means(
         if len(by_seed) == count and len(steps) > 1:
             interval = student([values[max(values)] for values in by_seed.values()]).widened(widening)
             yield name, max(steps), interval.clipped(*bounds_for(name, bounds))
-
-
-def difference(baseline: Mapping[int, float], candidate: Mapping[int, float]) -> Interval:
-    """Returns by how much the candidate's mean is larger: of pairs if both have the same seeds,
-    else by Welch (1947).
-    """
-    from scipy.stats import ttest_ind, ttest_rel
-
-    baseline_values = [baseline[seed] for seed in sorted(baseline)]
-    candidate_values = [candidate[seed] for seed in sorted(candidate)]
-    if baseline.keys() == candidate.keys():
-        test = ttest_rel(candidate_values, baseline_values)
-    else:
-        test = ttest_ind(candidate_values, baseline_values, equal_var=False)
-    bounds = test.confidence_interval(CONFIDENCE)
-    center = fmean(candidate_values) - fmean(baseline_values)
-    return Interval(center, float(bounds.low), float(bounds.high))
-
-
-def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the results of two groups and their differences; None if these are
-    not names of two groups.
-
-    They are named as ``find`` understands it. Plain data: ``groups``, ``paired`` (whether their seeds are the
-    same), and for every metric of both ``values`` by seed of each, and ``difference`` with its interval.
-
-    Raises:
-        UsageError: a group has fewer than two seeds that were evaluated.
-    """
-    records = [_group(workspace, name) for name in names]
-    pair = [record for record in records if record is not None]
-    if len(names) != 2 or len(pair) != 2:
-        return None
-    results = [last(evaluations(runs_of(workspace, group))) for group in pair]
-    for group, values in zip(pair, results, strict=True):
-        if max(map(len, values.values()), default=0) < 2:
-            raise UsageError(f"{group.name} has no two seeds that were evaluated: continue it first")
-
-    baseline, candidate = results
-    # An interval needs two seeds on each side.
-    shared = [name for name in baseline if name in candidate and len(baseline[name]) > 1 and len(candidate[name]) > 1]
-    metrics = {}
-    for name in shared:
-        interval = difference(baseline[name], candidate[name])
-        metrics[name] = {
-            "values": [baseline[name], candidate[name]],
-            "difference": _possible(interval, name, pair[0].bounds)._asdict(),
-        }
-    return {
-        "groups": [group.name for group in pair],
-        "paired": all(baseline[name].keys() == candidate[name].keys() for name in shared),
-        "synthetic": [group.name for group in pair if group.synthetic],
-        "metrics": metrics,
-    }
-
-
-def _possible(interval: Interval, name: str, bounds: Bounds) -> Interval:
-    """Returns the interval of a difference without values that no two means can have."""
-    low, high = bounds_for(name, bounds)
-    return interval.clipped(low - high, high - low)
-
-
-def _group(workspace: Workspace, name: str) -> Record | None:
-    """The group of that name; None if that is the name of a run, or of nothing."""
-    with suppress(UsageError):
-        record = find(workspace.runs, name, workspace.seeds).record()
-        return record if record is not None and record.kind == "seeds" else None
-    return None
 
 
 def draw(

@@ -69,7 +69,7 @@ MISTAKES = {
     r"PairConfig\.slots names 'juge', and Pair has no such method - did you mean 'judge'": (
         "toy_pair", "face", "slots", frozenset({"juge"}),
     ),
-    r"PairConfig\.implementation should be a Learner, a Source, a Stage or a Callback, got 'int'": (
+    r"PairConfig\.implementation should be a Learner, a Source, a Stage, a Callback or a ScheduleState, got 'int'": (
         "toy_pair", "face", "implementation", int,
     ),
 }  # fmt: skip

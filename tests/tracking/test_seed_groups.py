@@ -13,7 +13,8 @@ from scipy.stats import t
 
 from runner.system.interval import student
 from runner.tracking import Workspace
-from runner.tracking.seeds import bounds_for, bounds_of, compare, difference, draw, final_means, last, means
+from runner.tracking.group_comparison import compare, difference
+from runner.tracking.seeds import bounds_for, bounds_of, draw, final_means, last, means
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 CURVES = {
@@ -73,9 +74,9 @@ def test_metrics_that_plugins_declare_are_shares_and_counts():
 
 def test_runs_of_the_same_seeds_are_pairs():
     one, other = {0: 1.0, 1: 5.0, 2: 9.0}, {0: 1.1, 1: 5.12, 2: 9.11}
-    paired = difference(one, other)
+    paired = difference(one, other, True)
     assert 0 < paired.low < paired.mean < paired.high
-    apart = difference(one, {seed + 3: value for seed, value in other.items()})
+    apart = difference(one, {seed + 3: value for seed, value in other.items()}, False)
     assert apart.low < 0 < apart.high
     assert apart.mean == pytest.approx(paired.mean)
 
