@@ -222,7 +222,7 @@ class DataParallel:
         parameters = [parameter for group in groups for parameter in group["params"]]
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
-            sum_gradients(trained, self.group)
+            sum_gradients(trained, self.group, self.slots.sum_gradients)
 
     # --- before and after an update ---------------------------------------------------
 

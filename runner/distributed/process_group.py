@@ -167,6 +167,11 @@ class ProcessGroup:
         with self._collective():
             dist.all_reduce(tensor)
 
+    def exchange(self, operation: Callable[[], Value]) -> Value:
+        """Calls an operation of torch in which all processes take part, and returns its result."""
+        with self._collective():
+            return operation()
+
     def copy_first(self, tensor: Tensor) -> None:
         """Replaces a tensor by that of the first process."""
         import torch.distributed as dist

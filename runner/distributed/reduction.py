@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runner.plugin.contract import Mean
+from runner.plugin.gradient_bucket import GradientBucket, Summing, add_up, real_pairs
 from runner.system.errors import RunnerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Summing(Protocol):
-    """A group in which tensors can be added up."""
-
-    def sum_in_place(self, tensor: Tensor) -> None:
-        """Replaces a tensor by its sum over all processes."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all processes."""
-
-
-def sum_gradients(parameters: Sequence[Tensor], group: Summing) -> None:
+def sum_gradients(
+    parameters: Sequence[Tensor],
+    group: Summing,
+    add: Callable[[GradientBucket], object] = add_up,
+) -> None:
     """Replaces the gradients of parameters by their sums over all processes.
 
     A parameter without a gradient in every process stays without one, because an optimizer
     would otherwise step it.
+
+    Args:
+        parameters: The parameters.
+        group: The processes.
+        add: Adds up the gradients of one type, and the flags of parameters that have one.
 
     Raises:
         RunnerError: A gradient is sparse.
@@ -43,37 +43,20 @@ def sum_gradients(parameters: Sequence[Tensor], group: Summing) -> None:
             raise RunnerError("several processes cannot add up sparse gradients; use dense ones")
         by_type[parameter.dtype, parameter.device].append(parameter)
     for members in by_type.values():
-        _sum_of_one_type(members, group)
+        bucket = GradientBucket.of(members, group)
+        add(bucket)
+        _take_over(bucket)
 
 
-def _sum_of_one_type(parameters: Sequence[Tensor], group: Summing) -> None:
-    """Sums the gradients of parameters with one type as one flat tensor."""
-    pieces = []
-    flags = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        flags.append(0.0 if gradient is None else 1.0)
-        values = torch.zeros_like(parameter) if gradient is None else gradient
-        pieces.append(_real(values.detach()).reshape(-1))
-    # The last elements count the processes in which a parameter has a gradient.
-    pieces.append(pieces[0].new_tensor(flags))
-    flat = torch.cat(pieces)
-    group.sum_in_place(flat)
-
-    sizes = [piece.numel() for piece in pieces]
-    *sums, counts = torch.split(flat, sizes)
-    for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
+def _take_over(bucket: GradientBucket) -> None:
+    """Gives the sums of a bucket to its parameters."""
+    counts = bucket.flags.tolist()
+    for parameter, total, count in zip(bucket.parameters, bucket.views(), counts, strict=True):
         if not count:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradient = _real(parameter.grad)
-        gradient.copy_(total.view(gradient.shape))
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """Returns complex numbers as pairs, which share the memory."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        real_pairs(parameter.grad).copy_(total)
 
 
 class _Summand(NamedTuple):

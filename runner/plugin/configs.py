@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from runner.plugin.config import Config
-from runner.plugin.context import PIPELINE
+from runner.plugin.context import PIPELINE, PROCESSES
 from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.folds import FoldsConfig
@@ -117,7 +117,7 @@ class LearnerConfig(EvaluatedConfig, ABC):
                 f"learner '{self.kind}' compares the samples of a batch with one another, so that "
                 "the batch cannot be cut"
             )
-        if slot in self.slots | PIPELINE:
+        if slot in self.slots | PIPELINE | PROCESSES:
             return None
         return f"learner '{self.kind}' has no slot '{slot}'"
 
@@ -363,6 +363,8 @@ class Setting:
     """All stages that the recipe switches on, by kind."""
     unit: Unit
     """Unit of the training's length."""
+    processes: int = 1
+    """Number of processes that train one model."""
 
 
 class StageConfig(PluginConfig, ABC):

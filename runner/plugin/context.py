@@ -24,6 +24,8 @@ Step = Callable[..., Any]
 Value = TypeVar("Value")
 STEP = frozenset({"draw", "transfer", "next_batch", "update"})
 """The slots of a training step."""
+PROCESSES = frozenset({"sum_gradients"})
+"""The slots of a training on several processes alone."""
 PIPELINE = STEP | {
     "make_optimizer",
     "precision",

@@ -15,6 +15,7 @@ from runner.distributed.refusals import refuse_stages
 from runner.plugin.class_balance import ClassWeightsConfig, weights_of_classes
 from runner.plugin.configs import LearnerConfig, Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
+from runner.plugin.gradient_bucket import add_up
 from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
@@ -76,7 +77,8 @@ class Assembly:
         self.shapes_vary = recipe.data.shapes_vary
 
         self.reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
-        context = setting_of(recipe, device)
+        count = 1 if processes is None else processes.count
+        context = setting_of(recipe, device, processes=count)
         active = {
             kind: stage
             for kind, stage in recipe.stages.items()
@@ -197,6 +199,8 @@ class Assembly:
             next_batch=self.next_batch,
             update=update,
         )
+        if self.context.processes is not None:
+            self.slots.define(sum_gradients=add_up)
 
     def _attach(self, active: Mapping[str, StageConfig], watch: Watch) -> None:
         """Attaches the stages to the slots, and makes the optimizers."""
@@ -591,7 +595,10 @@ def assemble(
 
 
 def setting_of(
-    recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None
+    recipe: Recipe,
+    device: torch.device,
+    kinds: Collection[str] | None = None,
+    processes: int = 1,
 ) -> Setting:
     """Returns the context for queries of stages.
 
@@ -599,13 +606,15 @@ def setting_of(
         recipe: The recipe.
         device: The device of the training.
         kinds: The stages that the context contains; all of the recipe's by default.
+        processes: Number of processes of the training.
     """
     stages = {
         kind: stage
         for kind, stage in recipe.stages.items()
         if kinds is None or kind in kinds
     }
-    return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])
+    unit = recipe.length[0]
+    return Setting(recipe.model, recipe.data, device, stages, unit, processes)
 
 
 def _last_origin(recipe: Recipe, path: str) -> Place:
