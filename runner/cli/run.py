@@ -223,6 +223,10 @@ def _repeated(
     for number, variant in variants.items():
         loaded = _load(path, [*assignments, *variant], registry)
         recipes[number] = replace(loaded, tuning=None) if retune else loaded
+    if folds:
+        from runner.training.fold_check import refuse_indivisible
+
+        refuse_indivisible(recipes[0])
     return recipes
 
 

@@ -52,8 +52,8 @@ class Plateau(ScheduleState):
             RunnerError: The evaluation has no such metric.
         """
         if self._metric not in metrics:
-            problem = missing_metric("lr_scheduler.metric", self._metric, set(metrics))
-            raise RunnerError(problem)
+            problem = missing_metric(self._metric, set(metrics))
+            raise RunnerError(f"lr_scheduler.metric: {problem}")
         # Rates still rise in a warm-up, so that a metric without progress shows nothing.
         if not progress.updates or progress.fraction < self.config.warmup:
             return

@@ -28,13 +28,12 @@ def watched_metric(
     return (name, direction) if name and direction else None
 
 
-def missing_metric(setting: str, name: str, names: set[str]) -> str:
+def missing_metric(name: str, names: set[str]) -> str:
     """Returns the message that evaluations have no such metric.
 
     Args:
-        setting: Dotted path of the setting that names the metric.
         name: The metric, without ``eval/``.
         names: The metrics that evaluations have, without ``eval/``.
     """
     present = ", ".join(f"eval/{metric}" for metric in sorted(names))
-    return f"{setting}: the evaluation has no 'eval/{name}'; it has {present}"
+    return f"the evaluation has no 'eval/{name}'; it has {present}"

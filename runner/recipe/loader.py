@@ -210,6 +210,10 @@ def _validated(
     path: Path, composed: Node, catalog: Registry, problems: list[Problem]
 ) -> Recipe:
     root = replace(composed, place=Place(path))
+    # A value that could not be read, such as that of an unset variable, is not validated.
+    unread = {problem.place for problem in problems}
+    read_problems = problems
+    problems = []
     problems += _masked_secrets(root)
 
     head_keys = {key: node for key, node in root.children.items() if key not in PARTS}
@@ -234,7 +238,9 @@ def _validated(
         {"optimization": optimization, "inference": inference},
         schedule,
     )
-    problems += _of_tracking(root, data, catalog)
+    problems += _of_tracking(root, data, train, catalog)
+    problems = [problem for problem in problems if problem.place not in unread]
+    problems = [*read_problems, *problems]
     if problems or head is None or train is None or schedule is None:
         raise RecipeError(_with_moved_settings(problems, root, catalog))
 
@@ -275,12 +281,21 @@ def _validated(
     )
 
 
-def _of_tracking(root: Node, data: Any, catalog: Registry) -> Iterator[Problem]:
+def _of_tracking(
+    root: Node, data: Any, train: TrainConfig | None, catalog: Registry
+) -> Iterator[Problem]:
     """Problems about sinks that no plugin has, and pictures that the source does not draw."""
     every = root.get("tracking", "render_every")
     if every is not None and every.value is not None and data and not data.pictures:
         message = f"'{data.kind}' has no picture of its evaluation to draw"
         yield Problem(every.anchor, "tracking.render_every", message)
+    # The last evaluation alone is drawn only with 1.
+    is_rare = every is not None and isinstance(every.value, int) and every.value > 1
+    if is_rare and train is not None and train.evaluate_every is None:
+        message = "there is only one evaluation, the last: set train.evaluate_every, or 1 here"
+        yield Problem(
+            root.asked("tracking.render_every"), "tracking.render_every", message
+        )
     for sink in root.items("tracking", "sinks"):
         if isinstance(sink.value, str) and sink.value not in catalog.sinks:
             hint = suggestion(sink.value, catalog.sinks)

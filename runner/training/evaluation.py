@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
 from runner.plugin.metric_names import check_metric_name
+from runner.plugin.watched_metric import missing_metric
+from runner.recipe.yaml_nodes import DEFAULT
 from runner.system.errors import RunnerError
+from runner.training.recipe_errors import recipe_error
 
 if TYPE_CHECKING:
+    from runner.recipe.recipe import Recipe
     from runner.training.pipeline import Assembly
 
 
@@ -40,6 +45,7 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
 
     Raises:
         RunnerError: The metrics are not numbers by name, or the declared objective is missing.
+        RecipeError: A metric that the recipe compares is missing.
     """
     objective = pipeline.recipe.declared_objective
     method = f"{type(pipeline.source).__name__}.evaluate"
@@ -52,6 +58,7 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
         )
     for name in metrics:
         check_metric_name(name, method)
+    _refuse_missing(pipeline.recipe, set(metrics))
     # The objective decides which checkpoint is the best.
     if objective and objective.name not in metrics:
         names = ", ".join(metrics) or "there are none"
@@ -60,3 +67,26 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
             f"{method}: {names}"
         )
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _refuse_missing(recipe: Recipe, names: set[str]) -> None:
+    """Raises a RecipeError about a metric that the recipe compares and no evaluation has."""
+    for setting, name in _compared(recipe):
+        if name not in names:
+            raise recipe_error(recipe, setting, missing_metric(name, names))
+
+
+def _compared(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yields settings that name a metric of evaluations, with the metric without ``eval/``."""
+    stop = recipe.train.stop
+    if stop is not None and stop.metric is not None:
+        yield "train.stop.metric", stop.metric.removeprefix("eval/")
+    if recipe.train.keep is not None:
+        for metric in recipe.train.keep.metrics:
+            yield f"train.keep.metrics.{metric}", metric.removeprefix("eval/")
+    watched = recipe.lr_scheduler.watched(recipe.objective)
+    # The default objective of a model need not be measured by its source.
+    if watched is not None:
+        origin = recipe.origins.get("lr_scheduler.metric", DEFAULT)
+        key = "kind" if origin == DEFAULT else "metric"
+        yield f"lr_scheduler.{key}", watched[0]

@@ -23,12 +23,13 @@ from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
 from runner.plugin.tuning import Choices, Tuning
 from runner.recipe.recipe import Recipe
-from runner.recipe.yaml_nodes import DEFAULT, Place, Problem, RecipeError, is_lock
+from runner.recipe.yaml_nodes import DEFAULT, Problem, RecipeError, is_lock
 from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import map_tensors
 from runner.system.torch_settings import require_deterministic_kernels
 from runner.training.parameter_groups import configure_optimizers
+from runner.training.recipe_errors import last_origin, located, recipe_error
 from runner.training.resuming import (
     apply_changed_settings,
     refuse_other_classes,
@@ -222,7 +223,7 @@ class Assembly:
         """Raises a RecipeError if the source does not report the epochs that are the length."""
         if self.progress.unit != "epochs" or self.progress.epoch_samples is not None:
             return
-        raise _recipe_error(
+        raise recipe_error(
             self.recipe,
             "train.epochs",
             f"'{self.recipe.data.kind}' does not report how long an epoch is: "
@@ -233,7 +234,7 @@ class Assembly:
         """Raises a RecipeError if the source cannot repeat batches for ``overfit_batches``."""
         if self.recipe.train.overfit_batches is None or self.source.can_repeat():
             return
-        raise _recipe_error(
+        raise recipe_error(
             self.recipe,
             "train.overfit_batches",
             f"'{self.recipe.data.kind}' has no batches that could be repeated: it needs a dataset",
@@ -246,7 +247,7 @@ class Assembly:
             return
         if self.source.can_balance():
             return
-        raise _recipe_error(
+        raise recipe_error(
             self.recipe,
             "data.sampling",
             f"'{data.kind}' has no labels of its training samples by which they could be balanced: "
@@ -269,7 +270,7 @@ class Assembly:
             )
         except ValueError as error:
             message = f"'{self.recipe.data.kind}': {error}"
-            raise _recipe_error(self.recipe, "model.class_weights", message) from None
+            raise recipe_error(self.recipe, "model.class_weights", message) from None
         return torch.tensor(weights, device=self.device)
 
     def _refuse_unmade_roles(self) -> None:
@@ -332,7 +333,7 @@ class Assembly:
             report.reason = stage.inactive(context)
         except UsageError as error:
             path = f"{section}.{stage.kind}"
-            problem = Problem(_last_origin(self.recipe, path), path, str(error))
+            problem = Problem(last_origin(self.recipe, path), path, str(error))
             raise RecipeError([problem]) from None
         for kind in stage.requires:
             required = self.reports[kind]
@@ -351,7 +352,7 @@ class Assembly:
         try:
             return start_from(self.learner, run)
         except RunnerError as error:
-            raise _recipe_error(self.recipe, "model.init_from", str(error)) from None
+            raise recipe_error(self.recipe, "model.init_from", str(error)) from None
 
     def probe(self, batch_size: int) -> Probe | None:
         """Trains a few steps with that batch size in a child process.
@@ -589,9 +590,16 @@ def assemble(
     if recipe.system.deterministic:
         require_deterministic_kernels()
     size = batch_size or recipe.train.batch_size
-    return Assembly(
-        recipe, plugin_files, device, size, resumed, tuning=tuning, processes=processes
-    )
+    with located(recipe):
+        return Assembly(
+            recipe,
+            plugin_files,
+            device,
+            size,
+            resumed,
+            tuning=tuning,
+            processes=processes,
+        )
 
 
 def setting_of(
@@ -615,25 +623,3 @@ def setting_of(
     }
     unit = recipe.length[0]
     return Setting(recipe.model, recipe.data, device, stages, unit, processes)
-
-
-def _last_origin(recipe: Recipe, path: str) -> Place:
-    """Returns the last of the places in recipes that influence a stage.
-
-    The command line wins over the file, and the file over those that it extends.
-    """
-    origins = [
-        origin
-        for key, origin in recipe.origins.items()
-        if f"{key}.".startswith(f"{path}.") and origin != DEFAULT
-    ]
-
-    def precedence(origin: Place) -> tuple[bool, bool]:
-        return isinstance(origin.source, str), origin.source == recipe.path
-
-    return max(origins, key=precedence, default=DEFAULT)
-
-
-def _recipe_error(recipe: Recipe, path: str, message: str) -> RecipeError:
-    origin = recipe.origins.get(path, DEFAULT)
-    return RecipeError([Problem(origin, path, message)])

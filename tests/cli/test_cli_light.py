@@ -149,7 +149,7 @@ def test_plugins_tell_what_they_are(tmp_path):
     assert "dtype: Literal['bf16', 'fp16'], default bf16" in card
     assert re.search(r"^measured: alone \d+\.\d\dx \[.*\(experiments/marl_phases\)$", card, re.MULTILINE)
     printed = json.loads(runner("plugins", "--json", cwd=tmp_path).stdout)["plugins"]
-    assert {"model", "data", "optimization", "inference"} == {each["section"] for each in printed}
+    assert {"model", "data", "lr_scheduler", "optimization", "inference"} == {each["section"] for each in printed}
     cards = {(each["section"], each["kind"]): each for each in printed}
     assert {"updates", "env_steps"} <= set(cards["data", "uav_path_planning"]["units"])
     assert cards["model", "masac"]["roles"]["temperature"] == {"kind": "adam", "lr": 3e-4}
