@@ -32,6 +32,23 @@ SETTINGS = {
     **dict.fromkeys(("conv", "pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=60",)),
 }
 """By the beginning of a recipe's name."""
+OBSERVERS = ROOT / "tests" / "observers.py"
+OF_A_TRAINING = {
+    "early stop": "train.stop={metric: eval/accuracy, patience: 50}",
+    "groups and layer_decay": "optimizer={groups: {stem: {lr: 1e-4}, head: {weight_decay: 0}}, layer_decay: 0.8}",
+    "averages": "train.ema=0.9",
+    "best checkpoints": "train.keep={best: 2, last: 2}",
+    "plateau": "lr_scheduler={kind: plateau, patience: 0, factor: 0.5, min_delta: 0.3, warmup: 0.1}",
+    "warm restarts": "lr_scheduler={kind: cosine_restarts, cycles: 3, warmup: 0.1}",
+    "skipped updates": "train.on_nonfinite={action: skip, at_most: 10}",
+    "class weights": "model.class_weights=balanced",
+    "balanced sampling": "data.sampling=balanced",
+    "sinks": "tracking.sinks=[csv, tensorboard]",
+    "one batch": "train.overfit_batches=1",
+    "limited data": "data.limit={train: 0.5, held_out: 0.5}",
+    "callback": "callbacks.counter=on",
+}
+"""Settings for any training, by what they do; each alone with the digits."""
 
 
 def main():
@@ -57,7 +74,7 @@ def main():
 
 
 def list_subjects():
-    """Name and command line of every recipe and of every stage alone with what it requires."""
+    """Returns name and command line of every recipe, of every stage alone with what it requires, and of settings."""
     from interrupted import arguments
     from running import RECIPES, host_of, with_requirements
 
@@ -69,7 +86,12 @@ def list_subjects():
 
     recipes = [(path.stem, command(path.stem)) for path in sorted(RECIPES.glob("*.yaml"))]
     hosts = {kind: host_of(kind) for kind in Registry().kinds("optimization")}
-    return recipes + [(f"stage {kind}", command(host, *with_requirements(kind, host))) for kind, host in hosts.items()]
+    stages = [(f"stage {kind}", command(host, *with_requirements(kind, host))) for kind, host in hosts.items()]
+    settings = []
+    for name, value in OF_A_TRAINING.items():
+        plugin = ["--plugin", str(OBSERVERS)] if value.startswith("callbacks.") else []
+        settings.append((f"setting {name}", [*command("digits_classifier", value), *plugin]))
+    return recipes + stages + settings
 
 
 def soak(name, command, chance, seed):
