@@ -76,6 +76,5 @@ def sums(group, settings, updates, shapes=SHAPES, rank_of_matrices=None, interru
 
 def computed_bytes(rank, shapes, updates):
     """Returns the bytes of PowerSGD by its formula, beside those of the first two updates, which are exact."""
-    power = SimpleNamespace(matrix_approximation_rank=rank, iter=9, start_powerSGD_iter=2, min_compression_rate=2)
-    exact = bytes_of_powersgd([torch.Size(shape) for shape in shapes], 8)
-    return 2 * exact + (updates - 2) * bytes_of_powersgd([torch.Size(shape) for shape in shapes], 8, power)
+    sizes = [torch.Size(shape) for shape in shapes]
+    return 2 * bytes_of_powersgd(sizes, 8, None) + (updates - 2) * bytes_of_powersgd(sizes, 8, rank)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LEAST_NORM = 1e-8
 """Added to norms when matrices are orthogonalised: a gradient may be zero."""
+LEAST_COMPRESSION = 2
+"""How many times as small a matrix has to become."""
 EXACT_UPDATES = 2
 """Updates whose gradients PowerSGD leaves as they are, the least that torch allows."""
 
@@ -87,7 +89,9 @@ class CompressedGradients(Stage):
         views = _Bucket(bucket)
         if self.config.format == "powersgd":
             power = self._power_of(bucket)
-            self._sent += bytes_of_powersgd(bucket.shapes, bucket.flat.element_size(), power)
+            is_exact = power.iter < power.start_powerSGD_iter
+            rank = None if is_exact else self.config.rank
+            self._sent += bytes_of_powersgd(bucket.shapes, bucket.flat.element_size(), rank)
             # torch leaves its hooks untyped for other buckets than those of its own reducer.
             hook: Any = powerSGD_hook.powerSGD_hook
             mean: Tensor = hook(power, views).wait()
@@ -112,6 +116,7 @@ class CompressedGradients(Stage):
                 None,
                 self.config.rank,
                 EXACT_UPDATES,
+                LEAST_COMPRESSION,
                 orthogonalization_epsilon=LEAST_NORM,
             )
             if key in self._stored:
@@ -169,7 +174,7 @@ class _Bucket:
         return True
 
 
-def bytes_of_powersgd(shapes: Sequence[torch.Size], item_bytes: int, power: PowerSGDState | None = None) -> int:
+def bytes_of_powersgd(shapes: Sequence[torch.Size], item_bytes: int, rank: int | None) -> int:
     """Returns the bytes that PowerSGD adds up for gradients of these shapes.
 
     A matrix of n times m becomes r (n + m) numbers, if those are at most half as many: the rule of
@@ -178,17 +183,15 @@ def bytes_of_powersgd(shapes: Sequence[torch.Size], item_bytes: int, power: Powe
     Args:
         shapes: Shapes of the gradients.
         item_bytes: Bytes of a number.
-        power: The state, which knows the rank and the number of updates so far.
+        rank: The rank; None for an update whose gradients are exact.
     """
     numbers = 0
     for shape in shapes:
         size = shape.numel()
         rows = shape[0] if shape else 1
         columns = size // rows if rows else 0
-        rank = 0 if power is None else min(rows, columns, power.matrix_approximation_rank)
-        is_exact = power is None or power.iter < power.start_powerSGD_iter
-        compressed = rank * (rows + columns)
-        is_smaller = not is_exact and compressed * power.min_compression_rate < size  # type: ignore[union-attr]
+        compressed = min(rows, columns, rank or 0) * (rows + columns)
+        is_smaller = rank is not None and compressed * LEAST_COMPRESSION < size
         numbers += compressed if is_smaller else size
     return numbers * item_bytes
 
