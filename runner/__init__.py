@@ -7,14 +7,16 @@ if TYPE_CHECKING:
     from runner.system.errors import RunnerError
     from runner.tracking.run_table import runs
     from runner.training.evaluate import load_model
+    from runner.training.resume import resume
     from runner.training.run import train
 
 __version__ = "0.1.0"
-__all__ = ["RunnerError", "load_model", "runs", "train"]
+__all__ = ["RunnerError", "load_model", "resume", "runs", "train"]
 
 _MODULES = {
     "RunnerError": "runner.system.errors",
     "load_model": "runner.training.evaluate",
+    "resume": "runner.training.resume",
     "runs": "runner.tracking.run_table",
     "train": "runner.training.run",
 }

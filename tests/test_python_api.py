@@ -143,8 +143,15 @@ def test_mistakes_are_errors_and_never_the_end_of_the_process():
         runner.train("digits_classifier", set={"train.epoch": 2})
     with pytest.raises(runner.RunnerError, match="no such file"):
         runner.train("no_such_recipe")
-    with pytest.raises(runner.RunnerError, match="no runs yet"):
-        runner.load_model()
+    for function in (runner.load_model, runner.resume):
+        with pytest.raises(runner.RunnerError, match="no runs yet"):
+            function()
+
+
+def test_a_finished_run_is_not_resumed():
+    result = small()
+    with pytest.raises(runner.RunnerError, match=f"run {result.run_name} cannot be resumed: it is finished"):
+        runner.resume(result)
 
 
 def test_signal_handlers_stay_as_they_are_and_another_thread_may_train():
@@ -159,7 +166,9 @@ def test_signal_handlers_stay_as_they_are_and_another_thread_may_train():
 
 
 def test_the_page_runs_from_its_first_line_to_its_last(capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    # The cells of a notebook run in test_notebooks.py, in a module of their own.
+    page = re.sub(r"^## In a notebook\n.*?(?=^## )", "", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names = {}
     for block in blocks:
         for node in ast.parse(block).body:

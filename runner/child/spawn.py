@@ -350,8 +350,8 @@ def _refuse_classes(recipe: Recipe | Mapping[str, Any] | None) -> None:
     """Raises a UsageError if a recipe uses classes of a program, which another process cannot import."""
     if recipe is None or isinstance(recipe, Mapping):
         return
-    configs = (recipe.model, recipe.data, *recipe.stages.values(), *recipe.inference.values())
-    for face in map(type, configs):
+    for config in recipe.plugins():
+        face = type(config)
         if face.__module__ in MODULES:
             problem = f"class {face.__name__} of '{face.__module__}' cannot be imported by a child process"
             raise UsageError(f"plugins: {problem}; write it to a file, and name that: plugins=['FILE.py']")

@@ -49,6 +49,7 @@ def resume(
     from runner.recipe.lock import locked_processes
     from runner.system.text_lines import amount
     from runner.system.workspace_paths import LOCK_NAME
+    from runner.tracking.locked_recipe import refuse_reached
     from runner.tracking.workspace import RunFolder, Workspace
 
     run, bare = run_and_settings(run, bare)
@@ -67,12 +68,9 @@ def resume(
             f"run {folder.name} would not continue as it started: {len(drifted)} of the changes above matter; "
             "undo them, or accept them with --allow-drift"
         )
-    record = folder.record()
+    refuse_reached(folder, recipe)
     done = folder.last_checkpoint or 0
-    unit, goal = recipe.length
-    # A new length that the run has reached would train nothing.
-    if record is not None and record.unit == unit and record.goal != goal <= done:
-        raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
+    unit, _ = recipe.length
 
     follow(recipe, registry, folder)
     say(f"resuming {folder.name} at {amount(done, unit)}")

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from runner import __version__
 from runner.plugin.check import Check
+from runner.plugin.class_digest import digest_classes
 from runner.plugin.configs import (
     CallbackConfig,
     LearnerConfig,
@@ -319,18 +320,24 @@ def _check_plugins(plugins: Any) -> None:
 
 
 def _version_of(config: type[Any]) -> str:
-    """Returns the first digits of the SHA-256 of a class's module, or of the class if
-    that is not a file.
+    """Returns the first digits of the SHA-256 of a class's module, or of the class with
+    its implementation if that is not a file.
     """
-    file = getattr(sys.modules.get(config.__module__), "__file__", None)
+    module = sys.modules.get(config.__module__)
+    file = getattr(module, "__file__", None)
+    if not file:
+        implementation = getattr(config, "implementation", None)
+        if isinstance(implementation, str):
+            implementation = getattr(module, implementation, None)
+        classes = [config]
+        # What is wrong with an implementation is reported where it is imported.
+        if isinstance(implementation, type):
+            classes.append(implementation)
+        return digest_classes(*classes)[:PROVIDER_DIGITS]
     try:
-        if file:
-            content = Path(file).read_bytes()
-        else:
-            content = inspect.getsource(config).encode()
-    except (OSError, TypeError):
+        return _digits(Path(file).read_bytes())
+    except OSError:
         return "unknown"
-    return _digits(content)
 
 
 def _digits(content: bytes) -> str:

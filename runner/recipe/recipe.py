@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
+from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.recipe.keeping import KeepConfig
 from runner.recipe.safeguards import (
@@ -265,6 +266,14 @@ class Recipe:
     callbacks: Mapping[str, CallbackConfig]
     origins: Mapping[str, Place]
     tuning: Setup | None = None
+
+    def plugins(self) -> Iterator[PluginConfig]:
+        """Yields the settings of every plugin that is on, in the order of the sections."""
+        # All fields, so that a new section cannot be forgotten.
+        for field in fields(self):
+            value = getattr(self, field.name)
+            configs = value.values() if isinstance(value, Mapping) else [value]
+            yield from (item for item in configs if isinstance(item, PluginConfig))
 
     def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.

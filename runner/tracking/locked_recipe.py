@@ -11,7 +11,7 @@ from runner.recipe.lock import changed_sources, is_trusted, plugins_again, read_
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.trust import is_own
-from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import RunFolder, Workspace
 
 
 def load_locked(
@@ -52,6 +52,15 @@ def load_locked(
             raise UsageError(f"{name} was trained with the plugin file {names}, {refusal}; {hint}")
     registry = Registry([*registry.files, *registry.classes, *plugin_files])
     return load(lock, sets, registry), registry
+
+
+def refuse_reached(folder: RunFolder, recipe: Recipe) -> None:
+    """Raises a UsageError if a run has reached its new length already: it would train nothing."""
+    record = folder.record()
+    done = folder.last_checkpoint or 0
+    unit, goal = recipe.length
+    if record is not None and record.unit == unit and record.goal != goal <= done:
+        raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
 
 
 def _distrust(lock: Path) -> str:

@@ -63,8 +63,9 @@ from runner.training.group_steps import (
 from runner.training.interruption import interruptible
 from runner.training.loop import Loop
 from runner.training.model import write_model
-from runner.training.outputs import Display, NoOutput
+from runner.training.outputs import Display
 from runner.training.pipeline import Assembly, assemble, resolve_device
+from runner.training.progress_lines import displayed
 from runner.training.result import RunResult, result_of, stopped_by, stopped_status
 from runner.training.run_tags import description_of, resume_tags, stage_tags, start_tags
 from runner.training.signals import Stop, stop_on_signals
@@ -90,6 +91,7 @@ def train(
     plugins: Sequence[PathLike | type[Any]] = (),
     tags: Mapping[str, str] | None = None,
     note: str = "",
+    progress: bool | None = None,
 ) -> RunResult:
     """Trains a recipe and logs it to MLflow, as ``runner run`` does.
 
@@ -100,6 +102,8 @@ def train(
         plugins: Python files with plugins, or classes of their settings.
         tags: Tags of the run in MLflow, in addition to the runner's tags.
         note: The description of the run in MLflow.
+        progress: Whether a line on stdout shows the progress every few seconds, later every
+            minute; by default in a notebook only.
 
     Returns:
         Metrics, run id, folder and more. After an interruption, its ``status`` is ``STOPPED`` or
@@ -110,7 +114,8 @@ def train(
     """
     registry = Registry(plugins)
     loaded = load(recipe, assignments(set or {}), registry)
-    return run(loaded, registry, Workspace(), NoOutput(), own_tags=tags, note=note)
+    with displayed(loaded, progress) as display:
+        return run(loaded, registry, Workspace(), display, own_tags=tags, note=note)
 
 
 def run(
