@@ -220,7 +220,7 @@ class Burst:
         )
         self.names = (STEP, *slots)
         for name in slots:
-            pipeline.slots.observe(name, during=partial(self.label, name))
+            pipeline.slots.surround(name, partial(self.label, name))
         self.measured_step = measured.step
 
     def __call__(self) -> None:

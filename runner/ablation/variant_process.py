@@ -59,7 +59,7 @@ class Measured:
         self.subject = Subject(self.advance, {"learner": pipeline.learner})
         for name in ("draw", "next_batch", *pipeline.source.activities):
             during = partial(self.activities.time, name)
-            pipeline.slots.observe(name, during=during)
+            pipeline.slots.surround(name, during)
         self.count = 1
         """Updates in a block."""
 

@@ -61,7 +61,7 @@ class CallStack:
         stack = cls.of(pipeline.learner.modules())
         slots = (*GENERIC, *pipeline.learner.config.slots)
         for name in dict.fromkeys(slots):
-            pipeline.slots.observe(name, during=partial(stack.label, name))
+            pipeline.slots.surround(name, partial(stack.label, name))
         return stack
 
     def label(self, name: str) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,32 +76,56 @@ class Slots:
         self,
         name: str,
         *,
-        before: Callable[[], object] = lambda: None,
-        during: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        after: Callable[[Any], object] = lambda _: None,
+        before: Callable[[], object],
+        after: Callable[[Any], object],
     ) -> None:
         """Observes the calls of a step, except those that ``torch.compile`` traces.
 
         Args:
             name: The step.
             before: Is called before the step.
-            during: Returns the context in which the step runs.
             after: Is called with the step's output.
         """
         from torch import compiler
 
+        is_compiling = compiler.is_compiling
+
         def wrapper(step: Step) -> Step:
             def observed(*inputs: Any, **options: Any) -> Any:
                 # An observer would break a compiled graph in two.
-                if compiler.is_compiling():
+                if is_compiling():
                     return step(*inputs, **options)
                 before()
-                with during():
-                    output = step(*inputs, **options)
+                output = step(*inputs, **options)
                 after(output)
                 return output
 
             return observed
+
+        self.wrap(name, wrapper)
+
+    def surround(
+        self, name: str, context: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        """Runs a step in a context, except where ``torch.compile`` traces it.
+
+        A context takes several times as long as two calls: use ``observe`` in every update.
+
+        Args:
+            name: The step.
+            context: Returns the context of a call.
+        """
+        from torch import compiler
+
+        def wrapper(step: Step) -> Step:
+            def surrounded(*inputs: Any, **options: Any) -> Any:
+                # A context would break a compiled graph in two.
+                if compiler.is_compiling():
+                    return step(*inputs, **options)
+                with context():
+                    return step(*inputs, **options)
+
+            return surrounded
 
         self.wrap(name, wrapper)
 

@@ -484,10 +484,11 @@ class Loop:
             subject, source.activities, LOOP_ACTIVITIES, "the runner times itself"
         )
         for name in ("draw", "next_batch"):
-            slots.observe(name, during=partial(self.activities.time, name))
+            start, stop = self.activities.clock(name)
+            slots.observe(name, before=start, after=stop)
         for name, description in source.activities.items():
-            slots.observe(name, during=partial(self.activities.time, name))
-            slots.observe(name, during=partial(self.display.phase, description))
+            slots.surround(name, partial(self.activities.time, name))
+            slots.surround(name, partial(self.display.phase, description))
 
     def _observe(
         self, call: Callable[[Any], dict[str, float]], metrics: Mapping[str, Any]

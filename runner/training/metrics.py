@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -158,6 +158,24 @@ class Activities:
         started = perf_counter()
         yield
         self.seconds[activity] += perf_counter() - started
+
+    def clock(
+        self, activity: str
+    ) -> tuple[Callable[[], None], Callable[[object], None]]:
+        """Returns functions to call before and after an activity, as ``time`` counts it.
+
+        They take a fraction of the time of a context, and are called in every update.
+        """
+        # The inner one of two calls ends first.
+        started: list[float] = []
+
+        def start() -> None:
+            started.append(perf_counter())
+
+        def stop(_: object) -> None:
+            self.seconds[activity] += perf_counter() - started.pop()
+
+        return start, stop
 
     def read(self) -> tuple[float, Mapping[str, float]]:
         """Returns wall-clock seconds and seconds by activity since the last reading.

@@ -79,7 +79,7 @@ def test_values_that_the_host_reads_are_counted_once(tmp_path):
         return targets
 
     burst.pipeline.slots.wrap("targets", reads)
-    burst.pipeline.slots.observe("targets", during=partial(burst.label, "targets"))
+    burst.pipeline.slots.surround("targets", partial(burst.label, "targets"))
     assert items_of_targets(burst, tmp_path / "after.json") - before == 1
 
 

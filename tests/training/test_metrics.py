@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from functools import partial
 
 import numpy as np
 import pytest
@@ -170,7 +169,8 @@ def device(monkeypatch):
 def test_work_that_is_launched_takes_until_it_is_done(device):
     activities, slots = Activities(device), Slots()
     slots.define(draw=lambda: device.launch(0.1, 0.0))
-    slots.observe("draw", during=partial(activities.time, "draw"))
+    start, stop = activities.clock("draw")
+    slots.observe("draw", before=start, after=stop)
     for _ in range(10):
         slots.draw()
         device.launch(0.2, 0.7)  # an update
