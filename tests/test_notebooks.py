@@ -54,6 +54,8 @@ def execute(sources):
 
 INTERRUPT = """
 import os, signal
+# Which a process in the background of a script ignores.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 updates = 0
 def interrupt(*_):

@@ -33,7 +33,9 @@ glibc = pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason
 def test_freed_blocks_are_used_again_without_the_kernel(numbers, blocks):
     """Without the stage it is luck of the heap's layout: none in one process, millions of faults in the next."""
     command = [sys.executable, "-c", FAULTS, str(numbers), str(blocks)]
-    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) < 100
+    faults = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    # The heap may grow once more in 200 passes.
+    assert faults <= numbers * blocks * 4 // os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cuda", "torch keeps freed memory itself"), ("cpu", None)])
