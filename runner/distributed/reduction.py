@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.plugin.contract import Mean
-from runner.plugin.gradient_bucket import GradientBucket, Summing, add_up, real_pairs
+from runner.plugin.gradient_bucket import GradientBucket, Summing, real_pairs
 from runner.system.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def sum_gradients(
     parameters: Sequence[Tensor],
     group: Summing,
-    add: Callable[[GradientBucket], object] = add_up,
+    add: Callable[[GradientBucket], object] = GradientBucket.sum,
 ) -> None:
     """Replaces the gradients of parameters by their sums over all processes.
 

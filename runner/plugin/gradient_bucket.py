@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class GradientBucket:
         return cls(parameters, shapes, torch.cat(flattened), processes)
 
     def sum(self) -> None:
-        """Adds up gradients and flags over all processes, as numbers of their type."""
+        """Adds up gradients and flags over all processes, which the slot ``sum_gradients`` does."""
         self.processes.sum_in_place(self.flat)
 
     @property
@@ -88,8 +88,3 @@ class GradientBucket:
 def real_pairs(tensor: Tensor) -> Tensor:
     """Returns complex numbers as pairs, which share the memory."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def add_up(bucket: Any) -> None:
-    """Adds up a bucket without compression: the slot ``sum_gradients`` without a stage."""
-    bucket.sum()

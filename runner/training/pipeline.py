@@ -15,7 +15,7 @@ from runner.distributed.refusals import refuse_stages
 from runner.plugin.class_balance import ClassWeightsConfig, weights_of_classes
 from runner.plugin.configs import LearnerConfig, Setting, SourceConfig, StageConfig
 from runner.plugin.context import STEP, Context, Slots
-from runner.plugin.gradient_bucket import add_up
+from runner.plugin.gradient_bucket import GradientBucket
 from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
@@ -201,7 +201,7 @@ class Assembly:
             update=update,
         )
         if self.context.processes is not None:
-            self.slots.define(sum_gradients=add_up)
+            self.slots.define(sum_gradients=GradientBucket.sum)
 
     def _attach(self, active: Mapping[str, StageConfig], watch: Watch) -> None:
         """Attaches the stages to the slots, and makes the optimizers."""

@@ -19,6 +19,7 @@ from runner.plugin.lr_scheduler import (
     PolynomialConfig,
     StepConfig,
 )
+from runner.plugin.schedule_kinds import SCHEDULE_KINDS
 
 share = st.floats(0, 1)
 warmup = st.floats(0, 0.9).filter(lambda share: share == 0 or share > 1e-3)
@@ -204,3 +205,7 @@ def test_a_kind_is_known_by_its_name(kind):
 def test_what_is_no_schedule_is_refused(values):
     with pytest.raises(ValidationError):
         CosineConfig(**values)
+
+
+def test_a_shell_offers_all_kinds():
+    assert sorted(SCHEDULES) == list(SCHEDULE_KINDS)

@@ -358,7 +358,7 @@ def test_a_command_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main()
     assert exit_info.value.code == 2
-    # The setting follows.
-    line, *_ = (line for line in capsys.readouterr().err.splitlines() if "views.npz" in line)
+    # The setting in the command follows.
+    line, _ = (line for line in capsys.readouterr().err.splitlines() if "views.npz" in line)
     assert "row 0 of 'pose': u and v should be from 0 to 1" in line
     assert not (tmp_path / "graf_data.png").exists()

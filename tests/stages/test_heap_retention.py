@@ -17,12 +17,13 @@ notes = []
 HeapRetention(HeapRetentionConfig()).attach(types.SimpleNamespace(note=notes.append))
 assert notes == []
 numbers, blocks = map(int, sys.argv[1:])
-for count in (20, 200):
+for count in (20, 200, 200):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(count):
         kept = [torch.ones(numbers) for _ in range(blocks)]
         del kept
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    if count == 200:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 glibc = pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library")
@@ -33,9 +34,9 @@ glibc = pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason
 def test_freed_blocks_are_used_again_without_the_kernel(numbers, blocks):
     """Without the stage it is luck of the heap's layout: none in one process, millions of faults in the next."""
     command = [sys.executable, "-c", FAULTS, str(numbers), str(blocks)]
-    faults = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    # The heap may grow once more in 200 passes.
-    assert faults <= numbers * blocks * 4 // os.sysconf("SC_PAGE_SIZE")
+    rounds = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    # The heap may still grow once in a round, and not in each.
+    assert min(map(int, rounds)) < 100
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cuda", "torch keeps freed memory itself"), ("cpu", None)])
