@@ -75,7 +75,7 @@ MIDDLE = f"""
 
 Up to {SEEDS} pairs of trainings with the same seed, judged like a stage with the contract Statistical.
 
-| recipe | format | metric | verdict | pairs | mean gain |
+| recipe | format | metric | verdict | pairs | mean gain (below 0 is worse) |
 |---|---|---|---|---|---|"""
 
 
@@ -214,7 +214,7 @@ def verdicts(entries, recipe_name):
         )
         for seed in seeds:
             test.add(values["off", seed], values[name, seed])
-        gains = [values[name, seed] - values["off", seed] for seed in seeds]
+        gains = [test.sign * (values[name, seed] - values["off", seed]) for seed in seeds]
         yield name, objective.name, test.conclude(), len(test), sum(gains) / len(gains), test.summary()
 
 

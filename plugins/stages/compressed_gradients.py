@@ -31,10 +31,10 @@ class CompressedGradientsConfig(StageConfig):
     two of n and m times ``rank``, and adds what is lost to the next gradient (Vogels et al. 2019,
     arXiv:1905.13727); vectors, and matrices that would not become smaller, are sent as they are.
 
-    When it helps: where the network between processes is slower than their computation, on several
-    machines.
-    When it hurts: on one machine, and with small models: the compression takes longer than it saves.
-    Gradients are rounded, and fp16 loses those below 6e-8.
+    When it helps: it is made for networks between machines that are slower than the computation;
+    that was not measured.
+    When it hurts: on one machine, 0.74 to 0.97 times the speed without it (two processes, three
+    recipes, November 2026). Gradients are rounded, and fp16 loses those below 6e-8.
     """
 
     kind: ClassVar[str] = "compressed_gradients"
