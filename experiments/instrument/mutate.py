@@ -88,11 +88,10 @@ class Target(NamedTuple):
         return name not in self.without and not name.rpartition(".")[0].endswith("Config")
 
 
-THREE = ("data.followers=2",)
-"""Agents; with two, their number is that of an agent's critics, and the one may stand for the other."""
-SHORT = (*THREE, "data.episode_limit=20", "data.evaluation.episodes=64")
-"""Many short episodes: those of 1,000 steps take most of the time, and none ends in the few steps that are compared."""
-PAIR = (*THREE, "optimization.forward_cache=on", "optimization.merged_critic_loss=on")
+SHORT = ("data.followers=2", "data.episode_limit=20", "data.evaluation.episodes=64")
+"""Three agents; with two, their number is that of an agent's critics, and the one may stand for the other. The episodes
+are short: those of 1,000 steps take most of the time, and none ends in the few steps that are compared."""
+PAIR = (*SHORT, "optimization.forward_cache=on", "optimization.merged_critic_loss=on")
 STACKED = (*PAIR, "optimization.stacked_agents=on")
 MASAC = (
     "target", "targets", "critic_step", "actor_step", "temperature_step", "target_step", "critic_gradients",
@@ -109,8 +108,8 @@ ENTRY_MODULES = (f"{PACKAGE}.masac", f"{PACKAGE}.uav.source")
 UNIFORM = (*SHORT, "data.replay={kind: uniform, capacity: 4000}")
 LEARNER = "runner/plugin/learner.py"
 TARGETS = (
-    Target(f"{MARL}/stages/forward_cache.py", "forward_cache", "marl_baseline", THREE),
-    Target(f"{MARL}/stages/merged_critic_loss.py", "merged_critic_loss", "marl_baseline", THREE),
+    Target(f"{MARL}/stages/forward_cache.py", "forward_cache", "marl_baseline", SHORT),
+    Target(f"{MARL}/stages/merged_critic_loss.py", "merged_critic_loss", "marl_baseline", SHORT),
     Target(f"{MARL}/stages/stacked_agents.py", "stacked_agents", "marl_baseline", STACKED),
     Target(f"{MARL}/stacked.py", "stacked_agents", "marl_baseline", STACKED),
     Target(f"{MARL}/layout.py", "stacked_agents", "marl_baseline", STACKED, reload=("runner.plugins.marl.stacked",)),
@@ -127,7 +126,7 @@ TARGETS = (
     ),
     Target(f"{STAGES}/heap_retention.py", "heap_retention", "digits_classifier"),
     Target(f"{STAGES}/preprocess_once.py", "preprocess_once", "gps_esol", MOLECULES),
-    Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
+    Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", SHORT, slots=MASAC, owner="Masac"),
     Target(
         f"{MARL}/masac.py", "mutated_module", "marl_baseline", SHORT,
         without=tuple(f"Masac.{slot}" for slot in MASAC),
