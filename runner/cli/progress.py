@@ -35,22 +35,26 @@ class ProgressDisplay(LiveBar):
         self.metrics = dict[str, float]()
         self.samples = deque[tuple[float, int]](maxlen=round(RECENT_SECONDS / SAMPLE_SECONDS) + 1)
         """When how far the training was, lately."""
+        self.sample_at = 0.0
         self.first: tuple[float, int] | None = None
         """The clock starts with the first update, for a warm-up has another speed."""
         self.progressed = 0.0
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Takes note of progress; the thread shows it."""
-        current_time = time.monotonic()
-        if self.first is None or self.innermost.name == WARM_UP:
-            self.first = (current_time, step)
-            self.samples.clear()
-        self.progressed = current_time
         self.step = step
         self.metrics = metrics
+        self.progressed = current_time = time.monotonic()
         # Fast trainings report thousands of steps per second.
-        if not self.samples or current_time - self.samples[-1][0] >= SAMPLE_SECONDS:
-            self.samples.append((current_time, step))
+        if current_time < self.sample_at:
+            return
+        is_warm = self.innermost.name != WARM_UP
+        if self.first is None or not is_warm:
+            self.first = (current_time, step)
+            self.samples.clear()
+        self.samples.append((current_time, step))
+        if is_warm:
+            self.sample_at = current_time + SAMPLE_SECONDS
 
     def improved(self, best: float) -> None:
         """Takes note of the objective's best value so far."""

@@ -72,35 +72,33 @@ class Slots:
         setattr(wrapped, _WRAPPED, True)
         setattr(self, name, wrapped)
 
-    def observe(
-        self,
-        name: str,
-        *,
-        before: Callable[[], object],
-        after: Callable[[Any], object],
+    def record(
+        self, name: str, outputs: dict[str, Any], *, is_traced: bool = False
     ) -> None:
-        """Observes the calls of a step, except those that ``torch.compile`` traces.
+        """Keeps the last output of a step in a dictionary.
 
         Args:
-            name: The step.
-            before: Is called before the step.
-            after: Is called with the step's output.
+            name: The step, and the key of its output.
+            outputs: Receives the output.
+            is_traced: Whether a stage compiles steps. What a compiled graph returns is not kept,
+                because a CUDA graph overwrites it.
         """
         from torch import compiler
 
-        is_compiling = compiler.is_compiling
-
         def wrapper(step: Step) -> Step:
-            def observed(*inputs: Any, **options: Any) -> Any:
-                # An observer would break a compiled graph in two.
-                if is_compiling():
-                    return step(*inputs, **options)
-                before()
-                output = step(*inputs, **options)
-                after(output)
+            def recorded(*inputs: Any, **options: Any) -> Any:
+                # The logits of a large vocabulary should not be in memory twice.
+                outputs.pop(name, None)
+                output = outputs[name] = step(*inputs, **options)
                 return output
 
-            return observed
+            def recorded_unless_traced(*inputs: Any, **options: Any) -> Any:
+                if compiler.is_compiling():
+                    return step(*inputs, **options)
+                return recorded(*inputs, **options)
+
+            # A call of the compiler in every update takes as long as recording.
+            return recorded_unless_traced if is_traced else recorded
 
         self.wrap(name, wrapper)
 
@@ -109,7 +107,7 @@ class Slots:
     ) -> None:
         """Runs a step in a context, except where ``torch.compile`` traces it.
 
-        A context takes several times as long as two calls: use ``observe`` in every update.
+        A context takes several times as long as a call: ``wrap`` is for slots of every update.
 
         Args:
             name: The step.

@@ -323,9 +323,12 @@ class DatasetSource(Source):
             stream = self._streamed(size, epochs_count=epochs_count)
             return itertools.islice(stream, first, None)
         seed = derived_seed(self.context.seed, "samples")
-        numbered = self._numbered(size, first)
-        if isinstance(self.train, Rows):
-            rows = self.train
+        rows = self.train
+        indices = self._indices(size, first)
+        if type(rows) is TensorRows:
+            return map(rows.take, indices)
+        numbered = zip(itertools.count(first), indices, strict=False)
+        if isinstance(rows, Rows):
             return (_taken(rows, index, seed, number) for number, index in numbered)
         plan = ((number, index.tolist()) for number, index in numbered)
         data = NumberedBatches(
@@ -333,22 +336,29 @@ class DatasetSource(Source):
         )
         return self._loaded(data, "workers", plan)
 
-    def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields the number of every batch and the indices of its samples."""
+    def _indices(self, size: int, first: int) -> Iterator[Tensor]:
+        """Returns an endless iterator over the indices of every batch, from number ``first``."""
+        # Iterators in C, because each call of a Python function delays an update.
+        return itertools.chain.from_iterable(self._index_stretches(size, first))
+
+    def _index_stretches(self, size: int, first: int) -> Iterator[Iterable[Tensor]]:
         epoch_samples = self.epoch_samples(size)
         # Only streams may not report their length.
         assert epoch_samples is not None
-        batches = epoch_samples // size
-        for epoch in itertools.count(first // batches):
+        first_epoch, skipped_batches = divmod(first, epoch_samples // size)
+        for epoch in itertools.count(first_epoch):
             generator = self._generator(f"epoch/{epoch}")
             if self._balanced_labels is None:
                 order = torch.randperm(self._samples or 0, generator=generator)
             else:
                 order = balanced_order(self._balanced_labels, generator)
-            order = order.to(self._home(self.train))
-            for number in range(max(first, epoch * batches), (epoch + 1) * batches):
-                start = number % batches * size
-                yield number, order[start : start + size]
+            order = order.to(self._home(self.train))[:epoch_samples]
+            if epoch == first_epoch:
+                order = order[skipped_batches * size :]
+            # One call of torch that makes a thousand views is faster than a thousand slices;
+            # all views of an epoch could take much memory.
+            for stretch in torch.split(order, 1000 * size):
+                yield torch.split(stretch, size)
 
     def _streamed(self, size: int, *, epochs_count: bool) -> Iterator[Batch]:
         """Yields the batches of a stream, always from the first one.
@@ -575,8 +585,6 @@ class DatasetSource(Source):
 
 def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
     """Returns these rows; the number of the batch seeds what is random in them."""
-    if type(rows) is TensorRows:
-        return rows.take(index)
     with seeded(derived_seed(seed, str(number))):
         return rows.take(index)
 

@@ -411,7 +411,7 @@ class GradientLearner(Learner):
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """Computes one gradient and performs one step of the optimizer."""
-        self.model.zero_grad()
+        self.slots.zero_grad(self.model.optimizer)
         loss: Loss = self.slots.forward_backward(batch, noise, progress)
         self.model.step()
         return loss.means()
@@ -439,8 +439,13 @@ class GradientLearner(Learner):
 
     def forward(self, *inputs: Any) -> Any:
         """Returns the module's output in the parameters' type, whatever the precision inside."""
-        with self.slots.precision():
+        precision = self.slots.precision
+        # Without a stage: entering an empty context takes longer than a small layer.
+        if precision is nullcontext:
             output = self.module(*inputs)
+        else:
+            with precision():
+                output = self.module(*inputs)
         dtype = self._parameter.dtype
         # The general case takes longer than the forward of a small model.
         if isinstance(output, Tensor) and output.dtype == dtype:

@@ -38,7 +38,8 @@ class Progress:
         """Returns a count that grows with every update that may end a stretch of work: ``done``, or
         the samples for epochs.
         """
-        return self.samples if self.unit == "epochs" else self.done
+        unit = self.unit
+        return self.samples if unit == "epochs" else int(getattr(self, unit))
 
     @property
     def whole(self) -> int:

@@ -52,9 +52,10 @@ class TensorRows:
 
     def take(self, index: Tensor) -> Batch:
         """Returns the rows with these numbers."""
-        return {
-            name: tensor.index_select(0, index) for name, tensor in self.tensors.items()
-        }
+        batch = {}
+        for name, tensor in self.tensors.items():
+            batch[name] = tensor.index_select(0, index)
+        return batch
 
     def to(self, device: torch.device) -> TensorRows:
         """Returns the same rows on a device."""

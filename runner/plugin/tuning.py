@@ -75,7 +75,7 @@ class Tuning:
     _choices: dict[str, dict[str, Any]] = field(default_factory=dict)
     _locked: frozenset[tuple[str, str]] = frozenset()
     _listener: Callable[[dict[str, Any]], object] | None = None
-    _is_changed: bool = False
+    is_changed: bool = False
     revision: int = 0
 
     def of(self, kind: str) -> Choices:
@@ -134,9 +134,9 @@ class Tuning:
 
     def commit(self) -> None:
         """Makes choices durable that were recorded since the last call."""
-        if self._is_changed and self._listener is not None:
+        if self.is_changed and self._listener is not None:
             self._listener(self.data())
-            self._is_changed = False
+            self.is_changed = False
 
     def get(self, kind: str, key: str) -> Any:
         """Returns a choice; None if there is none."""
@@ -145,7 +145,7 @@ class Tuning:
     def record(self, kind: str, key: str, value: Any) -> None:
         """Records a choice."""
         self._choices.setdefault(kind, {})[key] = value
-        self._is_changed = True
+        self.is_changed = True
 
 
 @dataclass(frozen=True)

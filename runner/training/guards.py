@@ -56,19 +56,17 @@ class FiniteGuard:
         slots: The slots, to which all stages are attached.
         learner: The learner.
         folder: Folder of the run, for a diagnosis.
+        is_traced: Whether a stage compiles slots.
     """
 
-    def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
+    def __init__(
+        self, slots: Slots, learner: Learner, folder: Path, is_traced: bool = False
+    ) -> None:
         self.learner = learner
         self.folder = folder
         self.outputs: dict[str, Any] = {}
         for name in dict.fromkeys(learner.story):
-            # The logits of a large vocabulary should not be in memory twice.
-            slots.observe(
-                name,
-                before=partial(self.outputs.pop, name, None),
-                after=partial(self.outputs.__setitem__, name),
-            )
+            slots.record(name, self.outputs, is_traced=is_traced)
 
     def check(
         self, progress: Progress, batch: Batch, output: Mapping[str, Any]

@@ -129,7 +129,9 @@ class Loop:
         self.means = Means(type(pipeline.learner).__name__, on_cpu)
         self.activities = Activities(pipeline.device)
         self._time_activities()
-        self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
+        self.finite = FiniteGuard(
+            pipeline.slots, pipeline.learner, run_dir, pipeline.is_compiled
+        )
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
         self.sentinel = make_sentinel(self.step, pipeline)
@@ -157,6 +159,7 @@ class Loop:
             self.warm_up.enter_context(self.display.phase("warm-up"))
             progress = self.progress
             step = self.sentinel or self.step
+            measured = self.update_metrics
             position = progress.position
             end = progress.whole
             try:
@@ -168,9 +171,10 @@ class Loop:
                     while position < end and not self._is_stopped():
                         previous = position
                         started = perf_counter()
-                        is_measured = self.update_metrics.is_due(position)
+                        may_be_due = position >= measured.due_from
+                        is_measured = may_be_due and measured.is_due(position)
                         if is_measured:
-                            self.update_metrics.start()
+                            measured.start()
                         # A training never ends inside a stretch of steps at the same position.
                         while position == previous:
                             if self.has_updated:
@@ -181,7 +185,7 @@ class Loop:
                                     self.output = self.step(inputs) or {}
                             position = progress.position
                         if is_measured:
-                            self.update_metrics.finish()
+                            measured.finish()
                         self.display.advance(progress.done, self.metrics)
                         self.stop.pace = perf_counter() - started
                         # At the end, everything is done in any case.
@@ -220,14 +224,17 @@ class Loop:
     def follow(self, output: dict[str, Any]) -> None:
         """Performs the work that is due after each update."""
         # Before anything is logged: a killed run makes the same choices again.
-        self.pipeline.tuning.commit()
+        tuning = self.pipeline.tuning
+        if tuning.is_changed:
+            tuning.commit()
         self.output = output
         if self.skipped is not None and isinstance(output, Skipped):
             self._diverge_if(self.skipped.follow, output)
             return
-        self.means.add(output)
-        is_look_due = self.progress.updates % LOOK_EVERY == 0
-        if not self.means.finite or (not self.means.on_host and is_look_due):
+        means = self.means
+        means.add(output)
+        is_look_due = not means.on_host and self.progress.updates % LOOK_EVERY == 0
+        if not means.finite or is_look_due:
             self.check()
         if not self.gradients.done:
             idle = self.pipeline.learner.idle(self.progress)
@@ -265,9 +272,7 @@ class Loop:
         """Surrounds the first update of this process, in which stages compile."""
         self.has_updated = True
         self.warm_up.close()
-        recipe = self.pipeline.recipe
-        is_compiled = any(recipe.stages[kind].traces for kind in self.pipeline.stages)
-        phase = "compiling" if is_compiled else "first update"
+        phase = "compiling" if self.pipeline.is_compiled else "first update"
         self.warm_up.enter_context(self.display.phase(phase))
         earlier = self.progress.state_dict()
         with self.activities.measure("startup"):
@@ -483,9 +488,10 @@ class Loop:
         refuse_names(
             subject, source.activities, LOOP_ACTIVITIES, "the runner times itself"
         )
-        for name in ("draw", "next_batch"):
-            start, stop = self.activities.clock(name)
-            slots.observe(name, before=start, after=stop)
+        slots.wrap("draw", self.activities.clock("draw"))
+        # On a CPU, batches are where they are drawn: nothing is left to time.
+        if self.pipeline.device.type != "cpu":
+            slots.wrap("next_batch", self.activities.clock("next_batch"))
         for name, description in source.activities.items():
             slots.surround(name, partial(self.activities.time, name))
             slots.surround(name, partial(self.display.phase, description))

@@ -6,12 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from runner.plugin.context import Step
 from runner.plugin.contract import Mean
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.plugin.source import State
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 
 RESERVED = frozenset({"updates", "skipped_updates"})
 """Names of training metrics that are reserved for the runner."""
+
+
+@dataclass
+class _Total:
+    """The sum of a scalar since the last report, and its count."""
+
+    sum: Any = 0.0
+    count: Any = 0.0
 
 
 class Means:
@@ -41,8 +51,7 @@ class Means:
     def __init__(self, owner: str, on_host: bool) -> None:
         self.owner = owner
         self.on_host = on_host
-        self.sums: dict[str, Any] = {}
-        self.counts: dict[str, Any] = {}
+        self.totals: dict[str, _Total] = {}
         # Names of earlier reports are included: a source cannot reuse those, either.
         self.names: set[str] = set()
         # On a GPU, numbers are checked by ``look`` only.
@@ -56,23 +65,26 @@ class Means:
         """
         has_scalars = False
         for name, value in output.items():
-            if isinstance(value, Tensor) and value.dim():
+            if isinstance(value, Mean):
+                total, count = value
+            elif isinstance(value, Tensor) and value.dim():
                 continue
+            else:
+                total, count = value, 1
             has_scalars = True
-            total, count = value if isinstance(value, Mean) else (value, 1)
-            if name not in self.sums:
-                self._start(name, value, total, count)
+            entry = self.totals.get(name) or self._start(name, value, total, count)
             if self.on_host:
                 number = float(total)
-                self.finite = self.finite and math.isfinite(number)
-                self.sums[name] += number
-                self.counts[name] += float(count)
+                if not math.isfinite(number):
+                    self.finite = False
+                entry.sum += number
+                entry.count += float(count)
             else:
                 # A sum of many losses in float32 would lose digits.
                 if isinstance(total, Tensor):
                     total = total.detach().double()
-                self.sums[name] += total
-                self.counts[name] += count
+                entry.sum += total
+                entry.count += count
         if not has_scalars:
             raise RunnerError(
                 f"{self.owner}.update returns no scalar, so divergence cannot be detected; "
@@ -81,33 +93,37 @@ class Means:
 
     def look(self) -> bool:
         """Returns whether all sums are finite; waits for a GPU."""
-        if not self.on_host and self.sums:
-            sums = self.sums.values()
-            self.finite = all(math.isfinite(float(total)) for total in sums)
+        if not self.on_host and self.totals:
+            entries = self.totals.values()
+            self.finite = all(math.isfinite(float(entry.sum)) for entry in entries)
         return self.finite
 
     def take(self) -> dict[str, float]:
         """Returns the means since the last call; a name with a count of 0 has none."""
         means = {}
-        for name, total in self.sums.items():
-            count = float(self.counts[name])
+        for name, entry in self.totals.items():
+            count = float(entry.count)
             if count:
-                means[name] = float(total) / count
-        self.sums = {}
-        self.counts = {}
+                means[name] = float(entry.sum) / count
+        self.totals = {}
         return means
 
     def state_dict(self) -> State:
         """Returns sums and counts."""
-        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+        entries = self.totals.items()
+        return {
+            "sums": {name: entry.sum for name, entry in entries},
+            "counts": {name: entry.count for name, entry in entries},
+        }
 
     def load_state_dict(self, state: State, device: torch.device) -> None:
         """Restores what ``state_dict`` returned, on the device where it is added up."""
-        self.sums, self.counts = map_tensors(
+        sums, counts = map_tensors(
             lambda tensor: tensor.to(device), (state["sums"], state["counts"])
         )
+        self.totals = {name: _Total(sums[name], counts[name]) for name in sums}
 
-    def _start(self, name: str, value: Any, total: Any, count: Any) -> None:
+    def _start(self, name: str, value: Any, total: Any, count: Any) -> _Total:
         """Starts the sum of a name, and validates the first value."""
         method = f"{self.owner}.update"
         check_metric_name(name, method)
@@ -125,8 +141,8 @@ class Means:
             )
         refuse_names(method, [name], RESERVED, "is reserved for the runner")
         self.names.add(name)
-        self.sums[name] = 0.0
-        self.counts[name] = 0.0
+        entry = self.totals[name] = _Total()
+        return entry
 
 
 class Activities:
@@ -159,23 +175,22 @@ class Activities:
         yield
         self.seconds[activity] += perf_counter() - started
 
-    def clock(
-        self, activity: str
-    ) -> tuple[Callable[[], None], Callable[[object], None]]:
-        """Returns functions to call before and after an activity, as ``time`` counts it.
+    def clock(self, activity: str) -> Callable[[Step], Step]:
+        """Returns a wrapper that counts the calls of a function, as ``time`` does for a context.
 
-        They take a fraction of the time of a context, and are called in every update.
+        It takes a fraction of the time of a context, and is for what every update calls.
         """
-        # The inner one of two calls ends first.
-        started: list[float] = []
 
-        def start() -> None:
-            started.append(perf_counter())
+        def wrapper(function: Step) -> Step:
+            def timed(*inputs: Any, **options: Any) -> Any:
+                started = perf_counter()
+                output = function(*inputs, **options)
+                self.seconds[activity] += perf_counter() - started
+                return output
 
-        def stop(_: object) -> None:
-            self.seconds[activity] += perf_counter() - started.pop()
+            return timed
 
-        return start, stop
+        return wrapper
 
     def read(self) -> tuple[float, Mapping[str, float]]:
         """Returns wall-clock seconds and seconds by activity since the last reading.

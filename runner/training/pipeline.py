@@ -425,6 +425,11 @@ class Assembly:
             yield inputs
             step.count(inputs.batch)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Returns whether a stage compiles slots."""
+        return any(self.recipe.stages[kind].traces for kind in self.stages)
+
     def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
         """Returns a batch on the device; None if the source has nothing to learn from yet."""
         batch = self.slots.draw(batch_size, progress)

@@ -242,8 +242,7 @@ def run(
             )
             _record_tuning(pipeline, tracker.run_dir)
             reach("resume.loaded")
-        # The limit of a stall is for the training, not for its preparation.
-        stall_report.stop = stop
+        stall_report.start_training(loop)
         start_together(processes)
         with interruptible(loop, stop):
             loop.run()

@@ -14,6 +14,8 @@ from runner.system.errors import RunnerError
 from runner.training.signals import Stop, main_frames
 
 if TYPE_CHECKING:
+    from runner.plugin.progress import Progress
+    from runner.training.loop import Loop
     from runner.training.outputs import Display
 
 # Time without progress until the first report; it doubles with each further report.
@@ -33,7 +35,7 @@ class StallReport:
         limit: Seconds without progress that end the training; None for no limit.
 
     Attributes:
-        stop: Ends code that exceeds the limit.
+        advance: The display's own method, because a call more would delay every update.
     """
 
     def __init__(self, display: Display, limit: float | None) -> None:
@@ -43,7 +45,9 @@ class StallReport:
         self._since = time.monotonic()
         self._next_report = REPORT_SECONDS
         self._over = threading.Event()
-        self.stop: Stop | None = None
+        self.advance = display.advance
+        self._progress: Progress | None = None
+        self._stop: Stop | None = None
 
     def __enter__(self) -> StallReport:
         # A daemon does not keep the process alive.
@@ -53,10 +57,13 @@ class StallReport:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Counts as progress, and is displayed."""
-        self._progressed()
-        self._display.advance(step, metrics)
+    def start_training(self, loop: Loop) -> None:
+        """Watches the progress of a training, and ends it when it exceeds the limit.
+
+        The limit is for the training itself, not for a slow tracking store.
+        """
+        self._progress = loop.progress
+        self._stop = loop.stop
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -80,15 +87,19 @@ class StallReport:
 
     def _watch(self) -> None:
         limit = self._limit
+        position = 0
         while not self._over.wait(_LOOK_SECONDS):
+            progress = self._progress
+            if progress is not None and progress.position != position:
+                position = progress.position
+                self._progressed()
             seconds = time.monotonic() - self._since
-            # The limit is for the training itself, not for a slow tracking store.
-            if limit is not None and self.stop is not None and seconds > limit:
+            if limit is not None and self._stop is not None and seconds > limit:
                 message = (
                     f"{self.where()} has not returned for more than "
                     f"train.stall_s ({limit:g} s); raise the limit"
                 )
-                self.stop.interrupt(RunnerError(message))
+                self._stop.interrupt(RunnerError(message))
                 return
             if seconds > self._next_report:
                 self._next_report *= 2

@@ -6,13 +6,16 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from runner.plugin.context import derived_seed
+from runner.plugin.learner import Learner
 from runner.plugin.lr_scheduler import ConstantConfig
+from runner.plugin.source import Source
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import described
 from runner.training.resuming import set_group_value
@@ -52,6 +55,9 @@ class Step:
         self.source = pipeline.source
         self.learner = pipeline.learner
         self.noise = pipeline.context.generator("noise")
+        # A call that does nothing delays every update of a small model.
+        self._has_noise = not _is_method(self.learner.noise, Learner.noise)
+        self._has_feedback = not _is_method(self.source.feedback, Source.feedback)
         self.batch: Batch = None
         self.failed: Drawn | None = None
         self._seed = derived_seed(pipeline.context.seed, "update")
@@ -89,9 +95,11 @@ class Step:
             if self.pipeline.watch is None:
                 if self._schedule is not None:
                     self._set_rates(self._schedule.multiplier(self.progress.fraction))
-                output = self._checked(
-                    self.slots.update(inputs.batch, inputs.noise, self.progress)
+                output: dict[str, Any] = self.slots.update(
+                    inputs.batch, inputs.noise, self.progress
                 )
+                if not isinstance(output, dict):
+                    self._refuse(output)
             else:
                 output = self.update(inputs)
         except RunnerError:
@@ -103,9 +111,10 @@ class Step:
             raise
 
         # Feedback.
-        self.source.feedback(inputs.batch, output)
+        if self._has_feedback:
+            self.source.feedback(inputs.batch, output)
         self.progress.updates += 1
-        self.count(inputs.batch)
+        self.progress.advance(self.source.counts(inputs.batch))
         self.batch = inputs.batch
         return output
 
@@ -118,7 +127,8 @@ class Step:
         if batch is None:
             self.count(None)
             return None
-        return Drawn(batch, self.learner.noise(batch, self.noise))
+        noise = self.learner.noise(batch, self.noise) if self._has_noise else {}
+        return Drawn(batch, noise)
 
     def next(self) -> Drawn:
         """Returns the input of the next update; draws until the source has a batch."""
@@ -136,9 +146,10 @@ class Step:
             self._set_rates(self._schedule.multiplier(self.progress.fraction))
         is_watched = self.pipeline.watch is not None
         with self.pipeline.first_updates() if is_watched else nullcontext():
-            return self._checked(
-                self.slots.update(inputs.batch, inputs.noise, self.progress)
-            )
+            output = self.slots.update(inputs.batch, inputs.noise, self.progress)
+        if not isinstance(output, dict):
+            self._refuse(output)
+        return output
 
     def count(self, batch: Batch | None) -> None:
         """Counts a batch as finished."""
@@ -172,9 +183,14 @@ class Step:
             rate = base_rate if adaptive is None else adaptive.rate(base_rate)
             set_group_value(group, "lr", rate * multiplier)
 
-    def _checked(self, output: Any) -> dict[str, Any]:
-        if isinstance(output, dict):
-            return output
+    def _refuse(self, output: object) -> NoReturn:
         method = f"{type(self.learner).__name__}.update"
         kind = type(output).__name__
         raise RunnerError(f"{method} should return a dictionary of tensors, got {kind}")
+
+
+def _is_method(bound: Callable[..., object], method: Callable[..., object]) -> bool:
+    """Returns whether a bound method is that of a class, which neither a subclass nor a stage has
+    replaced.
+    """
+    return getattr(bound, "__func__", None) is method

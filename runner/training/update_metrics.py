@@ -40,6 +40,7 @@ class UpdateMetrics:
         self._progress = pipeline.progress
         self._interval = interval
         self._report_at = 0
+        self.due_from = 0
         self._started_at = 0
         self._measured_at = -LEAST_UPDATES
         self._before: dict[str, list[Tensor]] = {}
@@ -109,6 +110,9 @@ class UpdateMetrics:
         progress = self._progress
         next_report = (progress.position // self._interval + 1) * self._interval
         self._report_at = min(next_report, progress.whole)
+        # A training that counts updates knows the last one; others find it in ``is_due``.
+        if progress.unit == "updates":
+            self.due_from = self._report_at - 1
 
     def _remembered(self, clip: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the slot that clips gradients; their norm is remembered."""

@@ -44,7 +44,7 @@ def batch_shapes(source):
 
 def train(pipeline, folder):
     """Makes a few updates with a training's guard, and returns their step."""
-    FiniteGuard(pipeline.slots, pipeline.learner, folder)
+    FiniteGuard(pipeline.slots, pipeline.learner, folder, pipeline.is_compiled)
     step = Step(pipeline)
     for _ in range(3):
         step()
@@ -104,7 +104,7 @@ def test_evaluations_of_any_size_compile_once(seed, compilations, tmp_path):
 def test_a_guard_leaves_the_loss_of_a_language_model_in_one_graph(compilations, tmp_path):
     """Logits that a guard keeps would be an output of the graph, in float32."""
     pipeline = assemble(tiny("shakespeare_gpt", "model.heads=2", *COMPILED))
-    guard = FiniteGuard(pipeline.slots, pipeline.learner, tmp_path)
+    guard = FiniteGuard(pipeline.slots, pipeline.learner, tmp_path, pipeline.is_compiled)
     step = Step(pipeline)
     step()
     assert guard.outputs.keys() == {"loss"}

@@ -169,8 +169,7 @@ def device(monkeypatch):
 def test_work_that_is_launched_takes_until_it_is_done(device):
     activities, slots = Activities(device), Slots()
     slots.define(draw=lambda: device.launch(0.1, 0.0))
-    start, stop = activities.clock("draw")
-    slots.observe("draw", before=start, after=stop)
+    slots.wrap("draw", activities.clock("draw"))
     for _ in range(10):
         slots.draw()
         device.launch(0.2, 0.7)  # an update
