@@ -42,7 +42,13 @@ def leaves(
     """
     children = _children if has_means else _children_with_sums
     for name, leaf in tensor_trees.leaves(value, path, children):
-        if _IMPLEMENTATION_SETTING.search(name):
+        if name.endswith(IMPLEMENTATION_SETTINGS) and _IMPLEMENTATION_SETTING.search(
+            name
+        ):
+            continue
+        # Most leaves are of these types; the checks below take longer than all the rest.
+        if type(leaf) in _LEAVES:
+            yield _plain_name(name), leaf
             continue
         comparable: Any = leaf
         if isinstance(leaf, np.ndarray | np.generic):
@@ -241,16 +247,25 @@ def _have_same_types(current: Mapping[str, Any], states: Mapping[str, Any]) -> b
     """Returns whether the tensors that both have, except those of optimizers, are of the same
     types.
     """
-    types = {
-        name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name
-    }
-    return all(
-        types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(current)
-    )
+    types = {name: dtype for name, dtype in _types(states) if ".state." not in name}
+    return all(types.get(name, dtype) == dtype for name, dtype in _types(current))
 
 
-def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    return ((name, leaf) for name, leaf in leaves(state) if isinstance(leaf, Tensor))
+def _types(state: Any) -> Iterator[tuple[str, torch.dtype]]:
+    """Yields the types of all tensors, with their dotted paths."""
+    for name, leaf in tensor_trees.leaves(state, inside=_children_with_first_rows):
+        if isinstance(leaf, Tensor):
+            yield _plain_name(name), leaf.dtype
+
+
+def _children_with_first_rows(value: Any) -> Mapping[Any, Any] | None:
+    """Returns the children as ``leaves`` does, but not all rows of a ring: their type is that of
+    the first ones, and to join them copies a complete buffer.
+    """
+    if isinstance(value, Ring):
+        first = next((rows for _, rows in value.pieces()), None)
+        return {"rows": first}
+    return _children(value)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,8 +25,13 @@ def children(tree: Any) -> Mapping[Any, Any] | None:
         return dict(tree._asdict())
     if isinstance(tree, list | tuple):
         return dict(enumerate(tree))
-    # Last, because this check takes ten times as long.
-    return tree if isinstance(tree, Mapping) else None
+    return tree if _is_mapping(tree.__class__) else None
+
+
+@cache
+def _is_mapping(kind: type) -> bool:
+    """Returns whether a type is one of mappings; the check takes ten times as long as the others."""
+    return issubclass(kind, Mapping)
 
 
 def leaves(
@@ -34,12 +40,17 @@ def leaves(
     """Yields every leaf of a tree with its dotted path; ``inside`` returns the children of a
     node.
     """
-    items = inside(tree)
-    if items is None:
-        yield path, tree
-        return
-    for key, child in items.items():
-        yield from leaves(child, _joined(path, key), inside)
+    # A stack instead of recursion: a leaf would pass through a generator for every level above it.
+    remaining = [(path, tree)]
+    while remaining:
+        path, node = remaining.pop()
+        items = inside(node)
+        if items is None:
+            yield path, node
+            continue
+        nodes = [(_joined(path, key), child) for key, child in items.items()]
+        nodes.reverse()
+        remaining += nodes
 
 
 def _joined(path: str, key: object) -> str:

@@ -26,7 +26,14 @@ class TorchSetting(NamedTuple):
 
 def read() -> dict[str, Any]:
     """Returns all settings by name; one that cannot be read is None."""
-    return {name: _value_or_none(setting.read) for name, setting in SETTINGS.items()}
+    values: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        # As ``_value_or_none``; this is read several times in each update that is compared.
+        try:
+            values[name] = setting.read()
+        except (RuntimeError, AttributeError):
+            values[name] = None
+    return values
 
 
 def write(values: Mapping[str, Any]) -> None:

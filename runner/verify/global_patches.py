@@ -21,6 +21,24 @@ from runner.proof.difference import MISSING
 _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
 """Types of values that are compared with ``==``."""
 _TABLES = frozenset({dict, list, set})
+_BUILT_IN = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        tuple,
+        frozenset,
+        dict,
+        list,
+        set,
+        ModuleType,
+    }
+)
+"""Types of objects that no file creates a class or a function for: most attributes."""
 _WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _SHARED_PACKAGES = frozenset({"torch", "numpy", "random", "math", "runner"})
 """Packages whose objects all code of the process uses."""
@@ -60,15 +78,18 @@ def _patched_attributes(
     name: str, module: ModuleType, plugin: PluginObjects
 ) -> Iterator[str]:
     for attribute, value in list(vars(module).items()):
+        is_hooks = attribute.startswith("_global_")
+        if type(value) in _BUILT_IN and not is_hooks:
+            continue
         hooks: Iterable[Any] = ()
-        if attribute.startswith("_global_") and type(value) in (dict, OrderedDict):
+        if is_hooks and type(value) in (dict, OrderedDict):
             hooks = value.values()
         is_partial = type(value) is partial and name in _WITHOUT_PARTIALS
         if is_partial or any(map(plugin.has, (value, *hooks))):
             yield f"{name}.{attribute}"
         elif _is_class_of(name, value):
             for member, member_value in list(vars(value).items()):
-                if plugin.has(member_value):
+                if type(member_value) not in _BUILT_IN and plugin.has(member_value):
                     yield f"{name}.{attribute}.{member}"
 
 
