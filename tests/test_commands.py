@@ -70,6 +70,11 @@ FOR_A_MOMENT = {
 """What makes the files of pages small, by name; for ``mine.yaml`` of the page on simulators, below."""
 COSTLY = ("merged_critic_loss", "compile", "float32_matmul", "heap_retention", "stacked_agents", "fused_optimizer")
 """Stages of the flagship that an ablation for a moment goes without."""
+FEW_KERNELS = ("model.hidden=[8]", "data.followers=1", "train.batch_size=16")
+"""What leaves the compiler little to generate for the flagship."""
+SHORTER = {"marl_phase": ("data.episode_limit=6",), "digits": ("data.limit={train: 0.3, held_out: 0.2}",)}
+"""Further settings of recipes that ship, by the beginning of a name: flights, which are drawn step by step, and
+samples."""
 SIMULATED = ("train.env_steps=64", "data.warmup=32", "data.evaluation.episodes=2", "train.batch_size=16",
              "train.evaluate_every=64", "model.hidden=[8]")  # fmt: skip
 
@@ -226,7 +231,7 @@ def shrunk(text):
         return None
     recipe = Path(given["recipe"])
     given["recipe"] = recipe.stem
-    given["set"] = list(settings_of(recipe.stem))
+    given["set"] = small_settings(recipe.stem)
     if given["kind"] == "study":
         given |= {"budget": {"trials": 1}, "limits": {}}
         given.pop("constraints", None)
@@ -306,6 +311,8 @@ def run(words, page, tmp_path):
             words[words.index("--budget") + 1] = "9999"
     elif verb in ("run", "verify") and words[1:2] != ["--help"]:
         words = in_small(words, small_settings(words[1], page))
+    elif "--compiled" in words:
+        words = in_small(words, FEW_KERNELS)
     if verb == "verify" and "--of" not in words:
         words += [*BRIEF, "--stage", by_recipe(ONE_STAGE, words[1])]
     for option in ("--seeds", "--folds"):
@@ -346,12 +353,15 @@ def in_small(words, small):
     return [*kept, *small]
 
 
-def small_settings(recipe, page):
+def small_settings(recipe, page=None):
     """What makes a recipe small; the files of studies and ablations are small already."""
     name = Path(recipe).stem
-    if name == "mine" and page.stem == "simulator":
+    if name == "mine" and page is not None and page.stem == "simulator":
         return list(SIMULATED)
-    return list(FOR_A_MOMENT[name] if name in FOR_A_MOMENT else settings_of(name))
+    if name in FOR_A_MOMENT:
+        return list(FOR_A_MOMENT[name])
+    more = next((sets for beginning, sets in SHORTER.items() if name.startswith(beginning)), ())
+    return [*settings_of(name), *more]
 
 
 def install(words, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A run that is killed, at random moments and inside a save, comes out bit for bit like one that was not."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -37,7 +38,8 @@ LONG = {
     **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf", "conv"), ("train.updates=12",)),
 }
 """By the beginning of a recipe's name."""
-SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
+SHORT = ("data.limit={train: 0.3, held_out: 0.2}", "train.epochs=4", "train.checkpoint_every=1")
+"""Few samples: of a run that is killed at many points, only the number of checkpoints matters."""
 
 
 def long_enough(name):
@@ -121,15 +123,28 @@ def test_the_list_of_runs_shows_what_a_killed_one_can_go_on_from(length, shown, 
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory, migrated_database):
+def train_elsewhere(tmp_path_factory, migrated_database):
+    """Returns what a command's training results in that nothing interrupts, in a workspace of its own."""
+
+    def train_elsewhere(command):
+        root = tmp_path_factory.mktemp("uninterrupted")
+        (root / "workspace").mkdir()
+        (root / "workspace" / "mlflow.db").write_bytes(migrated_database.read_bytes())
+        return learnt(train(root, command, RUNNER_WORKSPACE=str(root / "workspace")))
+
+    return train_elsewhere
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(train_elsewhere):
     """What the short run that the tests below interrupt comes to."""
-    root = tmp_path_factory.mktemp("uninterrupted")
-    (root / "workspace").mkdir()
-    (root / "workspace" / "mlflow.db").write_bytes(migrated_database.read_bytes())
-    return learnt(train(root, SHORT_RUN, RUNNER_WORKSPACE=str(root / "workspace")))
+    return train_elsewhere(SHORT_RUN)
 
 
-SHORT_RUN = arguments("marl_phase1", *SHORT)
+SHORT_RUN = arguments("mlp", *SHORT)
+RUN_WITH_BUFFER = arguments("marl_phase1", "train.env_steps=120", "train.checkpoint_every=40")
+OF_BUFFER = "checkpoint.segment"
+"""The point at which rows of a replay buffer are written, which the short run does not have."""
 SEVERAL = {"checkpoint", "spool", "ship"}
 """What is passed more than once in a run."""
 
@@ -138,18 +153,29 @@ WRITING = ("spool.append", "checkpoint.tensors", "checkpoint.segment", "checkpoi
 """Points with a file that can be torn."""
 ELSEWHERE = {"resume.loaded", "tuning.stored"}
 """Points that this run does not pass; ``training/test_tuned_runs.py`` kills there."""
-KILLED = [(each, "kill") for each in POINTS if each not in ELSEWHERE and each[:6] != "study."]
+ACTIONS = [*((each, "kill") for each in POINTS if each[:6] != "study."), *((each, "torn") for each in WRITING)]
 
 
-@pytest.mark.parametrize(("point", "action"), [*KILLED, *((each, "torn") for each in WRITING)])
+@pytest.mark.parametrize(("point", "action"), [each for each in ACTIONS if each[0] not in {*ELSEWHERE, OF_BUFFER}])
 def test_a_kill_at_any_point_leaves_a_run_that_resumes(point, action, tmp_path, isolated_workspace, uninterrupted):
+    resumes_after(point, action, SHORT_RUN, uninterrupted, tmp_path, isolated_workspace)
+
+
+def test_a_kill_while_a_buffer_is_written_leaves_a_run_that_resumes(tmp_path, isolated_workspace, train_elsewhere):
+    expected = train_elsewhere(RUN_WITH_BUFFER)
+    for point, action in (each for each in ACTIONS if each[0] == OF_BUFFER):
+        resumes_after(point, action, RUN_WITH_BUFFER, expected, tmp_path, isolated_workspace)
+        shutil.rmtree(isolated_workspace / "runs")
+
+
+def resumes_after(point, action, command, expected, tmp_path, workspace):
+    """Asserts that a training that is killed at a point leaves a run that resumes, and comes to what is expected."""
     visit = 2 if point.partition(".")[0] in SEVERAL else 1
-    assert start(tmp_path, *SHORT_RUN, RUNNER_FAULTS=f"{point}={action}@{visit}").wait() == -signal.SIGKILL
-    (run,) = isolated_workspace.glob("runs/*")
+    assert start(tmp_path, *command, RUNNER_FAULTS=f"{point}={action}@{visit}").wait() == -signal.SIGKILL
+    (run,) = workspace.glob("runs/*")
     if point.startswith("checkpoint."):
         assert checkpoint.load_newest(run / "checkpoints") is not None
-    resumed = train(tmp_path, SHORT_RUN)
-    same(learnt(resumed), uninterrupted)
+    same(learnt(train(tmp_path, command)), expected)
 
 
 def test_a_resumed_run_that_is_killed_at_once_resumes(tmp_path, uninterrupted):
@@ -178,7 +204,7 @@ def test_a_signal_ends_the_run_after_a_checkpoint(
 
 def stopped(tmp_path, command, workspace, *numbers):
     """A child that gets these signals while it trains."""
-    child = start(tmp_path, *command, "--set", "train.log_every=4")
+    child = start(tmp_path, *command, "--set", "train.log_every=1")
     while child.running and b'"train/' not in b"".join(p.read_bytes() for p in workspace.glob("runs/*/spool.jsonl")):
         time.sleep(0.005)
     for number in numbers:

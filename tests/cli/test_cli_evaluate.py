@@ -133,7 +133,7 @@ def test_a_run_without_a_checkpoint_ends_with_its_own_code(migrated_workspace):
 
 
 def test_flights_are_drawn_as_png_and_as_gif(tmp_path):
-    train_here("marl_phase2")
+    train_here("marl_phase2", "data.episode_limit=6")  # a frame for every step
     for name, frames in (("flights.png", 1), ("flights.gif", 2)):
         path = tmp_path / name
         result = result_of(forked("evaluate", "--render", str(path), "--json"))

@@ -80,7 +80,8 @@ def loop(how=None, activation=torch.relu, clip=None, compiled=False):
         torch.manual_seed(3)
         model = Net(how, activation)
         run = torch.compile(model, dynamic=False) if compiled else model
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        # Without a state, which would be loaded before each of hundreds of updates.
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
         def step(batch):
             optimizer.zero_grad()

@@ -3,6 +3,8 @@ import types
 import pytest
 import torch
 from builders import build_masac, random_batch, train, works
+from running import train_here
+from torch._dynamo.utils import counters
 
 from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
@@ -11,6 +13,7 @@ from runner.plugins.stages.amp import AmpConfig
 from runner.plugins.stages.compile import CompileConfig
 from runner.system.errors import UsageError
 
+AMP = "optimization.amp=on"
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -73,9 +76,24 @@ def test_fp16_scales_unscales_and_updates_once():
     assert all(p.isfinite().all() for _, p in learner.named_parameters())
 
 
-def test_a_compiled_bf16_update_is_the_plain_one_up_to_rounding():
+@pytest.mark.usefixtures("traced_only")  # the network below is compiled to C++, which takes a tenth of the time
+def test_a_traced_bf16_update_is_the_plain_one_up_to_rounding():
     before = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig(), amp()]
     plain = train(build_masac(before, hidden=[16]), 1)[0]
     again = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig(), amp()]
-    compiled = train(build_masac([*again, CompileConfig()], hidden=[16]), 1)[0]
-    assert torch.allclose(plain["critic_loss"], compiled["critic_loss"], rtol=0.02)
+    traced = train(build_masac([*again, CompileConfig()], hidden=[16]), 1)[0]
+    assert torch.allclose(plain["critic_loss"], traced["critic_loss"], rtol=0.02)
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_a_compiled_bf16_training_is_the_plain_one_up_to_rounding(monkeypatch):
+    """To the end, by C++: the one training of the tests whose loss functions are."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    few = ("data.limit={train: 0.3, held_out: 0.2}", "train.epochs=1")
+    graphs = counters["stats"]["unique_graphs"]
+    results = [train_here("mlp", *few, *sets) for sets in ((), (AMP,), (AMP, "optimization.compile=on"))]
+    exact, plain, compiled = (result.metrics["train/loss"] for result in results)
+    assert counters["stats"]["unique_graphs"] > graphs
+    assert {report.kind for report in results[2].stages if report.active} >= {"amp", "compile"}
+    assert exact != plain
+    assert compiled == pytest.approx(plain, rel=0.02)

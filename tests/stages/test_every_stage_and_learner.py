@@ -31,8 +31,8 @@ GENERIC = [
 SETTINGS = {
     "gradient_accumulation": "{micro_batch: 4}",
     "batch_autotune": "{largest: 12}",
-    # Each collection looks at all that the tests have imported.
-    "delete_tensors": "{every: 2}",
+    # Each collection looks at all that the tests have imported; a training has four updates.
+    "delete_tensors": "{every: 4}",
 }
 REFUSED = {
     ("channels_last", "tokens"): "four dimensions",
