@@ -489,8 +489,10 @@ class Loop:
             subject, source.activities, LOOP_ACTIVITIES, "the runner times itself"
         )
         slots.wrap("draw", self.activities.clock("draw"))
-        # On a CPU, batches are where they are drawn: nothing is left to time.
-        if self.pipeline.device.type != "cpu":
+        # On a CPU, batches are where they are drawn: nothing is left to call, or to time.
+        if self.pipeline.draws_in_place():
+            slots.replace("next_batch", slots.draw)
+        else:
             slots.wrap("next_batch", self.activities.clock("next_batch"))
         for name, description in source.activities.items():
             slots.surround(name, partial(self.activities.time, name))

@@ -435,6 +435,12 @@ class Assembly:
         batch = self.slots.draw(batch_size, progress)
         return None if batch is None else self.slots.transfer(batch)
 
+    def draws_in_place(self) -> bool:
+        """Returns whether ``next_batch`` only calls ``draw``: on a CPU, without a stage there."""
+        slots = self.slots
+        is_own = slots.next_batch == self.next_batch and slots.transfer == self.transfer
+        return is_own and self.device.type == "cpu"
+
     def transfer(self, batch: Batch) -> Batch:
         """Moves a batch to the device; tensors that are there already stay as they are."""
         if self.device.type == "cpu":
