@@ -286,11 +286,7 @@ def _literals(file: str) -> dict[str, list[str | None]]:
     of names that it assigns once.
     """
     tree = ast.parse(Path(file).read_bytes())
-    assignments = Counter(
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and type(node.ctx) is ast.Store
-    )
+    assignments = _assigned_names(tree)
     assignments.update(
         node.name for node in tree.body if isinstance(node, ast.FunctionDef)
     )
@@ -307,6 +303,25 @@ def _literals(file: str) -> dict[str, list[str | None]]:
                 if literal and isinstance(target, ast.Name):
                     literals[target.id] = [literal]
     return {name: texts for name, texts in literals.items() if assignments[name] == 1}
+
+
+def _assigned_names(tree: ast.Module) -> Counter[str]:
+    """Counts the assignments to every name, also those inside of functions."""
+    names = Counter[str]()
+    remaining: list[Any] = [tree]
+    # ``ast.walk`` makes two generators for each of hundreds of thousands of nodes.
+    while remaining:
+        node = remaining.pop()
+        if isinstance(node, ast.Name):
+            if type(node.ctx) is ast.Store:
+                names[node.id] += 1
+        elif isinstance(node, ast.AST):
+            for value in vars(node).values():
+                if type(value) is list:
+                    remaining += value
+                elif isinstance(value, ast.AST):
+                    remaining.append(value)
+    return names
 
 
 def _literal(node: ast.expr) -> str | None:

@@ -42,6 +42,13 @@ def scripted(monkeypatch):
     return use
 
 
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """What is timed are moments: how long they are is no matter of these tests."""
+    monkeypatch.setattr(MODULE, "BLOCK_SECONDS", 0.005)
+    monkeypatch.setattr(sys.modules["runner.proof.warm_up"], "WINDOW_SECONDS", 0.005)
+
+
 def test_the_first_call_stands_apart_and_warming_up_ends_when_steps_are_no_longer_faster(scripted):
     script = scripted([30.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.05])
     found = warm_up(script.step, Stopwatch(CPU))
@@ -118,6 +125,7 @@ def test_no_step_gets_the_batch_of_another_and_rounds_end_with_the_time(scripted
     assert timing.effect is Effect.UNCLEAR
 
 
+@pytest.mark.usefixtures("short_blocks")
 def test_real_steps_of_a_module_are_timed():
     def build():
         torch.manual_seed(0)
@@ -141,6 +149,7 @@ def test_a_stopwatch_waits_for_the_work():
     assert Stopwatch(CPU).seconds(lambda: time.sleep(0.02)) >= 0.02
 
 
+@pytest.mark.usefixtures("short_blocks")
 def test_what_the_change_sets_for_the_process_stays_with_the_change():
     seen = {"baseline": set(), "changed": set()}
 

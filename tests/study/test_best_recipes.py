@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from children import start
 from pages import blocks_of
-from running import QUIETLY, TINY_DIGITS
+from running import QUIETLY, TINY_MLP
 from toy_runs import RECIPE, TOYS
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("migrated_workspace")]
@@ -15,9 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 ODD_NAME = os.fsdecode(b"caf\xe9")
 
 
-def digits(folder):
+def shipped(folder):
     """A recipe that ships, with data in memory."""
-    return "digits_classifier", [*TINY_DIGITS], []
+    return "mlp", [*TINY_MLP], []
 
 
 def toys(folder):
@@ -48,7 +48,7 @@ def block_with(text):
     return next(block for block in blocks_of(PAGE) if text in block)
 
 
-@pytest.mark.parametrize("make", [digits, toys, samples, sampler])
+@pytest.mark.parametrize("make", [shipped, toys, samples, sampler])
 def test_the_best_recipe_of_any_source_is_accepted_and_comes_to_the_same(make, tmp_path):
     recipe, sets, plugins = make(tmp_path)
     metric = "eval/accuracy" if make is sampler else "eval/loss"

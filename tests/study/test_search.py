@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 from children import running, start
-from running import TINY_DIGITS
+from running import TINY_MLP
 from searching import ATTEMPTS, SETS, came_to, search, trials_of, write_plugin, write_study
 from typer.testing import CliRunner
 
@@ -250,7 +250,7 @@ def test_trials_that_are_timed_take_turns_on_one_machine(tmp_path, migrated_work
 
 def test_a_configuration_that_fails_its_gate_is_infeasible_instead_of_best(tmp_path, migrated_workspace):
     path = write_study(
-        tmp_path, recipe="digits_classifier", set=[*TINY_DIGITS, "train.epochs=1"], budget={"trials": 2},
+        tmp_path, recipe="mlp", set=[*TINY_MLP, "train.epochs=1"], budget={"trials": 2},
         space={"optimization.plant": {"choice": ["off", {"how": "nan"}]}}, objectives={"eval/accuracy": "maximize"},
         constraints={"verify": "pass"},
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Trainings that keep to a memory budget."""
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,12 @@ LEARNERS = {"marl_baseline": "masac", "shakespeare_gpt": "gpt", "graf": "radianc
 """Recipes with three kinds of learners."""
 
 
+@cache
+def plan_of(name):
+    """Returns the plan of a recipe without a budget."""
+    return plan_memory(tiny(name))
+
+
 def budgeted(name, size, fit=None):
     budget = size if fit is None else f"{{size: {size}, fit: {str(fit).lower()}}}"
     return tiny(name, f"train.memory_budget={budget}")
@@ -29,7 +36,7 @@ def budgeted(name, size, fit=None):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_plan_that_exceeds_the_budget_is_refused_with_its_table(name):
-    need = plan_memory(tiny(name)).peak
+    need = plan_of(name).peak
     with pytest.raises(RecipeError) as error:
         keep_budget(budgeted(name, f"{need - 1} B"), Registry())
     message = str(error.value)
@@ -40,7 +47,7 @@ def test_a_plan_that_exceeds_the_budget_is_refused_with_its_table(name):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_plan_that_fits_changes_nothing(name):
-    need = plan_memory(tiny(name)).peak
+    need = plan_of(name).peak
     for fit in (None, False, True):
         recipe = budgeted(name, f"{need} B", fit)
         fitted = keep_budget(recipe, Registry())
@@ -57,7 +64,7 @@ def test_a_model_that_is_larger_than_the_budget_is_refused_without_a_search(name
 
 @pytest.mark.parametrize("name", ["marl_baseline", "shakespeare_gpt"])
 def test_what_no_stage_can_save_is_refused(name):
-    resident = plan_memory(tiny(name)).resident
+    resident = plan_of(name).resident
     with pytest.raises(RecipeError, match="the least that was found"):
         keep_budget(budgeted(name, f"{resident + 1} B", fit=True), Registry())
 

@@ -17,6 +17,8 @@ from runner.tracking.trash import remove
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 LENGTH = ("train.epochs=4", "train.evaluate_every=1", "train.checkpoint_every=1")
+RARELY = ("--set", "train.evaluate_every=15", "--set", "train.log_every=100")
+"""Long enough to be killed, with few evaluations."""
 
 
 def of_seeds(folder, *more, epochs=4):
@@ -60,12 +62,12 @@ def test_every_seed_is_the_run_that_it_is_alone_and_the_mean_has_an_interval(tmp
 
 
 def test_killed_and_given_again_it_goes_on_and_comes_to_the_same(tmp_path):
-    kill_when(tmp_path, of_seeds(tmp_path, epochs=30), when_the_second_is_on_its_way, random.Random(0))
+    kill_when(tmp_path, of_seeds(tmp_path, *RARELY, epochs=30), when_the_second_is_on_its_way, random.Random(0))
     begun = {path.name for path in Workspace().runs.iterdir()}
-    data = result_of(forked(*of_seeds(tmp_path, "--resume", epochs=30)))
+    data = result_of(forked(*of_seeds(tmp_path, *RARELY, "--resume", epochs=30)))
     assert begun < set(data["runs"].values())
     assert len(groups(Workspace())) == 1
-    whole = result_of(forked(*of_seeds(tmp_path, epochs=30)))
+    whole = result_of(forked(*of_seeds(tmp_path, *RARELY, epochs=30)))
     assert data["values"] == whole["values"]
     compared = result_of(forked("compare", data["name"], whole["name"].rpartition("-")[2], "--json"))
     assert compared["groups"] == [data["name"], whole["name"]]

@@ -294,7 +294,7 @@ def test_the_worst_verdict_is_the_exit_code(outcomes, code):
 
 
 def test_a_gate_judges_a_close_stage_by_algebra():
-    gate = Gate(tiny("marl_phase2"), REGISTRY, Options(updates=3, horizon=0), lambda _: None)
+    gate = Gate(tiny("marl_phase2", "model.hidden=[8]"), REGISTRY, Options(updates=2, horizon=0), lambda _: None)
     verdict = gate(("forward_cache", "merged_critic_loss", "stacked_agents"))
     assert verdict, verdict.summary
     assert verdict.contract == "Close"
