@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -97,6 +98,7 @@ def bare_data_loader(turn: Turn) -> None:
 
 
 PLUGIN = f'''
+import overhead
 from overhead import LR, ROWS, WIDTH, data, model
 from runner.api import DatasetConfig, DatasetSource, GradientLearner, GradientLearnerConfig, Loss
 
@@ -104,6 +106,7 @@ class Net(GradientLearner):
     def build(self, config, shapes, context):
         return model()
     def loss(self, batch, noise, progress):
+        overhead.turn.tick()
         return Loss((self.slots.forward(batch["x"]) - batch["y"]).square().sum(), {BATCH})
 
 class NetConfig(GradientLearnerConfig):
@@ -134,6 +137,8 @@ def runner(turn: Turn) -> None:
     from runner.training.run import run
 
     sys.path.insert(0, str(Path(__file__).parent))
+    # The plugin imports this module again, because here it is the program.
+    import_module("overhead").turn = turn
     folder = Path(tempfile.mkdtemp(prefix="overhead-"))
     (folder / "plugin.py").write_text(PLUGIN)
     sections = f"name: overhead\ndevice: cpu\nmodel: {{kind: net}}\ndata: {{kind: rows}}\ntrain: {{updates: {UPDATES}"
@@ -141,12 +146,7 @@ def runner(turn: Turn) -> None:
     registry = Registry([folder / "plugin.py"])
     recipe = load(folder / "recipe.yaml", (), registry)
 
-    class Watched(ProgressDisplay):
-        def advance(self, step: int, metrics: dict[str, float]) -> None:
-            super().advance(step, metrics)
-            turn.tick()
-
-    with Watched(Console(stderr=True), recipe) as display:
+    with ProgressDisplay(Console(stderr=True), recipe) as display:
         run(recipe, registry, Workspace(folder / "workspace"), display)
 
 
