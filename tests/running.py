@@ -48,7 +48,7 @@ TINY_DIGITS = (
     "device=cpu",
 )
 TINY_CONV = (
-    *("model.width=8", "data.held_out=1000", "data.scale=1"),
+    *("model.width=8", "data.held_out=1000", "data.scale=1", "data.limit={train: 0.5, held_out: 0.2}"),
     "train={updates: 6, batch_size: 16, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     "tracking.system_metrics=false",
     "device=cpu",
@@ -73,7 +73,8 @@ TINY_GRAPH = (  # of digits, which scikit-learn brings
     "train={epochs: 6, batch_size: 1, log_every: 1, evaluate_every: 3, checkpoint_every: 2}", *QUIETLY,
 )  # fmt: skip
 TINY_CONTEXTS = (
-    *("data.synthetic=true", "data.context=6", "data.components=8", "data.steps=2"),
+    # Without test nodes, a strength of the probe need not be selected.
+    *("data.synthetic=true", "data.held_out=validation", "data.context=6", "data.components=8", "data.steps=2"),
     *("model.width=8", "model.heads=2", "model.layers=1"),
     "train={updates: 6, batch_size: 64, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",  # few batches are all
     *QUIETLY,

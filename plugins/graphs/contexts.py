@@ -115,7 +115,10 @@ class Contexts(Dataset[dict[str, Tensor]]):
     ) -> None:
         self.edges = edges
         self.total = total
-        self.config = config
+        # Read here: a worker reads a copy, and a setting that this process never reads is refused.
+        self.restart = config.restart
+        self.steps = config.steps
+        self.size = config.context
 
     def __len__(self) -> int:
         return self.total
@@ -131,10 +134,10 @@ class Contexts(Dataset[dict[str, Tensor]]):
             self.edges,
             nodes,
             self.total,
-            restart=self.config.restart,
-            steps=self.config.steps,
+            restart=self.restart,
+            steps=self.steps,
         )
-        contexts, weights = best(rank, nodes, self.config.context)
+        contexts, weights = best(rank, nodes, self.size)
         return [
             {"context": context, "weight": weight}
             for context, weight in zip(contexts, weights, strict=True)
@@ -153,6 +156,8 @@ class NodeContexts(DatasetSource):
         graph = read(config)
         self._graph = graph
         self._digest = graph.digest
+        # Read here for the same reason as in ``Contexts``.
+        self._neighbour = config.neighbour
         self._validated: Tensor | None = None
         if config.held_out == "test":
             validation = config.model_copy(update={"held_out": "validation"})
@@ -179,7 +184,7 @@ class NodeContexts(DatasetSource):
         The neighbour is drawn here and not with the sample, so that a sample can be kept.
         """
         context, weight = _stacked(samples)
-        column = neighbours(weight, self.config.neighbour)
+        column = neighbours(weight, self._neighbour)
         numbers: list[int] = context.gather(1, column).flatten().tolist()
         neighbour = self._filled(*_stacked(self.train.__getitems__(numbers)))
         return {

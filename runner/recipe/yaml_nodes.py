@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -311,7 +312,7 @@ def parse(
     """
     try:
         reader = _Reader(text, source, problems, shown or text)
-        root = reader.get_single_node()
+        root = _composed(text, reader)
     except yaml.reader.ReaderError as error:
         preceding_lines = text[: error.position].split("\n")
         position = Place(source, len(preceding_lines), len(preceding_lines[-1]) + 1)
@@ -325,6 +326,23 @@ def parse(
             )
         reader.fail(error.problem_mark or error.context_mark, message)
     return Node(None, Place(source)) if root is None else reader.node(root, None, ())
+
+
+def _composed(text: str, reader: "_Reader") -> Any:
+    """Returns PyYAML's nodes of a text; a command reads the lock of its run several times.
+
+    Raises:
+        RecipeError: The document exceeds a limit; with the source of this reader.
+    """
+    try:
+        return _compose(text)
+    except RecipeError:
+        return reader.get_single_node()
+
+
+@lru_cache(maxsize=64)
+def _compose(text: str) -> Any:
+    return _Reader(text, "", [], text).get_single_node()
 
 
 class _Reader(yaml.SafeLoader):
