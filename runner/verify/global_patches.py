@@ -77,19 +77,18 @@ def patches(files: Collection[str]) -> Iterator[str]:
 def _patched_attributes(
     name: str, module: ModuleType, plugin: PluginObjects
 ) -> Iterator[str]:
+    has = plugin.has
     for attribute, value in list(vars(module).items()):
-        is_hooks = attribute.startswith("_global_")
-        if type(value) in _BUILT_IN and not is_hooks:
-            continue
-        hooks: Iterable[Any] = ()
-        if is_hooks and type(value) in (dict, OrderedDict):
-            hooks = value.values()
+        if attribute.startswith("_global_") and type(value) in (dict, OrderedDict):
+            is_patched = any(map(has, value.values()))
+        else:
+            is_patched = has(value)
         is_partial = type(value) is partial and name in _WITHOUT_PARTIALS
-        if is_partial or any(map(plugin.has, (value, *hooks))):
+        if is_partial or is_patched:
             yield f"{name}.{attribute}"
         elif _is_class_of(name, value):
             for member, member_value in list(vars(value).items()):
-                if type(member_value) not in _BUILT_IN and plugin.has(member_value):
+                if has(member_value):
                     yield f"{name}.{attribute}.{member}"
 
 
@@ -202,6 +201,11 @@ class PluginObjects:
         """
         # ``isinstance`` would call objects that warn, or look for a GPU.
         kind = type(value)
+        # These two are most of the attributes of modules and classes.
+        if kind is FunctionType:
+            return value.__code__.co_filename in self.files
+        if kind in _BUILT_IN:
+            return False
         if issubclass(kind, type):
             return value.__module__ in self._modules
         if kind is partial:
