@@ -33,7 +33,7 @@ WRONG = [
 
 def verdict(kind, *sets):
     recipe = tiny("graf", "optimization.heap_retention=off", *sets, f"optimization.{kind}=on", registry=REGISTRY)
-    options = Options(2, budget=0.0, stages=(kind,), horizon=0)
+    options = Options(2, budget=0.0, stages=(kind,), horizon=0, names_operators=False)
     (row,) = verify_recipe(recipe, REGISTRY, options, lambda _: None).rows
     return row
 

@@ -13,7 +13,7 @@ from runner.plugin.registry import Registry
 from runner.plugins.grasps.synthetic import synthetic_grasps
 from runner.serve.load import load
 
-COUNT = 192
+COUNT = 96
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from runner.verify.options import Options
 HERE = Path(__file__).parent
 SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
 """Texts of which no test may depend on a download."""
-LONG = Options(updates=3, horizon=20, horizon_seconds=60.0, budget=0.0)
+LONG = Options(updates=3, horizon=20, horizon_seconds=60.0, budget=0.0, names_operators=False)
 
 
 def recipe_of(kind, registry, promise=None):

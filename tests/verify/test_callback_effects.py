@@ -15,7 +15,7 @@ from runner.verify.training_pool import training_order
 
 OBSERVERS = Path(__file__).parents[1] / "observers.py"
 REGISTRY = Registry([TOYS, OBSERVERS])
-OPTIONS = Options(updates=4, budget=0.0, horizon=0)
+OPTIONS = Options(updates=4, budget=0.0, horizon=0, names_operators=False)
 
 
 def recipe_of(folder, *sets):

@@ -20,7 +20,7 @@ from runner.verify.options import Options
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "stale.py"])
-QUICK = Options(updates=3, horizon=0, budget=0.0)
+QUICK = Options(updates=3, horizon=0, budget=0.0, names_operators=False)
 PERIODS = (0, *range(2, 26))
 """Updates after which a stage measures again; every other one would be in time."""
 

@@ -22,7 +22,7 @@ from runner.verify.gate import Gate
 from runner.verify.options import Options
 
 DOCS = Path(__file__).parents[2] / "docs"
-QUICK = Options(updates=2, horizon=0, budget=0.0)
+QUICK = Options(updates=2, horizon=0, budget=0.0, names_operators=False)
 FUSED = "optimization.fused_optimizer=on"
 STAGED = {
     "marl_phase2": ("Exact", "Close", "Statistical"),

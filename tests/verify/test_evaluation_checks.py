@@ -49,7 +49,7 @@ WHERE = {
     "notes": "or its end reported: ZeroDivisionError",
     "unbuilt": "the pipeline cannot be built: AttributeError: nothing there (around.py:",
 }
-QUICK = Options(updates=3, horizon=0, budget=0.0)
+QUICK = Options(updates=3, horizon=0, budget=0.0, names_operators=False)
 
 
 def judged(*sets, options=QUICK, stage="around"):

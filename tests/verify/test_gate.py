@@ -250,7 +250,7 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     plugin.write_text(SPREADING.format(contract=contract))
     registry = Registry([plugin])
     recipe = tiny("marl_phase1", "optimization.spreading=on", registry=registry)
-    options = Options(updates=2, horizon=0, stages=("spreading", "all"))
+    options = Options(updates=2, horizon=0, stages=("spreading", "all"), names_operators=False)
     report = verify_recipe(recipe, registry, options, lambda _: None)
     found = {row.name: row for row in report.rows}
     order = [*found]
@@ -271,7 +271,7 @@ def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_
     plugin.write_text(SPREADING.format(contract="Exact").replace("phase = 1", "phase = 3"))
     registry = Registry([plugin, *REGISTRY.files])
     recipe = tiny("marl_baseline", "optimization.rounding=on", "optimization.spreading=on", registry=registry)
-    options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("rounding", "spreading"))
+    options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("rounding", "spreading"), names_operators=False)
     rounding, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
     assert rounding.verdict is Outcome.INCONCLUSIVE
     assert "spreading has changed global state of the process" in rounding.summary

@@ -19,7 +19,7 @@ from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
 from runner.verify.options import Options
 
 REGISTRY = Registry([Path(__file__).with_name("wrong_trained.py")])
-OPTIONS = Options(updates=2, horizon=0, budget=0.0)
+OPTIONS = Options(updates=2, horizon=0, budget=0.0, names_operators=False)
 
 
 def wrong(kind):

@@ -23,7 +23,7 @@ from runner.verify.options import Options
 
 REGISTRY = Registry([Path(__file__).with_name("wrong_progress.py")])
 SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
-OPTIONS = Options(updates=3, horizon=60, horizon_seconds=60.0, budget=0.0)
+OPTIONS = Options(updates=3, horizon=60, horizon_seconds=60.0, budget=0.0, names_operators=False)
 CORRECT = [
     ("digits_classifier", "fused_optimizer"),
     ("digits_classifier", "preprocess_once"),
