@@ -48,11 +48,11 @@ def test_its_plugins_are_listed_under_its_own_name():
     cards = result_of(runner("plugins", "--json"))["plugins"]
     mine = {card["kind"] for card in cards if "runner-digits" in str(card)}
     assert mine == KINDS
-    assert "one more forward pass" in runner("plugins", "recompute_activations").stdout
+    assert "one more forward pass" in forked("plugins", "recompute_activations").stdout
 
 
 def test_its_recipe_is_valid_and_its_faces_import_no_torch():
-    assert "digits.yaml: valid" in runner("validate", "digits.yaml").stdout
+    assert "digits.yaml: valid" in forked("validate", "digits.yaml").stdout
     check = "import runner_digits, sys; assert not {'torch', 'sklearn'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", check], check=True)
 

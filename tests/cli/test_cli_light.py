@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from children import start
 from faces import write_recipe
 from run_folders import run_folder
 
@@ -24,13 +25,19 @@ seed: 2
 HEAVY = "print('heavy:', *sorted({'torch', 'mlflow', 'optuna', 'numpy'} & sys.modules.keys()), file=sys.stderr)"
 
 
-def runner(*arguments, cwd, **environment):
-    """Runs a verb; the last line of stderr names the heavy modules that it imported."""
+def interpreted(*arguments, cwd, **environment):
+    """Runs a verb in a new interpreter; the last line of stderr names the heavy modules that it imported."""
     code = f"import atexit, sys\natexit.register(lambda: {HEAVY})\nfrom runner.cli import main\nmain()"
     variables = os.environ | {"COLUMNS": "60", "TERM": "dumb"} | environment
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False
     )
+
+
+def runner(*arguments, cwd, **environment):
+    """Runs a verb in a copy of a process that has imported everything, which takes a tenth of the time."""
+    child = start(cwd, *arguments, within=cwd, **{"COLUMNS": "60", "TERM": "dumb"} | environment)
+    return subprocess.CompletedProcess(arguments, child.wait(), child.stdout, child.stderr)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +57,7 @@ def runner(*arguments, cwd, **environment):
     ],
 )
 def test_light_verbs_import_nothing_heavy(tmp_path, arguments):
-    result = runner(*arguments, cwd=tmp_path)
+    result = interpreted(*arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == "heavy:\n"
     assert result.stdout
@@ -219,10 +226,10 @@ def test_what_is_no_setting_is_refused(tmp_path):
 
 def test_a_run_is_shown_by_its_digits_or_folder_and_a_recipe_goes_first(tmp_path):
     folder = run_folder("marl_phase2", status="FINISHED", metrics={"eval/return": 1.5})
+    assert interpreted("show", folder.name, cwd=tmp_path).stderr == "heavy:\n"
     for reference in (folder.name, folder.name[-8:], str(folder.path), "latest"):
         result = runner("show", reference, cwd=tmp_path)
         assert result.stdout.split("\n")[0].rstrip() == f"{folder.name}: FINISHED", result.stderr
-        assert result.stderr == "heavy:\n"
     assert json.loads(runner("show", "latest", "--json", cwd=tmp_path).stdout)["run"]["metrics"] == {"eval/return": 1.5}
     assert runner("show", "marl_phase2", cwd=tmp_path).stdout.startswith("name: marl_phase2\n")
     refused = runner("show", folder.name, "seed=3", cwd=tmp_path)
