@@ -68,6 +68,9 @@ class Kept:
     def __init__(self, data: Any) -> None:
         self.data = data
         self.samples = dict[int, Any]()
+        # Numbers of samples that are copied tensor by tensor. They are examined when they are kept:
+        # to examine one takes as long as to copy it.
+        self._plain = set[int]()
         self.found = 0
 
     def __len__(self) -> int:
@@ -80,29 +83,44 @@ class Kept:
         missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
         # The dataset may reuse the memory of a sample, and a consumer may change it in place.
         if missing and hasattr(self.data, "__getitems__"):
-            samples = map(copy_sample, self.data.__getitems__(missing))
-            self.samples.update(zip(missing, samples, strict=True))
+            for index, sample in zip(missing, self.data.__getitems__(missing), strict=True):
+                self._keep(index, sample)
         else:
-            self.samples.update((index, copy_sample(self.data[index])) for index in missing)
+            for index in missing:
+                self._keep(index, self.data[index])
         self.found += len(indices) - len(missing)
-        return [copy_sample(self.samples[index]) for index in indices]
+        return [self._copied(index) for index in indices]
+
+    def _keep(self, index: int, sample: Any) -> None:
+        kept = copy_sample(sample)
+        self.samples[index] = kept
+        if _is_plain(kept):
+            self._plain.add(index)
+
+    def _copied(self, index: int) -> Any:
+        sample = self.samples[index]
+        return _cloned(sample) if index in self._plain else copy.deepcopy(sample)
 
 
 def copy_sample(sample: Any) -> Any:
     """Returns a copy of a sample that shares no memory with it."""
-    if type(sample) is not dict or not _has_plain_tensors(sample):
-        return copy.deepcopy(sample)
+    return _cloned(sample) if _is_plain(sample) else copy.deepcopy(sample)
+
+
+def _cloned(sample: dict[Any, Any]) -> dict[Any, Any]:
     # The same as a deep copy, without its bookkeeping, and without the storage of a view: a row of
     # a batch would keep the entire batch in memory.
     return {key: value.clone() for key, value in sample.items()}
 
 
-def _has_plain_tensors(sample: dict[Any, Any]) -> bool:
-    """Returns whether every value is a dense tensor without a gradient, and has its
-    memory for itself.
+def _is_plain(sample: Any) -> bool:
+    """Returns whether a sample is a dictionary of dense tensors without a gradient, each of which
+    has its memory for itself.
     """
     import torch
 
+    if type(sample) is not dict:
+        return False
     for value in sample.values():
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
             return False

@@ -122,7 +122,7 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migr
 
 
 def test_the_best_recipe_is_one_that_run_accepts_and_that_comes_to_the_same(tmp_path, migrated_workspace):
-    path = write_study(tmp_path)
+    path = write_study(tmp_path, budget={"trials": 2})
     summary = search(tmp_path, path, "--json").data()
     (best,) = summary["best"]
     written = start(tmp_path, "study", "best", "tiny")
