@@ -1,14 +1,13 @@
 """What a training loop costs beside the training: the same small model in a bare loop, in the runner and in Lightning.
 
-``pip install -e '.[bench]'``, then ``python experiments/peers/overhead.py``. Every contestant is a whole training in a
-process of its own, on one thread, that is let go for a block of updates when it is its turn. All of them begin anew a
-few times, because where a process finds its memory moves its times by several microseconds.
+``pip install -e '.[bench]'``, then ``python experiments/peers/overhead.py``. Every training runs in a process of its
+own, on one thread. After each block of its updates, the same process makes as many in a bare loop: where a process has
+its memory moves the times of both by several microseconds. All trainings start again a few times.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +16,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -27,29 +27,42 @@ import torch
 from torch import nn
 
 from runner.system.hardware import hardware
+from runner.system.interval import student
 
 BATCH, WIDTH, ROWS, LR = 16, 64, 4096, 1e-2
 UPDATES = 10_000_000
 """More than anybody gets to."""
 
 
-class Turn:
-    """Lets a training go on for a block of updates, and says how long they took."""
+class Turns:
+    """Lets a training and a bare loop take turns, and writes the times of their blocks.
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection, self.left, self.started = connection, 1, 0.0
-        """The first update only says that it is ready."""
+    Attributes:
+        blocks: Microseconds of an update by block, of the training and of the bare loop.
+    """
+
+    def __init__(self, rounds: int, updates: int, connection: Connection) -> None:
+        self.rounds, self.updates, self.connection = rounds, updates, connection
+        self.bare = bare_loop()
+        self.blocks: list[tuple[float, float]] = []
+        self.left, self.started = updates, time.perf_counter()
 
     def tick(self) -> None:
-        """Called after every update."""
+        """Called in every update of the training."""
         self.left -= 1
         if self.left:
             return
-        self.connection.send(time.perf_counter() - self.started)
-        count = self.connection.recv()
-        if count is None:
+        training_s = time.perf_counter() - self.started
+        started = time.perf_counter()
+        for _ in range(self.updates):
+            next(self.bare)
+        bare_s = time.perf_counter() - started
+        self.blocks.append((1e6 * training_s / self.updates, 1e6 * bare_s / self.updates))
+        # The first block warms up.
+        if len(self.blocks) > self.rounds:
+            self.connection.send(self.blocks[1:])
             os._exit(0)  # in the midst of a training, which has nothing more to say
-        self.left, self.started = count, time.perf_counter()
+        self.left, self.started = self.updates, time.perf_counter()
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +76,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
 
 
-def bare(turn: Turn) -> None:
+def bare_loop() -> Iterator[None]:
     """What a person writes who wants nothing but the training, and the mean of the loss."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
@@ -78,10 +91,16 @@ def bare(turn: Turn) -> None:
             loss.backward()
             optimizer.step()
             total, count = total + loss.item(), count + 1
-            turn.tick()
+            yield
 
 
-def bare_data_loader(turn: Turn) -> None:
+def bare(turns: Turns) -> None:
+    """A second bare loop: the noise of the measurement."""
+    for _ in bare_loop():
+        turns.tick()
+
+
+def bare_data_loader(turns: Turns) -> None:
     """The same with torch's ``DataLoader``, as Lightning has it."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
@@ -94,7 +113,7 @@ def bare_data_loader(turn: Turn) -> None:
             loss.backward()
             optimizer.step()
             total, count = total + loss.item(), count + 1
-            turn.tick()
+            turns.tick()
 
 
 PLUGIN = f'''
@@ -106,7 +125,7 @@ class Net(GradientLearner):
     def build(self, config, shapes, context):
         return model()
     def loss(self, batch, noise, progress):
-        overhead.turn.tick()
+        overhead.turns.tick()
         return Loss((self.slots.forward(batch["x"]) - batch["y"]).square().sum(), {BATCH})
 
 class NetConfig(GradientLearnerConfig):
@@ -126,7 +145,7 @@ class RowsConfig(DatasetConfig):
 '''
 
 
-def runner(turn: Turn) -> None:
+def runner(turns: Turns) -> None:
     """``runner run`` with everything that is on by default: guards, metrics, progress, MLflow."""
     from rich.console import Console
 
@@ -138,7 +157,7 @@ def runner(turn: Turn) -> None:
 
     sys.path.insert(0, str(Path(__file__).parent))
     # The plugin imports this module again, because here it is the program.
-    import_module("overhead").turn = turn
+    import_module("overhead").turns = turns
     folder = Path(tempfile.mkdtemp(prefix="overhead-"))
     (folder / "plugin.py").write_text(PLUGIN)
     sections = f"name: overhead\ndevice: cpu\nmodel: {{kind: net}}\ndata: {{kind: rows}}\ntrain: {{updates: {UPDATES}"
@@ -150,7 +169,7 @@ def runner(turn: Turn) -> None:
         run(recipe, registry, Workspace(folder / "workspace"), display)
 
 
-def _lightning(turn: Turn, **settings: object) -> None:
+def _lightning(turns: Turns, **settings: object) -> None:
     import lightning
 
     warnings.simplefilter("ignore")
@@ -170,7 +189,7 @@ def _lightning(turn: Turn, **settings: object) -> None:
             return torch.optim.SGD(self.parameters(), lr=LR)
 
         def on_train_batch_end(self, *arguments: object) -> None:
-            turn.tick()
+            turns.tick()
 
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH, shuffle=True)
     folder = tempfile.mkdtemp(prefix="overhead-")
@@ -180,70 +199,67 @@ def _lightning(turn: Turn, **settings: object) -> None:
     trainer.fit(Module(), loader)
 
 
-def lightning_default(turn: Turn) -> None:
+def lightning_default(turns: Turns) -> None:
     """Lightning as it comes: progress bar, logger and checkpoints."""
-    _lightning(turn)
+    _lightning(turns)
 
 
-def lightning_barebones(turn: Turn) -> None:
+def lightning_barebones(turns: Turns) -> None:
     """Lightning's own setting for the measurement of overheads: it logs nothing, shows nothing and saves nothing."""
-    _lightning(turn, barebones=True)
+    _lightning(turns, barebones=True)
 
 
-def contestants() -> dict[str, Callable[[Turn], None]]:
+def contestants() -> dict[str, Callable[[Turns], None]]:
     """Who can take part here."""
-    found = {"bare loop": bare, "bare loop, DataLoader": bare_data_loader, "runner": runner}
+    found = {"second bare loop": bare, "bare loop, DataLoader": bare_data_loader, "runner": runner}
     if find_spec("lightning"):
         found |= {"Lightning": lightning_default, "Lightning, barebones": lightning_barebones}
     return found
 
 
-def _begin(name: str, connection: Connection) -> None:
+def _begin(name: str, rounds: int, updates: int, connection: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    contestants()[name](Turn(connection))
+    contestants()[name](Turns(rounds, updates, connection))
 
 
-def measure(rounds: int, updates: int) -> dict[str, list[float]]:
-    """Microseconds of an update of everybody, block by block, in one training each."""
+def measure(name: str, rounds: int, updates: int) -> list[tuple[float, float]]:
+    """Returns the microseconds of an update of a training and of a bare loop beside it, by block."""
     context = multiprocessing.get_context("spawn")
-    pipes, taken = {}, {}
-    for name in contestants():
-        pipes[name], theirs = context.Pipe()
-        context.Process(target=_begin, args=(name, theirs), daemon=True).start()
-        theirs.close()  # so that the end of a process is not waited for
-        pipes[name].recv()
-        taken[name] = []
-    for turn in range(rounds + 1):
-        for name in list(pipes)[:: 1 if turn % 2 else -1]:
-            pipes[name].send(updates)
-            seconds = pipes[name].recv() / updates
-            if turn:  # the first block warms up
-                taken[name].append(1e6 * seconds)
-    for pipe in pipes.values():
-        pipe.send(None)
-    return taken
+    receiver, sender = context.Pipe()
+    process = context.Process(target=_begin, args=(name, rounds, updates, sender))
+    process.start()
+    # So that the end of a process is not waited for.
+    sender.close()
+    blocks = receiver.recv()
+    process.join()
+    return blocks
 
 
 def main() -> None:
     """Prints a table, and keeps the figures in ``overhead.json``."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trainings", type=int, default=5, help="of everybody")
-    parser.add_argument("--rounds", type=int, default=8, help="in each training")
-    parser.add_argument("--updates", type=int, default=1500, help="in a block")
+    parser.add_argument("--trainings", type=int, default=6, help="of everybody")
+    parser.add_argument("--rounds", type=int, default=40, help="in each training")
+    parser.add_argument("--updates", type=int, default=250, help="in a block")
     options = parser.parse_args()
-    trainings = [measure(options.rounds, options.updates) for _ in range(options.trainings)]
+    trainings = defaultdict(list)
+    for _ in range(options.trainings):
+        for name in contestants():
+            trainings[name].append(measure(name, options.rounds, options.updates))
     rows = {}
-    for name in contestants():
-        extra = [[own - bare for own, bare in zip(each[name], each["bare loop"], strict=True)] for each in trainings]
-        everything = sorted(itertools.chain(*extra))
-        times, base = ([statistics.median(each[who]) for each in trainings] for who in (name, "bare loop"))
+    for name, of_processes in trainings.items():
+        means = [statistics.median(own - bare for own, bare in blocks) for blocks in of_processes]
+        blocks = [block for process in of_processes for block in process]
+        differences = sorted(own - bare for own, bare in blocks)
+        interval = student(means)
         rows[name] = {
-            "microseconds": round(statistics.median(times), 1),
-            "over_the_bare_loop": round(statistics.median(everything), 1),
-            "quartiles": [round(everything[len(everything) * part // 4], 1) for part in (1, 3)],
-            "by_training": [round(statistics.median(each), 1) for each in extra],
-            "ratio": round(statistics.median(own / bare for own, bare in zip(times, base, strict=True)), 3),
+            "microseconds": round(statistics.median(own for own, _ in blocks), 1),
+            "over_the_bare_loop": round(interval[0], 1),
+            "interval": [round(bound, 1) for bound in interval[1:]],
+            "quartiles": [round(differences[len(differences) * part // 4], 1) for part in (1, 3)],
+            "by_training": [round(mean, 1) for mean in means],
+            "ratio": round(statistics.median(own / bare for own, bare in blocks), 3),
         }
         print(f"{name:24} {json.dumps(rows[name])}")
     result = vars(options) | {"machine": hardware(), "contestants": rows}
