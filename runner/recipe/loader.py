@@ -20,7 +20,7 @@ from runner.recipe.environment import with_environment
 from runner.recipe.mapping import node_of
 from runner.recipe.optimizers import optimizers
 from runner.recipe.parameter_groups import group_origins, with_patterns
-from runner.recipe.recipe import Head, Recipe, TrainConfig, flatten
+from runner.recipe.recipe import MLFLOW, Head, Recipe, TrainConfig, flatten
 from runner.recipe.tuning import locked_tuning
 from runner.recipe.validation import (
     Model,
@@ -297,8 +297,9 @@ def _of_tracking(
             root.asked("tracking.render_every"), "tracking.render_every", message
         )
     for sink in root.items("tracking", "sinks"):
-        if isinstance(sink.value, str) and sink.value not in catalog.sinks:
-            hint = suggestion(sink.value, catalog.sinks)
+        known = [MLFLOW, *catalog.sinks]
+        if isinstance(sink.value, str) and sink.value not in known:
+            hint = suggestion(sink.value, known)
             message = f"unknown sink '{sink.value}'{hint}"
             yield Problem(sink.anchor, "tracking.sinks", message)
 

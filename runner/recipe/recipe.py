@@ -135,6 +135,10 @@ class TrainConfig(Config):
         return 1000 if unit in ("updates", "env_steps") else max(1, length // 100)
 
 
+MLFLOW = "mlflow"
+"""The sink that is no plugin."""
+
+
 class TrackingConfig(Config):
     """The experiment of the run in MLflow, and the metrics of the system."""
 
@@ -145,7 +149,15 @@ class TrackingConfig(Config):
     render_every: Count | None = None
     """Evaluations from one picture of what they measure to the next; null draws none."""
     sinks: list[str] = Field(default_factory=list)
-    """Where metrics go in addition to MLflow: csv, tensorboard, wandb, or the kind of a plugin."""
+    """Where metrics go in addition to MLflow: csv, tensorboard, wandb, or the kind of a plugin.
+
+    mlflow may be in the list, and is there without it.
+    """
+
+    @property
+    def plugin_sinks(self) -> list[str]:
+        """Returns the sinks without MLflow, which every run has."""
+        return [sink for sink in self.sinks if sink != MLFLOW]
 
 
 class SystemConfig(Config):

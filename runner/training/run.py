@@ -188,7 +188,7 @@ def run(
         # The run in MLflow.
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
-        sinks = [registry.sink(kind) for kind in recipe.tracking.sinks]
+        sinks = [registry.sink(kind) for kind in recipe.tracking.plugin_sinks]
         for sink in sinks:
             sink.require()
         signals = stop_on_signals(interrupts=True, vote=vote_of(processes))

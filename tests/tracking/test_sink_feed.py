@@ -78,7 +78,7 @@ def rows_of(folder):
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_a_run_writes_its_metrics_as_csv():
-    result = train_here("digits_classifier", "train.epochs=1", "tracking.sinks=[csv]")
+    result = train_here("digits_classifier", "train.epochs=1", "tracking.sinks=[mlflow, csv]")
     folder = Path(result.run_dir)
     rows = rows_of(folder)
     assert [row[:2] for row in rows] == [row[:2] for row in logged(folder / "spool.jsonl")]
