@@ -149,5 +149,7 @@ def show(grid: Grid, headline: Sequence[str], objective: "Objective | None", aga
     print_wrapped(f"kept in {result.folder}", console)
     next_command = again
     if result.status == "FINISHED":
-        next_command = f"runner compare {' '.join(list(result.runs.values())[:2])}"
+        # The best run, if there is one, and another.
+        numbers = sorted(result.runs, key=lambda number: number != best)
+        next_command = f"runner compare {' '.join(result.runs[number] for number in numbers[:2])}"
     print_wrapped(f"next: {next_command}", console)

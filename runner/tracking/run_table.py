@@ -137,10 +137,11 @@ def table_rows(selected: Sequence[Row], columns: Sequence[str] = ()) -> list[dic
             values["started"] = started.isoformat(timespec="seconds")
         rows.append({name: values.get(name) for name in names})
 
+    available = {*FIELDS, *(metric for run in selected for metric in run["metrics"] or ())}
+    available |= {path for values in settings for path in values}
     for name in names:
-        if name not in FIELDS and selected and all(row[name] is None for row in rows):
-            available = {*FIELDS, *(metric for run in selected for metric in run["metrics"] or ())}
-            available |= {path for values in settings for path in values}
+        # A setting may be null in all runs.
+        if selected and name not in available:
             # Of the many settings, only a similar one is mentioned.
             hint = suggestion(name, available).partition(" - known: ")[0]
             raise UsageError(f"no run has a field, metric or setting '{name}'{hint}")

@@ -90,6 +90,14 @@ def test_an_unknown_column_is_one_line():
     assert table_rows([], ["zzz"]) == []
 
 
+@pytest.mark.parametrize("columns", [[], ["name", "train.stop"], ["train.ema"]])
+def test_a_setting_may_be_null_in_all_runs(columns):
+    smoke = described("smoke", overrides={"train.stop": None, "train.ema": None})
+    rows = table_rows([smoke, described("other")], columns)
+    assert [row[column] for row in rows for column in columns or ["train.stop"] if column != "name"] == [None, None]
+    assert names(sorted_runs([smoke, described("other")], "train.stop")) == "smokeother"
+
+
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
 def test_csv_reads_back(notes):
     runs = [described(str(number), note=note) for number, note in enumerate(notes)]
