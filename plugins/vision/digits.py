@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -71,9 +74,12 @@ def read_digits() -> tuple[Tensor, Tensor]:
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
     """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("no module 'sklearn'", name="sklearn")
+    # The file of ``sklearn.datasets.load_digits``, whose import takes longer than a short training.
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(path, delimiter=","))
     # The grey levels are from 0 to 16.
-    images = torch.from_numpy(digits.images).float()[:, None] / 16
-    return images, torch.from_numpy(digits.target).long()
+    images = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16
+    return images, table[:, -1].long()

@@ -86,7 +86,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch):
     from runner.api import UsageError
 
     read_digits.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setattr("runner.plugins.vision.digits.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"'digits' needs the package .*proven-runner\[vision\]"):
         pipeline()
 
