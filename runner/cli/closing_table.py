@@ -101,10 +101,10 @@ def _time(result: "RunResult") -> list[str]:
     startup = result.startup_seconds
     training = duration(result.seconds - startup)
     lines = [f"{duration(result.seconds)}{resumed}: start-up {duration(startup)}, training {training}"]
-    if "perf/update_ms" in metrics:
+    if result.update_seconds is not None:
         first_seconds = metrics.get("perf/first_update_seconds", 0.0)
         first_update = f"{first_seconds:.1f} s" if first_seconds >= 1 else f"{1000 * first_seconds:.3g} ms"
-        lines.append(f"{figure(metrics['perf/update_ms'], 3)} ms per update; the first took {first_update}")
+        lines.append(f"{figure(1e3 * result.update_seconds, 3)} ms per update; the first took {first_update}")
     if "perf/roofline_fraction" in metrics:
         lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
     shares = sorted(result.shares.items(), key=lambda item: -item[1])

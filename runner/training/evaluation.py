@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,23 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
         metrics = pipeline.source.evaluate(pipeline.learner)
     return checked(metrics, pipeline)
+
+
+def draw_evaluation(pipeline: Assembly, interval: int) -> None:
+    """Draws what was evaluated, if the recipe wants a picture of this evaluation.
+
+    Args:
+        pipeline: The training's pipeline.
+        interval: Between two evaluations, counted as ``Progress.position``.
+    """
+    every = pipeline.recipe.tracking.render_every
+    media = pipeline.context.media
+    if every is None or media is None:
+        return
+    if pipeline.progress.position // interval % every:
+        return
+    ending = pipeline.recipe.data.pictures[0]
+    media.write("evaluation", ending, partial(draw, pipeline))
 
 
 def draw(pipeline: Assembly, path: Path) -> None:

@@ -17,7 +17,7 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
 from runner.training.checkpoint import CHECKPOINTS, Writer
-from runner.training.evaluation import checked, draw, evaluated
+from runner.training.evaluation import checked, draw_evaluation, evaluated
 from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.loop_parts import (
     count_skipped,
@@ -350,7 +350,9 @@ class Loop:
         self.pipeline.tuning.commit()
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         self.evaluated_position = self.progress.position
-        self._draw_evaluation()
+        interval = self.intervals.get("evaluate", self.progress.whole)
+        with self.display.phase("drawing"), self.activities.time("evaluate"):
+            draw_evaluation(self.pipeline, interval)
         observe_evaluation(self.parts, metrics, self.progress)
         if self.best_values is not None:
             self.scores = self.best_values.scores(metrics)
@@ -377,19 +379,6 @@ class Loop:
         self.score = value * objective.sign
         self.best = max(self.best, self.score)
         self.display.improved(self.best * objective.sign)
-
-    def _draw_evaluation(self) -> None:
-        """Draws what was evaluated, if the recipe wants a picture of this evaluation."""
-        every = self.pipeline.recipe.tracking.render_every
-        media = self.pipeline.context.media
-        if every is None or media is None:
-            return
-        interval = self.intervals.get("evaluate", self.progress.whole)
-        if self.progress.position // interval % every:
-            return
-        ending = self.pipeline.recipe.data.pictures[0]
-        with self.display.phase("drawing"):
-            media.write("evaluation", ending, partial(draw, self.pipeline))
 
     def save(self, is_due: bool = False) -> None:
         """Hands a checkpoint to its writer, never one with numbers that are not finite.
@@ -436,12 +425,17 @@ class Loop:
 
         This makes one more update, so it is called after the training.
         """
-        if not self.timed_updates or self.update_s < LEAST_TIMED_S:
+        mean_update_s = self.mean_update_s()
+        if mean_update_s is None or self.update_s < LEAST_TIMED_S:
             return
         with self.display.phase("measuring what this machine can do at best"):
-            fraction = measure_fraction(self.step, self.update_s / self.timed_updates)
+            fraction = measure_fraction(self.step, mean_update_s)
         if fraction is not None:
             self._publish({"perf/roofline_fraction": fraction})
+
+    def mean_update_s(self) -> float | None:
+        """Returns the mean seconds of an update, without the first; None if there was no other."""
+        return self.update_s / self.timed_updates if self.timed_updates else None
 
     def state_dict(self) -> State:
         """Returns everything that a resumed training needs."""

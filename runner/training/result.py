@@ -40,6 +40,8 @@ class RunResult:
     """Wall-clock time of the command, as in ``runner ls`` and in MLflow."""
     startup_seconds: float
     """Of these, until the first update was over."""
+    update_seconds: float | None
+    """Mean time of an update, without the first; None if there was no other."""
     shares: dict[str, float]
     """Shares of ``seconds`` by activity; ``startup`` and ``other`` included."""
     resume: str
@@ -103,6 +105,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         best=best_of(loop.writer.folder, pipeline.recipe),
         seconds=seconds,
         startup_seconds=startup,
+        update_seconds=loop.mean_update_s(),
         processes=1 if group is None else group.count,
         shares=_shares(loop, startup, seconds),
         resume=loop.resume_command,

@@ -16,12 +16,13 @@ from runner.training.stage_watch import StageReport
 def ended(folder, **others):
     """The result of a run."""
     reason = "async_transfer has nothing to do because every tensor of the batch is on the processor already"
-    metrics = {"train/success_rate": 0.5, "eval/success_rate": 0.25, "perf/update_ms": 12.5}
+    metrics = {"train/success_rate": 0.5, "eval/success_rate": 0.25, "perf/update_ms": 900.0}
     result = RunResult(
         run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics, tracking_uri="", lock="",
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(folder / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
-        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, exit_code=ExitCode.DONE,
+        startup_seconds=16.0, update_seconds=0.0125,
+        shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, exit_code=ExitCode.DONE,
         best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5), newest_checkpoint=None,
     )  # fmt: skip
     return replace(result, **others)

@@ -69,6 +69,18 @@ def test_sampling_is_no_update_time_and_the_first_update_is_none_either(clock, t
         assert sum(values[report] for name, values in points.items() if name.endswith("_share")) == pytest.approx(1.0)
 
 
+def test_drawing_an_evaluation_is_part_of_it_and_no_time_of_an_update(clock, tmp_path, monkeypatch):
+    def draw_slowly(pipeline, interval):
+        clock.now += 9.0
+
+    monkeypatch.setattr(looping, "draw_evaluation", draw_slowly)
+    sets = ("train.updates=20", "train.log_every=10", "train.evaluate_every=10")
+    loop, notes = trained(tmp_path, slow(toy_pipeline(tmp_path, *sets), clock))
+    assert [value for _, value in notes.points["perf/update_ms"]] == pytest.approx([1e3 * UPDATE_S] * 2)
+    assert loop.mean_update_s() == pytest.approx(UPDATE_S)
+    assert loop.spent["evaluate"] == pytest.approx(2 * (EVALUATION_S + 9.0))
+
+
 @pytest.mark.parametrize("updates", [10, 30])
 def test_speeds_are_those_of_training_steps(updates, clock, tmp_path):
     sets = (f"train.updates={updates}", "train.log_every=10", "train.evaluate_every=10")
