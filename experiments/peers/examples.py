@@ -74,15 +74,17 @@ def ran(command: list[str], folder: str) -> dict[str, object]:
 def main() -> None:
     """Counts, runs, prints a table and writes ``examples.json``."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with Lightning")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="an interpreter with Lightning")
     options = parser.parse_args()
+    # Scripts run in another folder; a link to the interpreter belongs to its environment.
+    python = options.python.absolute()
     version = "import lightning; print(lightning.__version__)"
-    lightning = subprocess.run([options.python, "-c", version], capture_output=True, text=True, check=True)
+    lightning = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True)
     rows = {}
     for name in RECIPES:
         short = SMALL.get(name, ["--epochs", "1"])
         with tempfile.TemporaryDirectory() as folder:
-            script = ran([options.python, str(SCRIPTS / f"{name}.py"), *short], folder)
+            script = ran([str(python), str(SCRIPTS / f"{name}.py"), *short], folder)
         rows[name] = {
             "runner": lines_of_example(name),
             "lightning": lines_of_script(name),
