@@ -37,6 +37,7 @@ PIPELINE = STEP | {
 }
 """The slots of every pipeline: those of its step, and those that every learner uses."""
 _WRAPPED = "_wraps_a_slot"
+_SMALL_BYTES = 2**16
 
 
 class Slots:
@@ -83,13 +84,18 @@ class Slots:
             is_traced: Whether a stage compiles steps. What a compiled graph returns is not kept,
                 because a CUDA graph overwrites it.
         """
-        from torch import compiler
+        from torch import Tensor, compiler
 
         def wrapper(step: Step) -> Step:
+            is_small = False
+
             def recorded(*inputs: Any, **options: Any) -> Any:
+                nonlocal is_small
                 # The logits of a large vocabulary should not be in memory twice.
-                outputs.pop(name, None)
+                if not is_small:
+                    outputs.pop(name, None)
                 output = outputs[name] = step(*inputs, **options)
+                is_small = isinstance(output, Tensor) and output.nbytes < _SMALL_BYTES
                 return output
 
             def recorded_unless_traced(*inputs: Any, **options: Any) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -324,10 +325,9 @@ class DatasetSource(Source):
             return itertools.islice(stream, first, None)
         seed = derived_seed(self.context.seed, "samples")
         rows = self.train
-        indices = self._indices(size, first)
+        numbered = self._numbered(size, first)
         if type(rows) is TensorRows:
-            return map(rows.take, indices)
-        numbered = zip(itertools.count(first), indices, strict=False)
+            return map(rows.take, map(itemgetter(1), numbered))
         if isinstance(rows, Rows):
             return (_taken(rows, index, seed, number) for number, index in numbered)
         plan = ((number, index.tolist()) for number, index in numbered)
@@ -336,10 +336,14 @@ class DatasetSource(Source):
         )
         return self._loaded(data, "workers", plan)
 
-    def _indices(self, size: int, first: int) -> Iterator[Tensor]:
-        """Returns an endless iterator over the indices of every batch, from number ``first``."""
+    def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
+        """Returns an endless iterator over the number of every batch and the indices of its
+        samples.
+        """
         # Iterators in C, because each call of a Python function delays an update.
-        return itertools.chain.from_iterable(self._index_stretches(size, first))
+        stretches = self._index_stretches(size, first)
+        indices = itertools.chain.from_iterable(stretches)
+        return zip(itertools.count(first), indices, strict=False)
 
     def _index_stretches(self, size: int, first: int) -> Iterator[Iterable[Tensor]]:
         epoch_samples = self.epoch_samples(size)
