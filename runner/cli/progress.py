@@ -36,6 +36,7 @@ class ProgressDisplay(LiveBar):
         self.samples = deque[tuple[float, int]](maxlen=round(RECENT_SECONDS / SAMPLE_SECONDS) + 1)
         """When how far the training was, lately."""
         self.sample_at = 0.0
+        """The time of the next sample."""
         self.first: tuple[float, int] | None = None
         """The clock starts with the first update, for a warm-up has another speed."""
         self.progressed = 0.0

@@ -38,6 +38,7 @@ PIPELINE = STEP | {
 """The slots of every pipeline: those of its step, and those that every learner uses."""
 _WRAPPED = "_wraps_a_slot"
 _SMALL_BYTES = 2**16
+"""Below this size, the previous output of a recorded slot may stay until the next one exists."""
 
 
 class Slots:

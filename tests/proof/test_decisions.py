@@ -80,7 +80,7 @@ def found(seed, width, limit, dtype, *, branches, is_exact):
     return search.first_difference(Update(batch_of(seed), states, 0))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from([torch.bfloat16, torch.float16]), st.booleans(), st.booleans())
 def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, branches, is_exact):
     difference = found(seed, width, limit, dtype, branches=branches, is_exact=is_exact)
@@ -88,7 +88,7 @@ def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, br
     assert "times as large" in str(difference)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.booleans(), st.booleans())
 def test_the_same_decision_is_no_difference(seed, width, limit, branches, is_exact):
     # In a comparison in float64, float32 decides otherwise next to the limit only.
@@ -117,7 +117,7 @@ class Unclipped(Clipping):
         return output
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, st.floats(20.0, 1000.0), st.sampled_from(["Exact", "Close"]))
 def test_a_branch_that_no_training_takes_is_found(seed, width, norm, contract):
     def baseline():
@@ -132,7 +132,7 @@ def test_a_branch_that_no_training_takes_is_found(seed, width, norm, contract):
     assert "next to a decision, with a batch" in verdict.summary
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from(["Exact", "Close"]))
 def test_a_further_branch_with_the_same_result_is_no_difference(seed, width, limit, contract):
     def baseline():

@@ -13,7 +13,7 @@ from runner.plugin.registry import Registry
 from runner.plugins.grasps.synthetic import synthetic_grasps
 from runner.serve.load import load
 
-COUNT = 96
+COUNT = 192
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def postgres(tmp_path, monkeypatch):
 
 
 def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postgres, tmp_path, migrated_workspace):
-    path = write_study(tmp_path, budget={"trials": 4}, sampler={"kind": "random"}, pruner={"kind": "off"})
+    path = write_study(tmp_path, budget={"trials": 6}, sampler={"kind": "random"}, pruner={"kind": "off"})
 
     def worker():
         return start(tmp_path, "study", "worker", str(path), "--quiet")
@@ -49,9 +49,9 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
     assert victim.wait() == -signal.SIGKILL
     assert [other.wait() for other in others] == [0, 0, 0], [other.stderr for other in others]
     trials = trials_of()
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
     ended = [sum(each["cause"] == "done" for each in trial.user_attrs[ATTEMPTS] if "cause" in each) for trial in trials]
-    assert ended == [1] * 4
+    assert ended == [1] * 6
     assert {trial.number for trial in trials if len(trial.user_attrs[ATTEMPTS]) > 1} <= held
     assert leases.all() == []
     store.engine.dispose()
