@@ -39,7 +39,7 @@ Line = Callable[[float], Update]
 _FACTORS = tuple(4.0**exponent for exponent in range(-4, 7))
 # Relative distance of two factors between which a decision is located. Float32 decides the same
 # on both sides up to a hundredth of it; 16 bits are off by up to 400 of it.
-_WIDTH = 1e-5
+WIDTH = 1e-5
 # Relative size of perturbations; a sum in float32 rounds by less.
 _PERTURBATION = 1e-6
 _PERTURBATIONS = 5
@@ -95,7 +95,7 @@ class DecisionSearch:
     An update is repeated with its batch, its state, or both larger or smaller by factors. Between
     two factors with other operators of the candidate, a bisection locates its decision. On both
     sides of it, candidate and baseline must have the same result: a decision at other numbers
-    shows there.
+    shows there, if they are further apart than the relative distance of the two sides.
 
     Args:
         baseline: Makes the baseline.
@@ -164,7 +164,7 @@ class DecisionSearch:
                 continue
             if low_signature == high_signature:
                 continue
-            while high / low > 1 + _WIDTH:
+            while high / low > 1 + WIDTH:
                 middle = math.sqrt(low * high)
                 if self._signature(self.candidate, line(middle)) == low_signature:
                     low = middle

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from runner.proof.decisions import DecisionSearch
+from runner.proof.decisions import WIDTH, DecisionSearch
 from runner.proof.masked_failures import same_decisions, same_digits
 from runner.proof.subject import Subject
 from runner.proof.subject_states import saved
@@ -80,12 +80,28 @@ def found(seed, width, limit, dtype, *, branches, is_exact):
     return search.first_difference(Update(batch_of(seed), states, 0))
 
 
+def rounded_limit(limit, dtype):
+    """The number above which a comparison in 16 bits exceeds the limit: halfway to the next one."""
+    nearest = torch.tensor(limit, dtype=dtype)
+    following = (nearest.view(torch.int16) + 1).view(dtype)
+    return (float(nearest) + float(following)) / 2
+
+
 @settings(max_examples=30, deadline=None)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from([torch.bfloat16, torch.float16]), st.booleans(), st.booleans())
 def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, branches, is_exact):
+    assume(abs(rounded_limit(limit, dtype) / limit - 1) > 2 * WIDTH)
     difference = found(seed, width, limit, dtype, branches=branches, is_exact=is_exact)
     assert difference is not None
     assert "times as large" in str(difference)
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize(("distance", "is_found"), [(WIDTH / 10, False), (2 * WIDTH, True)])
+def test_a_decision_is_found_from_a_distance_on(distance, is_found, is_exact):
+    limit = rounded_limit(1.1, torch.float16) * (1 - distance)
+    difference = found(3, 4, limit, torch.float16, branches=True, is_exact=is_exact)
+    assert (difference is not None) == is_found
 
 
 @settings(max_examples=30, deadline=None)
