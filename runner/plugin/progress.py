@@ -38,8 +38,12 @@ class Progress:
         """Returns a count that grows with every update that may end a stretch of work: ``done``, or
         the samples for epochs.
         """
-        unit = self.unit
-        return self.samples if unit == "epochs" else int(getattr(self, unit))
+        return int(getattr(self, self.counted))
+
+    @property
+    def counted(self) -> str:
+        """Name of the count that ``position`` returns."""
+        return "samples" if self.unit == "epochs" else self.unit
 
     @property
     def whole(self) -> int:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 # A check of the losses waits for a GPU, so it is made only after this number of updates.
 LOOK_EVERY = 50
+# A display shows a few values per second; a call in every update would delay small models.
+SHOW_SECONDS = 0.05
 # The fraction of the roofline would take a good part of a training with fewer seconds of updates.
 LEAST_TIMED_S = 10.0
 
@@ -160,8 +163,11 @@ class Loop:
             progress = self.progress
             step = self.sentinel or self.step
             measured = self.update_metrics
-            position = progress.position
+            # A property would be called in every update.
+            read_position = attrgetter(progress.counted)
+            position = read_position(progress)
             end = progress.whole
+            show_from = 0.0
             try:
                 if self.callbacks is not None:
                     self._observe(self.callbacks.start, self.metrics)
@@ -183,14 +189,18 @@ class Loop:
                             elif (inputs := self.step.draw()) is not None:
                                 with self._first_update():
                                     self.output = self.step(inputs) or {}
-                            position = progress.position
+                            position = read_position(progress)
                         if is_measured:
                             measured.finish()
-                        self.display.advance(progress.done, self.metrics)
-                        self.stop.pace = perf_counter() - started
+                        finished = perf_counter()
+                        self.stop.pace = finished - started
+                        if finished >= show_from:
+                            show_from = finished + SHOW_SECONDS
+                            self.display.advance(progress.done, self.metrics)
                         # At the end, everything is done in any case.
                         if self.next_due <= position < end:
                             self._perform_due(previous, position)
+                self.display.advance(progress.done, self.metrics)
                 if self.stop.received is None and not self.complete:
                     self._end()
                 self.stop.acknowledged = True

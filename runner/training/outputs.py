@@ -23,7 +23,10 @@ class Display(Protocol):
     """Display of the progress of a training."""
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows progress and the newest value of every metric."""
+        """Shows progress and the newest value of every metric.
+
+        Called several times per second, and after the last update.
+        """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Surrounds an activity that takes a while; activities can be nested."""
