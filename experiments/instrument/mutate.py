@@ -4,6 +4,7 @@
     python experiments/instrument/mutate.py                      # those that ``mutants.json.gz`` does not have yet
     python experiments/instrument/mutate.py --only forward_cache --shard 1/2 --every 3
     python experiments/instrument/mutate.py --again PASS --updates 20   # those that passed, at the gate's own length
+    python experiments/instrument/mutate.py --before 2026-11-29         # those that were judged before that day
 
 Three sorts: a change in the file of a stage, which is put into the module before anybody asks for it; a change in a
 method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``); and a change anywhere
@@ -22,10 +23,12 @@ import ast
 import gzip
 import importlib
 import json
+import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,18 +292,23 @@ def explained() -> dict[str, str]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Returns the content of ``mutants.md``."""
-    rows, why = list(results.values()), explained()
+    possible = {change["key"] for _, target in every("") for change in enumerated(target) if change["compiles"]}
+    # The code of others was written anew since they were judged.
+    rows = [row for key, row in results.items() if key in possible]
+    why = explained()
     lines = ["# Small changes in the code of stages: how many the gate detects", ""]
     lines += [
         "Written by `mutate.py` from `mutants.json.gz`. `survivors.yaml` explains each change that is not detected.",
         "",
     ]
     lengths = " or ".join(map(str, sorted({row["updates"] for row in rows})))
-    there = sum(each["compiles"] for _, target in every("") for each in enumerated(target))
     lines += [
-        f"Tried: {len(rows)} of the {there} changes that are possible in these files, each with {lengths} updates.",
+        f"Tried: {len(rows)} of the {len(possible)} possible changes of these files, each with {lengths} updates.",
         "",
     ]
+    by_commit = Counter(row.get("commit", "an earlier one") for row in rows)
+    judged = ", ".join(f"{count:,} at {commit}" for commit, count in by_commit.most_common())
+    lines += [f"By the code of commits: {judged}.", ""]
     lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected among those that run |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -330,6 +338,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="one change in so many")
     parser.add_argument("--updates", type=int, default=FEWEST, help="compared one by one")
     parser.add_argument("--again", default="", help="ask anew about those with this verdict")
+    parser.add_argument("--before", default="", metavar="DATE", help="ask anew about those that were judged before")
     arguments = parser.parse_args()
     part, parts = map(int, arguments.shard.split("/"))
     results = _read_results()
@@ -341,7 +350,10 @@ def main() -> None:
     if not arguments.table:
         for position, target in every(arguments.only):
             chosen = slice((part - 1) * arguments.every, None, parts * arguments.every)
-            _judge(position, target, results, enumerated(target)[chosen], arguments.again, arguments.updates)
+            candidates = [change for change in enumerated(target)[chosen] if change["compiles"]]
+            wanted = [change for change in candidates if _is_wanted(results.get(change["key"]), arguments)]
+            if wanted:
+                _judge(position, target, wanted, arguments.updates)
     TABLE.write_text(table(_read_results()))
 
 
@@ -355,13 +367,18 @@ def _write_results(results: dict[str, Any]) -> None:
     RESULTS.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _judge(
-    position: int, target: Target, results: dict[str, Any], found: list[dict[str, Any]], again: str, updates: int
-) -> None:
-    verdicts = {each["key"]: results.get(each["key"], {}).get("verdict", "") for each in found if each["compiles"]}
-    wanted = [each for each in found if verdicts.get(each["key"]) == again]
-    if not wanted:
-        return
+def _is_wanted(result: dict[str, Any] | None, arguments: argparse.Namespace) -> bool:
+    """Returns whether a change is to be judged, given its earlier result."""
+    if result is None:
+        return not arguments.again
+    if arguments.before:
+        return result.get("date", "") < arguments.before
+    return result["verdict"] == arguments.again
+
+
+def _judge(position: int, target: Target, wanted: list[dict[str, Any]], updates: int) -> None:
+    """Judges changes of a target, and keeps every result as soon as it exists."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True).strip()
     plain = in_child(unchanged_verdict, position, updates)
     if plain["verdict"] in (CRASHED, REFUSED, LATE, "FAIL"):
         raise SystemExit(f"{target.name}, unchanged: {plain['verdict']}, {plain['summary']}")
@@ -376,7 +393,8 @@ def _judge(
             said = {"verdict": NOT_RUN, "summary": "this line is not run here", "seconds": 0.0}
         with FileLock(f"{RESULTS}.lock"):  # another shard may have written meanwhile
             results = _read_results()
-            results[change["key"]] = {"key": change["key"], "target": target.name, "updates": updates} | said
+            origin = {"updates": updates, "commit": commit, "date": datetime.now(UTC).date().isoformat()}
+            results[change["key"]] = {"key": change["key"], "target": target.name} | origin | said
             _write_results(results)
         print(f"{said['verdict']:13} {said['seconds']:5} s {change['key'].rpartition('/')[2][:110]}  "
               f"{said['summary'][:70]}", flush=True)  # fmt: skip
