@@ -34,6 +34,9 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
     # Few runs have these lines, which stand before the place and the commands.
     if result.processes > 1:
         sections["processes"] = [f"{result.processes}, each on a part of every batch"]
+    # A smoke test always leaves data out, and has a line of its own.
+    if result.limited and not result.smoke:
+        sections["limited"] = [f"{result.limited}; the result is not that of all data"]
     if result.ended_early:
         sections["ended"] = [f"early: {result.ended_early}"]
     if result.skipped_updates:

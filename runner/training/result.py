@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import Any
 
+from runner.recipe.limited_data import describe_limits
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode
 from runner.system.workspace_paths import LOCK_NAME
@@ -51,6 +52,8 @@ class RunResult:
     """Whether the data are synthetic."""
     smoke: bool = False
     """Whether it is a smoke test."""
+    limited: str | None = None
+    """The part of the data that was used; None if all of them were."""
     ended_early: str | None = None
     """Why the training ended before its length; None if it did not."""
     sentinel: str | None = None
@@ -112,6 +115,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         exit_code=exit_code,
         synthetic=pipeline.recipe.data.is_synthetic(),
         smoke=pipeline.recipe.train.smoke,
+        limited=describe_limits(pipeline.recipe),
         ended_early=loop.ended_early or None,
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
         skipped_updates=None if loop.skipped is None else loop.skipped.summary(),

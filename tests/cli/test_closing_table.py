@@ -70,3 +70,12 @@ def test_few_runs_have_lines_about_processes_callbacks_and_skipped_updates(tmp_p
     for words in ("processes 2, each on a part of every batch", "changed 'weight'", "skipped 3 of 9 updates"):
         assert words in text
         assert words not in ordinary
+
+
+def test_a_result_on_a_part_of_the_data_is_marked_unless_a_smoke_test_is_anyway(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "limited 10 % of the training data; the result is not that of all data"
+    limited = ended(tmp_path, limited="10 % of the training data")
+    assert words in closing_text(limited)
+    assert "limited" not in closing_text(ended(tmp_path))
+    assert "limited" not in closing_text(replace(limited, smoke=True))
