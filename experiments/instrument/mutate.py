@@ -186,7 +186,7 @@ def enumerated(target: Target) -> list[dict[str, Any]]:
     found = []
     for number, change in enumerate(changes(tree, target.wanted)):
         compiles = _code(tree, target) is not None
-        found.append(change._asdict() | {"number": number, "key": f"{target.file}:{change.line}: {change.what}",
+        found.append(change._asdict() | {"number": number, "key": f"{target.file}: {change.function}: {change.what}",
                                          "target": target.name, "compiles": compiles})  # fmt: skip
     return found
 

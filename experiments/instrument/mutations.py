@@ -27,6 +27,7 @@ NOT_ITS_OWN = ("annotation", "returns", "decorator_list", "body", "orelse", "fin
 class Change(NamedTuple):
     """One of them."""
 
+    function: str  # the qualified name; the line of a change would differ after every edit above it
     line: int
     first: int  # the lines of the statement it is in, by which one sees whether it is run
     last: int
@@ -46,33 +47,35 @@ class _Site(NamedTuple):
             getattr(self.owner, self.field)[self.index] = value
 
 
-def functions(tree: ast.Module, wanted: Callable[[str], bool]) -> Iterator[ast.FunctionDef]:
-    """The functions and methods whose qualified name is wanted; those inside of others belong to them."""
+def functions(tree: ast.Module, wanted: Callable[[str], bool]) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods whose qualified name is wanted, with it; those inside of others belong to them."""
 
-    def inside(body: list[ast.stmt], prefix: str) -> Iterator[ast.FunctionDef]:
+    def inside(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
         for node in body:
             if isinstance(node, ast.ClassDef):
                 yield from inside(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.FunctionDef) and wanted(prefix + node.name):
-                yield node
+                yield prefix + node.name, node
 
     return inside(tree.body, "")
 
 
 def changes(tree: ast.Module, wanted: Callable[[str], bool]) -> Iterator[Change]:
     """Makes each change in the tree; it is there until the next one is asked for."""
-    seen: Counter[tuple[int, str]] = Counter()
-    for function in functions(tree, wanted):
+    seen: Counter[tuple[str, str]] = Counter()
+    for name, function in functions(tree, wanted):
         for change in _of_decorators(function):
-            yield _numbered(change, seen)
+            yield _numbered(name, change, seen)
         for change in _of_body(function, function):
-            yield _numbered(change, seen)
+            yield _numbered(name, change, seen)
 
 
-def _numbered(change: Change, seen: Counter[tuple[int, str]]) -> Change:
-    seen[change.line, change.what] += 1
-    count = seen[change.line, change.what]
-    return change if count == 1 else change._replace(what=f"{change.what} ({count})")
+def _numbered(function: str, change: Change, seen: Counter[tuple[str, str]]) -> Change:
+    """Returns a change with its function, and with a number unless it is the first of its kind there."""
+    seen[function, change.what] += 1
+    count = seen[function, change.what]
+    what = change.what if count == 1 else f"{change.what} ({count})"
+    return change._replace(function=function, what=what)
 
 
 def _of_decorators(function: ast.FunctionDef) -> Iterator[Change]:
@@ -80,7 +83,7 @@ def _of_decorators(function: ast.FunctionDef) -> Iterator[Change]:
         text = ast.unparse(decorator)
         if text not in ("staticmethod", "classmethod", "property", "contextmanager"):
             function.decorator_list.remove(decorator)
-            yield Change(decorator.lineno, function.body[0].lineno, function.body[-1].lineno, f"without @{text}")
+            yield Change("", decorator.lineno, function.body[0].lineno, function.body[-1].lineno, f"without @{text}")
             function.decorator_list.insert(0, decorator)
 
 
@@ -109,8 +112,8 @@ def _said(statement: ast.stmt) -> bool:
 def _change(node: ast.AST, statement: ast.stmt, what: str) -> Change:
     head = statement.body[0].lineno - 1 if isinstance(getattr(statement, "body", None), list) else statement.end_lineno
     if isinstance(statement, ast.FunctionDef):
-        return Change(node.lineno, statement.body[0].lineno, statement.end_lineno or 0, what)
-    return Change(node.lineno, statement.lineno, max(statement.lineno, head or 0), what)
+        return Change("", node.lineno, statement.body[0].lineno, statement.end_lineno or 0, what)
+    return Change("", node.lineno, statement.lineno, max(statement.lineno, head or 0), what)
 
 
 def _of_statement(site: _Site, statement: ast.stmt) -> Iterator[Change]:
