@@ -67,7 +67,9 @@ class ProgressDisplay(LiveBar):
 
     def counted(self) -> str:
         """Returns the finished and the total number of steps as text."""
-        return f"{self.step:,}/{self.total:,} {self.unit} ({self.step / (self.total or 1):.0%})"
+        # The last batch may exceed a length that is counted in samples or tokens.
+        share = min(1.0, self.step / (self.total or 1))
+        return f"{self.step:,}/{self.total:,} {self.unit} ({share:.0%})"
 
     def lines(self) -> list[str]:
         """Phase, speed and time left; then metrics, those of the evaluation first."""
@@ -77,7 +79,9 @@ class ProgressDisplay(LiveBar):
             recent, mean = speeds
             remaining_steps = (self.total or 0) - self.step
             parts.append(f"{figure(recent, 2)} {self.unit}/s (mean {figure(mean, 2)})")
-            parts.append(f"{duration(remaining_steps / mean)} left")
+            # The time of the last evaluation and of what follows is not known.
+            if remaining_steps > 0:
+                parts.append(f"{duration(remaining_steps / mean)} left")
         metrics = [self.shown_metrics(label) for label in ("eval", "train")]
         return [", ".join(parts), *filter(None, metrics)]
 

@@ -44,6 +44,17 @@ def test_a_line_says_phase_speeds_time_left_and_where_each_metric_is_from(clock)
     )
 
 
+@pytest.mark.parametrize("steps", [1000, 1024])
+def test_after_the_last_update_no_time_is_left_and_all_is_done(steps, clock):
+    display = trained(ProgressDisplay(screen(), RECIPE), clock, (0, 500, steps))
+    with display.phase("evaluating"):
+        clock[0] += 1
+        display.print_line()
+    line = display.console.file.getvalue()
+    assert f"demo: {steps:,}/1,000 steps (100%), evaluating" in line
+    assert "left" not in line
+
+
 def test_recent_speed_is_that_of_the_last_seconds_and_the_mean_that_of_all(clock):
     display = trained(ProgressDisplay(screen(), RECIPE), clock, (0, 400, 410, 420))
     assert display.speeds() == (2.0, 28.0)
