@@ -34,7 +34,7 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
     # Few runs have these lines, which stand before the place and the commands.
     if result.processes > 1:
         sections["processes"] = [f"{result.processes}, each on a part of every batch"]
-    # A smoke test always leaves data out, and has a line of its own.
+    # A smoke test always leaves data out, and has another line.
     if result.limited and not result.smoke:
         sections["limited"] = [f"{result.limited}; the result is not that of all data"]
     if result.ended_early:

@@ -79,7 +79,7 @@ class ProgressDisplay(LiveBar):
             recent, mean = speeds
             remaining_steps = (self.total or 0) - self.step
             parts.append(f"{figure(recent, 2)} {self.unit}/s (mean {figure(mean, 2)})")
-            # The time of the last evaluation and of what follows is not known.
+            # The duration of the last evaluation is not known.
             if remaining_steps > 0:
                 parts.append(f"{duration(remaining_steps / mean)} left")
         metrics = [self.shown_metrics(label) for label in ("eval", "train")]
