@@ -55,6 +55,7 @@ from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_
 if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.gradient_bucket import GradientBucket
+    from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
     from runner.plugin.role import Role
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
     "GradientBucket": "runner.plugin.gradient_bucket",
+    "Hdf5Dataset": "runner.plugin.hdf5_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
     "Role": "runner.plugin.role",
@@ -78,7 +80,8 @@ __all__ = [
     "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices",
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
-    "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
+    "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig", "Hdf5Dataset", "Learner",
+    "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",

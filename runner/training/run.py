@@ -66,6 +66,7 @@ from runner.training.model import write_model
 from runner.training.outputs import Display
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.progress_lines import displayed
+from runner.training.recipe_errors import located
 from runner.training.result import RunResult, result_of, stopped_by, stopped_status
 from runner.training.run_tags import description_of, resume_tags, stage_tags, start_tags
 from runner.training.signals import Stop, stop_on_signals
@@ -384,7 +385,8 @@ def _concluded(
         description = description_of(pipeline, tracker, resume_command)
         tracker.tag(DESCRIPTION, description)
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
-        yield loop
+        with located(pipeline.recipe):
+            yield loop
         status = "FINISHED" if loop.complete else stopped_status(pipeline.recipe)
         reason = loop.ended_early
         _record_results(loop, tracker)
