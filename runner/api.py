@@ -33,7 +33,7 @@ from runner.plugin.context import Context, Slots
 from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
 from runner.plugin.end_training import EndTraining
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
-from runner.plugin.fingerprint import fingerprint_of_files
+from runner.plugin.fingerprint import files_of_data, fingerprint_of_data, fingerprint_of_files
 from runner.plugin.lr_scheduler import ScheduleConfig
 from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.optimizer import OptimizerSettings, restore
@@ -45,6 +45,7 @@ from runner.plugin.sink import Sink
 from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.plugin.tuning import Choices
+from runner.system.byte_size import format_size, parse_size
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
@@ -53,11 +54,13 @@ from runner.system.stored_json import sealed, split_sealed
 from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
+    from runner.plugin.batches import GeneratorStates
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
+    from runner.plugin.repeatability import describe_randomness
     from runner.plugin.role import Role
     from runner.plugin.rows import Rows, TensorRows
     from runner.proof.ratios import Effect, Ratio, effect, ratio
@@ -65,10 +68,12 @@ if TYPE_CHECKING:
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
+    "GeneratorStates": "runner.plugin.batches",
     "GradientBucket": "runner.plugin.gradient_bucket",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
+    "describe_randomness": "runner.plugin.repeatability",
     "Role": "runner.plugin.role",
     **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
     **dict.fromkeys(("Effect", "Ratio", "effect", "ratio"), "runner.proof.ratios"),
@@ -80,15 +85,16 @@ __all__ = [
     "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices",
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
-    "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig", "Hdf5Dataset", "Learner",
-    "LearnerConfig",
+    "FileDatasetConfig", "GeneratorStates", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
+    "Hdf5Dataset", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",
     "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
-    "TensorRows", "Unit", "UsageError", "available_memory", "effect", "fingerprint_of_files",
-    "map_tensors", "nbytes", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",
+    "TensorRows", "Unit", "UsageError", "available_memory", "describe_randomness", "effect", "files_of_data",
+    "fingerprint_of_data", "fingerprint_of_files", "format_size",
+    "map_tensors", "nbytes", "parse_size", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",
     "stored_tensors", "tensors",
 ]  # fmt: skip
 

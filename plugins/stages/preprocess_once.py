@@ -51,9 +51,8 @@ class PreprocessOnce(Stage):
             raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' changes at each access")
         if not hasattr(source.train, "__getitem__"):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
-        source.train = Kept(source.train)
-        source.held_out = Kept(source.held_out)
-        self.kept = source.train
+        self.kept = Kept(source.train)
+        source.replace_data(self.kept, Kept(source.held_out))
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many samples were found in the cache; workers are not counted."""

@@ -61,12 +61,21 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 @dataclass
-class _GeneratorStates:
+class GeneratorStates:
     """States of the global generators of Python, NumPy and torch (on the host)."""
 
     python: Any = field(default_factory=random.getstate)
     numpy: Any = field(default_factory=np.random.get_state)
     torch: Tensor = field(default_factory=torch.get_rng_state)
+
+    def have_changed(self) -> bool:
+        """Returns whether one of the generators was used since."""
+        if not torch.equal(self.torch, torch.get_rng_state()):
+            return True
+        if self.python != random.getstate():
+            return True
+        pairs = zip(self.numpy, np.random.get_state(), strict=True)
+        return not all(np.array_equal(before, now) for before, now in pairs)
 
     def restore(self) -> None:
         """Sets the generators to these states."""
@@ -234,7 +243,7 @@ class Opening:
             self.stream = iter(data)
         with seeded(derived_seed(seed, "batch/0")):
             self.samples = next_samples(self.stream, size, 0, data_name)
-            self.states = _GeneratorStates()
+            self.states = GeneratorStates()
 
 
 class StreamedBatches(IterableDataset[Any]):

@@ -284,6 +284,16 @@ class DatasetSource(Source):
             raise UsageError(f"train.batch_size: {batch_size:,} exceeds {limit}")
         return samples // batch_size * batch_size
 
+    def replace_data(self, train: Any, held_out: Any) -> None:
+        """Replaces the data by others with the same samples, such as a cache of them.
+
+        The fingerprint remains that of the data that were replaced.
+        """
+        if self._all_data is None:
+            self._all_data = (self.train, self.held_out)
+        self.train = train
+        self.held_out = held_out
+
     def fingerprint(self) -> str | None:
         """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
         hold.

@@ -68,11 +68,16 @@ def fingerprint_of_data(*data: Any) -> str | None:
                 header = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
                 digest.update(header.encode(errors="surrogatepass") + _content(tensor))
                 has_content = True
-        elif paths := sorted(set(_files_in(getattr(item, "__dict__", {})))):
+        elif paths := files_of_data(item):
             base = Path(os.path.commonpath([path.parent for path in paths]))
             digest.update(fingerprint_of_files(paths, base).encode())
             has_content = True
     return digest.hexdigest() if has_content else None
+
+
+def files_of_data(data: Any) -> list[Path]:
+    """Returns the files whose absolute paths the attributes of a dataset contain."""
+    return sorted(set(_files_in(getattr(data, "__dict__", {}))))
 
 
 def _content(tensor: Tensor) -> bytes:

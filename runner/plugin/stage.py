@@ -121,5 +121,8 @@ class Pipeline(Protocol):
         Optimizers exist by then.
         """
 
+    def deactivate(self, reason: str) -> None:
+        """Reports that the stage that is being attached has no effect with these data."""
+
     def note(self, text: str) -> None:
         """Adds a remark on the stage to the closing table."""

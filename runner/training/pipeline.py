@@ -409,6 +409,11 @@ class Assembly:
         """Adds a note to the stage that prepares, or that is being attached."""
         self._current_report.notes.append(text)
 
+    def deactivate(self, reason: str) -> None:
+        """Reports that the stage that is being attached has no effect."""
+        self._current_report.active = False
+        self._current_report.reason = reason
+
     @property
     def choices(self) -> Choices:
         """The tuning choices of the stage that prepares, or that is being attached."""
