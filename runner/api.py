@@ -54,7 +54,7 @@ from runner.system.stored_json import sealed, split_sealed
 from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
-    from runner.plugin.batches import GeneratorStates
+    from runner.plugin.batches import HostGeneratorStates
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
-    "GeneratorStates": "runner.plugin.batches",
+    "HostGeneratorStates": "runner.plugin.batches",
     "GradientBucket": "runner.plugin.gradient_bucket",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
@@ -85,8 +85,8 @@ __all__ = [
     "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices",
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
-    "FileDatasetConfig", "GeneratorStates", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
-    "Hdf5Dataset", "Learner", "LearnerConfig",
+    "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
+    "Hdf5Dataset", "HostGeneratorStates", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",

@@ -42,7 +42,9 @@ class SampleCacheConfig(StageConfig):
 
     When it helps: decompressing or decoding a sample costs more than reading and checking a file,
     and not all samples fit into memory; otherwise use ``preprocess_once``.
-    When it hurts: samples that are cheap to make; each new one is copied, and written once.
+    When it hurts: samples that are cheap to make; each new one is copied, and written once. Each
+    epoch reads every sample once, in random order: a memory for a part of them gains little over
+    files alone (``memory: null``).
     """
 
     kind: ClassVar[str] = "sample_cache"
@@ -120,13 +122,13 @@ class SampleCache(Stage):
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many samples were found; workers are not counted."""
-        made = sum(cached.made for cached in self.caches)
+        calls = sum(cached.made for cached in self.caches)
         in_memory = sum(cached.found_in_memory for cached in self.caches)
         on_disk = sum(cached.found_on_disk for cached in self.caches)
-        if not made + in_memory + on_disk:
+        if not calls + in_memory + on_disk:
             return ()
-        found = f"found {in_memory:,} times in memory and {on_disk:,} times on disk"
-        return (f"{made:,} samples made, {found}",)
+        hits = f"found {in_memory:,} times in memory and {on_disk:,} times on disk"
+        return (f"{calls:,} samples made, {hits}",)
 
     def _prepare_tiers(self, pipeline: Pipeline) -> None:
         from .sample_tiers import MemoryTier
@@ -149,9 +151,9 @@ class SampleCache(Stage):
 
         # Parts and sums number their samples in another way than the dataset with the files.
         if type(data) is Subset:
-            part = copy.copy(data)
-            part.dataset = self._cached(data.dataset, fingerprint)
-            return part
+            subset = copy.copy(data)
+            subset.dataset = self._cached(data.dataset, fingerprint)
+            return subset
         if type(data) is ConcatDataset:
             joined = copy.copy(data)
             joined.datasets = [self._cached(inner, fingerprint) for inner in data.datasets]
@@ -168,14 +170,14 @@ class SampleCache(Stage):
     def wrap(self, data: Any, key: str | None) -> CachedSamples:
         """Returns a cache of a dataset."""
         cls = CachedBatches if hasattr(data, "__getitems__") else CachedSamples
-        # Without a key, samples of two datasets are told apart by their position among the caches.
+        # Datasets without a key differ by their position among the caches.
         name = key or f"dataset {len(self.caches)}"
         return cls(data, name, self.memory, self.disk if key else None, key)
 
 
 @cache
 def _disk_tier(folder: Path, limit: int) -> DiskTier:
-    """Returns the tier of a folder, of which a process warns once."""
+    """Returns the tier of a folder; a process warns once about a folder."""
     from .sample_tiers import DiskTier
 
     tier = DiskTier(folder, limit)
@@ -221,12 +223,12 @@ class CachedSamples:
 
     def __getitem__(self, index: int) -> Any:
         """Returns the sample with this number."""
-        from runner.api import GeneratorStates
+        from runner.api import HostGeneratorStates
 
         sample = self.find(index)
         if sample is not None:
             return sample
-        states = GeneratorStates()
+        states = HostGeneratorStates()
         sample = self.data[index]
         self.made += 1
         if not states.have_changed():
@@ -247,7 +249,9 @@ class CachedSamples:
         sample = self.disk.get(slot)
         if sample is not None:
             self.found_on_disk += 1
-            self._remember(slot, sample)
+            # Without room for it, the copy would be for nothing.
+            if self.memory.limit:
+                self._remember(slot, sample)
         return sample
 
     def keep(self, index: int, sample: Any) -> None:
@@ -283,22 +287,22 @@ class CachedBatches(CachedSamples):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples with these numbers, in this order."""
-        from runner.api import GeneratorStates
+        from runner.api import HostGeneratorStates
 
         if self.is_random:
             return list(self.data.__getitems__(indices))
         samples = {index: self.find(index) for index in dict.fromkeys(indices)}
         missing = [index for index, sample in samples.items() if sample is None]
         if missing:
-            states = GeneratorStates()
-            made = self.data.__getitems__(missing)
+            states = HostGeneratorStates()
+            new_samples = self.data.__getitems__(missing)
             if states.have_changed():
                 # The random numbers of all samples together are those of a training without cache.
                 states.restore()
                 self.is_random = True
                 return list(self.data.__getitems__(indices))
             self.made += len(missing)
-            for index, sample in zip(missing, made, strict=True):
+            for index, sample in zip(missing, new_samples, strict=True):
                 self.keep(index, sample)
                 samples[index] = sample
         # A sample that is drawn twice is not one object, which could be changed in place.

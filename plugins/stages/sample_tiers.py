@@ -198,8 +198,8 @@ class DiskTier:
                         path.unlink()
 
     def _path(self, slot: Slot) -> Path:
-        part = str(slot.number // _FOLDER_SAMPLES)
-        return self.folder / slot.key / part / f"{slot.number}{_SUFFIX}"
+        thousand = str(slot.number // _FOLDER_SAMPLES)
+        return self.folder / slot.key / thousand / f"{slot.number}{_SUFFIX}"
 
     def _switch_off(self, error: OSError) -> None:
         self.is_on = False

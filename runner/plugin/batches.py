@@ -61,7 +61,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 @dataclass
-class GeneratorStates:
+class HostGeneratorStates:
     """States of the global generators of Python, NumPy and torch (on the host)."""
 
     python: Any = field(default_factory=random.getstate)
@@ -243,7 +243,7 @@ class Opening:
             self.stream = iter(data)
         with seeded(derived_seed(seed, "batch/0")):
             self.samples = next_samples(self.stream, size, 0, data_name)
-            self.states = GeneratorStates()
+            self.states = HostGeneratorStates()
 
 
 class StreamedBatches(IterableDataset[Any]):

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.plugin.batches import GeneratorStates, Plugins, fail, read_sample, seeded
+from runner.plugin.batches import (
+    HostGeneratorStates,
+    Plugins,
+    fail,
+    read_sample,
+    seeded,
+)
 from runner.plugin.failures import Failure
 from runner.plugin.inspection import is_stream
 from runner.plugin.loading import load_batches
@@ -47,7 +53,7 @@ class SecondReading(Dataset[Any]):
             readings = []
             for seed in (1, 2):
                 with seeded(seed):
-                    states = GeneratorStates()
+                    states = HostGeneratorStates()
                     readings.append(read_sample(self.data, number, self.data_name))
                     if states.have_changed():
                         return f"sample {number} of the {self.data_name} uses random numbers"

@@ -223,7 +223,7 @@ def test_rows_in_other_files_are_refused(tmp_path):
 def test_damage_in_the_middle_is_one_line_with_the_sample(file, workers):
     damage(file, "image", 21)
     source = source_of(Hdf5Dataset(file, ARRAYS), workers=workers, batch_size=4)
-    text = r"^data\.file: .*images\.h5 cannot be read at row 2[0-4] of 'image' \(sample 2[0-4]\): .*\(samples .*training"
+    text = r"^data\.file: .*s\.h5 cannot be read at row 2[0-4] of 'image' \(sample 2[0-4]\): .*\(samples .*training"
     with pytest.raises(UsageError, match=text) as caught:
         drawn(source, SAMPLES // 4)
     assert "\n" not in str(caught.value)
