@@ -47,8 +47,8 @@ END = """
 **A cache in memory gains most, and `preprocess_once` has that without a limit. Files gain where making a
 sample costs more than reading and checking a file. They lose where samples are cheap to read, and the first
 epoch pays for writing them: 1.5 to 13 times as long. With half in memory, each sample that is found in a file moves
-into the memory and another one leaves it, which costs more than it gains where every sample is read once in an epoch: set
-`memory: null`, or enough for all.**
+into the memory and another one leaves it, which costs more than it gains where every sample is read once in an
+epoch: set `memory: null`, or enough for all.**
 """
 
 
