@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -22,7 +23,7 @@ from runner.cli.common import (
     working,
 )
 from runner.cli.help import Verb
-from runner.system.errors import ExitCode, RunnerError
+from runner.system.errors import ExitCode, RunnerError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from runner.study.summary import Summary
     from runner.tracking import Workspace
     from runner.training.signals import Stop
+
+
+class Executor(StrEnum):
+    """Where the workers of a study run."""
+
+    RAY = "ray"
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,6 +61,12 @@ Budget = Annotated[
     Option(min=1.0, metavar="SECONDS", help="Time for trials; replaces the file's budget.seconds."),
 ]
 Fresh = Annotated[bool, Option("--fresh", help="Delete the trials of the study and start from the beginning.")]
+On = Annotated[
+    Executor | None,
+    Option("--on", help="ray: start a worker in every slot of a Ray cluster; by default, budget.parallel here."),
+]
+Cpus = Annotated[int | None, Option(min=1, metavar="N", help="Cores of each worker on a cluster; default 1.")]
+Gpus = Annotated[int | None, Option(min=0, metavar="N", help="GPUs of each worker on a cluster; default 0.")]
 TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="Number of a trial; by default the best one.")]
 StudyName = Annotated[
     str,
@@ -98,6 +112,9 @@ def run(
     plugin: Plugins = None,
     budget: Budget = None,
     fresh: Fresh = False,
+    on: On = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -107,8 +124,13 @@ def run(
     crashes is recorded with that cause, and the study continues. Report and best recipes are in
     [bold].runner/studies[/], trials in [bold].runner/optuna.db[/] or in OPTUNA_STORAGE.
 
+    With --on ray, workers run on the Ray cluster at RAY_ADDRESS; OPTUNA_STORAGE names a server that
+    all its nodes reach.
+
     [bold]runner study run experiments/marl_search.yaml[/]
     """
+    if on is None and (cpus is not None or gpus is not None):
+        raise UsageError("--cpus and --gpus are for workers on a cluster: add --on ray")
     with _bar("study run", quiet) as bar:
         from runner.study.definition import load_study
         from runner.study.local_workers import work_together
@@ -123,6 +145,11 @@ def run(
             forget(definition.config.name, workspace)
 
         def search(stop: "Stop") -> str:
+            if on == Executor.RAY:
+                from runner.study.ray_workers import Resources, work_on_ray
+
+                slot = Resources(cpus or 1, gpus or 0)
+                return work_on_ray(definition, workspace, settings(sets, bare), registry.files, slot, stop, bar)
             if definition.config.budget.parallel == 1:
                 return work(definition, workspace, registry.files, stop, bar)
             return work_together(definition, settings(sets, bare), registry.files, stop, bar)

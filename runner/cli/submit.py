@@ -26,8 +26,9 @@ from runner.cli.common import (
 )
 from runner.cli.run import Note, Tags, parse_tag
 from runner.system.errors import ExitCode, StorageError, UsageError
+from runner.system.shared_storage import SQLITE_PROBLEM, require_server
 from runner.system.suggestions import shown_path
-from runner.system.workspace_paths import sqlite_path, workspace_root
+from runner.system.workspace_paths import is_server, workspace_root
 
 if TYPE_CHECKING:
     from runner.distributed.batch_job import BatchJob
@@ -270,30 +271,21 @@ def _refuse_used(options: Mapping[str, object], reason: str) -> None:
 
 def _require_server(workers: int, secrets: Mapping[str, object]) -> None:
     """Raises a UsageError if workers of several machines would share a file of SQLite."""
-    if _OPTUNA in secrets or _is_server(os.environ.get(_OPTUNA, "")):
+    if _OPTUNA in secrets or is_server(os.environ.get(_OPTUNA, "")):
         return
-    problem = "SQLite is not reliable on a network disk"
     if workers > 1:
-        raise UsageError(
-            f"{_OPTUNA} names no server, and {workers} workers share one storage; {problem}: set it, "
-            "for example to postgresql://user@host/studies"
-        )
-    say(f"warning: {_OPTUNA} names no server, so the study is a file in the workspace; {problem}")
+        require_server(workers)
+    say(f"warning: {_OPTUNA} names no server, so the study is a file in the workspace; {SQLITE_PROBLEM}")
 
 
 def _warn_about_files(tasks: int, secrets: Mapping[str, object]) -> None:
     """Prints a warning if several tasks would share MLflow's file of SQLite."""
-    if tasks == 1 or _MLFLOW in secrets or _is_server(os.environ.get(_MLFLOW, "")):
+    if tasks == 1 or _MLFLOW in secrets or is_server(os.environ.get(_MLFLOW, "")):
         return
     say(
         f"warning: {_MLFLOW} names no server, so {tasks} tasks share a file of SQLite in the workspace; "
-        "SQLite is not reliable on a network disk"
+        f"{SQLITE_PROBLEM}"
     )
-
-
-def _is_server(uri: str) -> bool:
-    """Returns whether a URI names a server instead of files."""
-    return "://" in uri and sqlite_path(uri) is None and not uri.startswith(("file:", "sqlite"))
 
 
 def _variables(kind: Cluster) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -303,7 +295,7 @@ def _variables(kind: Cluster) -> tuple[dict[str, str], tuple[str, ...]]:
     variables, secrets = job_variables(os.environ)
     if kind == Cluster.KUBERNETES:
         # A container does not have the files of this machine.
-        variables = {name: value for name, value in variables.items() if _is_server(value)}
+        variables = {name: value for name, value in variables.items() if is_server(value)}
     return variables, secrets
 
 

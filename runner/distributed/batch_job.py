@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from runner.system.errors import UsageError
 from runner.system.escapes import is_printable
 from runner.system.secrets import has_secret
+from runner.system.shared_storage import VARIABLES
 
 GRACE_SECONDS = 120
 """Time from the signal to the end of a task; an update and a checkpoint have to fit into it."""
-VARIABLES = ("RUNNER_DATA", "MLFLOW_TRACKING_URI", "OPTUNA_STORAGE")
-"""Variables of this process, besides the workspace, that tasks need."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, ChildError, Limits
@@ -45,29 +46,59 @@ def work_together(
         "seconds": definition.config.budget.seconds,
     }
 
-    def run_worker(_number: int) -> ChildError | None:
-        child = Child(
-            __name__,
-            plugin_files=files,
-            options=options,
-            limits=Limits(grace=_END_SECONDS),
-            threads=threads,
-        )
+    def run_one(_number: int) -> ChildError | None:
         try:
-            with child:
-                _forward_display(child, stop, display)
+            run_worker(options, files, threads, stop, display)
         except ChildError as error:
             display.say(str(error))
             return error
         return None
 
     with display.phase("waiting for the workers"), ThreadPoolExecutor(parallel) as pool:
-        errors = [error for error in pool.map(run_worker, range(parallel)) if error is not None]
+        errors = [error for error in pool.map(run_one, range(parallel)) if error is not None]
     if errors and not stop:
         summary = RunnerError(f"{len(errors)} of {parallel} workers failed; their messages are above")
         summary.exit_code = errors[0].exit_code
         raise summary
     return "stopped by a signal" if stop else ""
+
+
+def run_worker(
+    options: Mapping[str, Any],
+    files: Sequence[Path],
+    threads: int,
+    stop: Stop,
+    display: StudyDisplay,
+    interrupts: tuple[type[BaseException], ...] = (),
+) -> None:
+    """Runs a worker in a process of its own until it ends.
+
+    Args:
+        options: Study, settings and seconds.
+        files: Plugin files.
+        threads: Threads of a training.
+        stop: A signal that ends the worker.
+        display: Shows what the worker reports.
+        interrupts: Exceptions that stop the worker like a signal, wherever they are raised.
+
+    Raises:
+        ChildError: The worker failed.
+    """
+    child = Child(
+        __name__,
+        plugin_files=files,
+        options=options,
+        limits=Limits(grace=_END_SECONDS),
+        threads=threads,
+    )
+    with child:
+        while True:
+            try:
+                _forward_display(child, stop, display)
+            except interrupts:
+                stop.received = signal.SIGTERM
+            else:
+                return
 
 
 def _threads_per_worker(parallel: int) -> int:

@@ -34,3 +34,8 @@ def sqlite_path(uri: str) -> Path | None:
     if separator and scheme in ("sqlite", "sqlite+pysqlite"):
         return Path(unquote(path.partition("?")[0], errors="surrogateescape"))
     return None
+
+
+def is_server(uri: str) -> bool:
+    """Returns whether a URI names a server instead of files."""
+    return "://" in uri and sqlite_path(uri) is None and not uri.startswith(("file:", "sqlite"))

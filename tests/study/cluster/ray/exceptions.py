@@ -1,0 +1,9 @@
+"""Exceptions of Ray."""
+
+
+class RayError(Exception):
+    """Any of them."""
+
+
+class TaskCancelledError(RayError):
+    """A task was cancelled."""
