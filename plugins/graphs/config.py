@@ -158,6 +158,7 @@ class GcnConfig(ClassWeightsConfig, GradientLearnerConfig):
 
     kind: ClassVar[str] = "gcn"
     implementation = ".gcn:Gcn"
+    classifies: ClassVar[bool] = True
     learns_from: ClassVar[str] = "node_graph"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}

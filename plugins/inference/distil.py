@@ -1,4 +1,4 @@
-"""A student with fewer layers that answers like its teacher."""
+"""A smaller student that answers like its teacher."""
 
 from __future__ import annotations
 
@@ -6,42 +6,48 @@ from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from runner.api import (
+    LearnerConfig,
     Pipeline,
-    Progress,
     Setting,
     Stage,
     StageConfig,
     Statistical,
     UsageError,
-    tensors,
 )
 
 from ..settings import Count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
 
     from runner.api import GradientLearner
 
-    from .network import ForwardCall
+    from .lessons import Lesson
 
 LARGEST_GRADIENT = 1.0
 """Norm to which the student's gradients are clipped."""
 
 
-class DistilConfig(StageConfig):
-    """Trains a network with fewer layers to predict like the complete one, and uses it instead
-    (Hinton et al. 2015).
+LAYERS = 2
+"""Layers of a student whose settings are not configured."""
 
-    The student starts with some of its teacher's layers, evenly selected, and learns by the squared
-    error of its outputs (arXiv 1503.02531) for the inputs of the run's training: the same batches,
-    the same noise. It is stored in the run's folder, by a digest of teacher and settings, so that
-    it is trained once.
+
+class DistilConfig(StageConfig):
+    """Trains a smaller network to predict like the complete one, and uses it instead (Hinton et al.
+    2015).
+
+    The student starts with some of its teacher's layers, evenly selected; or, with ``student``, as
+    a new model of those settings. It is trained on the inputs of the run's training: the same
+    batches, the same noise. Without ``temperature``, its loss is the squared error of its outputs
+    (arXiv 1503.02531). With it, for classifiers and language models, the loss is ``(1 - labels)``
+    times T^2 times the divergence of the softened probabilities of both networks, plus ``labels``
+    times the run's loss on the labels. The student is stored in the run's folder, by a digest of
+    teacher and settings, so that it is trained once.
 
     When it helps: answers that take many evaluations, and deep networks of a task that is not.
     When it hurts: the first answer waits for a training; and a student that is too small is worse
@@ -51,30 +57,90 @@ class DistilConfig(StageConfig):
     kind: ClassVar[str] = "distil"
     implementation = "Distil"
     phase: ClassVar[int] = 1
+    # Students that were stored before these settings existed stay valid.
+    omitted: ClassVar[frozenset[str]] = frozenset({"student", "temperature", "labels"})
 
-    layers: Count = 2
-    """Layers of the student."""
+    layers: Count | None = None
+    """Layers of the teacher that the student has; 2 without ``student``."""
+    student: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the model in which the student differs, instead of ``layers``:
+    ``{widths: [8]}``. It starts with random weights.
+    """
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    """Divisor of the logits of both networks (T, for example 3); null compares outputs by their
+    squared error.
+    """
+    labels: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Weight of the loss on the labels, with ``temperature``; 1 trains the student alone."""
     updates: Count = 1000
     """Updates of its training."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Initial learning rate; it ends at zero."""
+
+    @field_validator("student")
+    @classmethod
+    def _replaces_layers(
+        cls, student: dict[str, Any], info: ValidationInfo
+    ) -> dict[str, Any]:
+        if student and info.data.get("layers") is not None:
+            raise ValueError("set either layers or student, not both")
+        return student
+
+    @field_validator("labels")
+    @classmethod
+    def _needs_a_temperature(cls, labels: float, info: ValidationInfo) -> float:
+        if labels and info.data.get("temperature", labels) is None:
+            raise ValueError("needs temperature; set temperature: 1 to soften nothing")
+        return labels
 
     def contract(self, setting: Setting) -> Statistical:
         """Returns ``Statistical``: the student approximates its teacher."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Returns None; raises a UsageError if there are no layers to leave out."""
-        layers = getattr(setting.model, "layers", None)
+        """Returns None; raises a UsageError if the model cannot have such a student."""
+        model = setting.model
+        if self.temperature is not None and not model.classifies:
+            raise UsageError(
+                f"temperature: learner '{model.kind}' has no logits of classes; remove it"
+            )
+        if self.student:
+            student_settings(model, self.student)
+            return None
+        layers = getattr(model, "layers", None)
         if not isinstance(layers, int):
             raise UsageError(
-                f"layers: learner '{setting.model.kind}' has no setting of that name"
+                f"layers: learner '{model.kind}' has no setting of that name; configure "
+                "the settings that make it smaller with student"
             )
-        if self.layers >= layers:
+        if self.kept_layers >= layers:
             raise UsageError(
-                f"layers: {self.layers} should be fewer than the {layers} of the model"
+                f"layers: {self.kept_layers} should be fewer than the {layers} of the model"
             )
         return None
+
+    @property
+    def kept_layers(self) -> int:
+        """Returns the layers of a student that starts with those of its teacher."""
+        return LAYERS if self.layers is None else self.layers
+
+
+def student_settings(model: LearnerConfig, changes: Mapping[str, Any]) -> LearnerConfig:
+    """Returns the settings of a model with changes.
+
+    Raises:
+        UsageError: The model has no such setting, or a value is not allowed.
+    """
+    try:
+        return type(model).model_validate({**model.model_dump(), **changes})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        path = ".".join(map(str, problem["loc"]))
+        message = problem["msg"].removeprefix("Value error, ")
+        message = f"{message[0].lower()}{message[1:]}"
+        if problem["type"] == "extra_forbidden":
+            message = f"learner '{model.kind}' has no setting of that name"
+        raise UsageError(f"student.{path}: {message}") from None
 
 
 class Distil(Stage):
@@ -86,18 +152,27 @@ class Distil(Stage):
         Raises:
             UsageError: The learner is not one network, or its layers cannot be determined.
         """
+        from .lessons import check_outputs, lessons, size, squared_error
         from .network import digest, parameters, replaced, settled, trained
 
         config = self.config
         learner = settled(pipeline, config.kind)
         teacher = learner.module.eval()
+        teacher_settings = learner.config
         key = digest(
             teacher,
             config.model_dump(),
-            learner.config.model_dump(),
+            teacher_settings.model_dump(),
             learner.context.seed,
         )
-        replaced(learner, self._student(learner))
+        student = (
+            self._new_student(learner, pipeline)
+            if config.student
+            else self._shallower_student(learner)
+        )
+        replaced(learner, student)
+        if config.student:
+            check_outputs(learner.module, next(lessons(learner, teacher, pipeline)))
         trained(
             pipeline,
             self,
@@ -109,15 +184,45 @@ class Distil(Stage):
         learner.configure_optimizers()
         teacher_size = parameters(teacher)
         student_size = parameters(learner.module)
-        example = next(_lessons(learner, teacher, pipeline))
-        deviation = _error(learner.module, example).detach() / _size(example)
+        example = next(lessons(learner, teacher, pipeline))
+        error = squared_error(learner.module, example).detach()
+        deviation = float(error / size(example)) ** 0.5
+        layers = (
+            ""
+            if config.student
+            else f"{config.kept_layers} of {teacher_settings.layers} layers: "
+        )
         pipeline.note(
-            f"{config.layers} of {learner.config.layers} layers: {teacher_size:,} parameters are "
+            f"{layers}{teacher_size:,} parameters are "
             f"{student_size:,} ({student_size / teacher_size:.2f}x); "
-            f"answers are off by {float(deviation) ** 0.5:.1%} of their size"
+            f"answers are off by {deviation:.1%} of their size"
         )
 
-    def _student(self, learner: GradientLearner) -> nn.Module:
+    def _new_student(self, learner: GradientLearner, pipeline: Pipeline) -> nn.Module:
+        """Returns a network of the configured settings, with weights that follow from the seed.
+
+        The learner has these settings afterwards.
+        """
+        import torch
+
+        from .network import parameters
+
+        teacher_size = parameters(learner.module)
+        settings = student_settings(learner.config, self.config.student)
+        seed = learner.context.generator("parameters", "cpu").initial_seed()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            student = learner.build(settings, pipeline.source.shapes, learner.context)
+        student_size = parameters(student)
+        if student_size >= teacher_size:
+            raise UsageError(
+                f"distil: student: {student_size:,} parameters should be fewer than the "
+                f"{teacher_size:,} of the teacher"
+            )
+        learner.config = settings
+        return student
+
+    def _shallower_student(self, learner: GradientLearner) -> nn.Module:
         """Returns a copy of the network with some of its layers, including first and last."""
         blocks = list(learner.blocks())
         layers = learner.config.layers
@@ -133,9 +238,10 @@ class Distil(Stage):
                 f"(Learner.blocks)"
             )
         last_index = layers - 1
-        intervals = max(1, self.config.layers - 1)
+        intervals = max(1, self.config.kept_layers - 1)
         kept_layers = {
-            round(index * last_index / intervals) for index in range(self.config.layers)
+            round(index * last_index / intervals)
+            for index in range(self.config.kept_layers)
         }
         student = deepcopy(learner.module)
         container: Any = student.get_submodule(containers[0])
@@ -151,61 +257,31 @@ class Distil(Stage):
         """Moves the student's answers towards the teacher's."""
         import torch
 
+        from .lessons import lessons
+
         student = learner.module
         updates = self.config.updates
         optimizer = torch.optim.AdamW(
             student.parameters(), self.config.lr, weight_decay=0.0
         )
-        lessons = _lessons(learner, teacher, pipeline)
         # The student must not change the run's sequence of random numbers.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(learner.context.seed)
-            for update, call in enumerate(islice(lessons, updates)):
+            batches = lessons(learner, teacher, pipeline)
+            for update, lesson in enumerate(islice(batches, updates)):
                 optimizer.param_groups[0]["lr"] = self.config.lr * (
                     1 - update / updates
                 )
                 optimizer.zero_grad()
-                _error(student, call).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                self._loss(learner, lesson).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 torch.nn.utils.clip_grad_norm_(student.parameters(), LARGEST_GRADIENT)
                 optimizer.step()
 
+    def _loss(self, learner: GradientLearner, lesson: Lesson) -> Tensor:
+        """Returns the configured loss of the student."""
+        from .lessons import softened_loss, squared_error
 
-def _lessons(
-    learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline
-) -> Iterator[ForwardCall]:
-    """Yields the calls of the network by the run's loss for one batch after the other,
-    with the teacher's outputs.
-    """
-    import torch
-
-    from .network import ForwardCall, forward_replaced
-
-    for batch, noise in pipeline.batches():
-        calls: list[ForwardCall] = []
-
-        def answer(*inputs: Any, calls: list[ForwardCall] = calls) -> Any:
-            calls.append(ForwardCall(inputs, teacher(*inputs)))
-            return calls[-1].output
-
-        with torch.no_grad(), forward_replaced(learner, answer):
-            learner.slots.loss(batch, noise, Progress("updates", 1, updates=1))
-        yield from calls
-
-
-def _error(student: nn.Module, call: ForwardCall) -> Tensor:
-    """Returns the sum of the mean squared differences of all outputs."""
-    import torch
-
-    predictions = tensors(student(*call.inputs))
-    pairs = zip(predictions, tensors(call.output), strict=True)
-    errors = [(prediction - target).square().mean() for prediction, target in pairs]
-    return torch.stack(errors).sum()
-
-
-def _size(call: ForwardCall) -> Tensor:
-    """Returns the error of outputs that are zero."""
-    import torch
-
-    return torch.stack(
-        [output.square().mean() for output in tensors(call.output)]
-    ).sum()
+        config = self.config
+        if config.temperature is None:
+            return squared_error(learner.module, lesson)
+        return softened_loss(learner, lesson, config.temperature, config.labels)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from runner.api import (
+    Batch,
     GradientLearner,
     Manifest,
     Pipeline,
@@ -90,13 +91,14 @@ def first_call(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Forwa
     Raises:
         UsageError: There is no call.
     """
-    return next(iter(forward_calls(pipeline, learner, kind, 1)))
+    batches = (batch for batch, _ in pipeline.batches())
+    return next(forward_calls(learner, kind, batches))
 
 
 def forward_calls(
-    pipeline: Pipeline, learner: GradientLearner, kind: str, count: int
+    learner: GradientLearner, kind: str, batches: Iterable[Batch]
 ) -> Iterator[ForwardCall]:
-    """Yields the first call of the network for each of ``count`` batches."""
+    """Yields the first call of the network by ``predict`` for each of the batches."""
     calls: list[ForwardCall] = []
 
     def answer(*inputs: Any) -> NoReturn:
@@ -106,9 +108,7 @@ def forward_calls(
             calls.append(ForwardCall(copies, learner.module(*inputs)))
         raise _Enough
 
-    batches = pipeline.batches()
-    for _ in range(count):
-        batch, _ = next(batches)
+    for batch in batches:
         with forward_replaced(learner, answer):
             try:
                 learner.predict(learner.inputs(batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -21,6 +21,7 @@ from runner.api import (
     nbytes,
 )
 
+from .calibration import Calibration, calibration_batches
 from .export import EXTRA, needs_onnxruntime, refuse_stages
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ class QuantiseConfig(StageConfig):
     """Rounds the weights of the network to eight bits, with one scale per output.
 
     ``torchao`` rounds matrices in place, and with ``activations`` also their inputs, with one scale
-    per row; convolutions and embeddings are unchanged. ``onnxruntime`` exports the network first:
-    matrices have inputs that are rounded dynamically, and in a network with convolutions these are
-    rounded too, with ranges from a few batches of the run's data. Modules that the learner declares
-    as sensitive (for example its first and last layers), norms and biases stay in float32.
+    per row; convolutions and embeddings are unchanged. ``onnxruntime`` exports the network first.
+    With ``calibration``, the inputs of all layers are rounded with fixed ranges, which batches of
+    the run's data show (static). Without it, matrices have inputs that are rounded by their own
+    range (dynamic), except in a network with convolutions, which is always static. Modules that
+    the learner declares as sensitive (for example its first and last layers), norms and biases
+    stay in float32.
 
     When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a
     processor with VNNI. When it hurts: small networks, whose products are too small to be worth
@@ -50,11 +53,16 @@ class QuantiseConfig(StageConfig):
     implementation = "Quantise"
     phase: ClassVar[int] = 2
     wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"calibration"})
 
     backend: Literal["torchao", "onnxruntime"] = "onnxruntime"
     """The library that rounds and multiplies."""
     activations: bool = True
     """Whether what is multiplied with weights is rounded, too; ``onnxruntime`` always does."""
+    calibration: Calibration | None = None
+    """Data for fixed ranges, for example ``{data: train, share: 0.1}``; null leaves them to
+    ``onnxruntime``, or to eight batches in a network with convolutions.
+    """
     keep: list[str] = Field(default_factory=list)
     """Modules that are unchanged, in addition to those that the learner declares as sensitive:
     names, or patterns (``*.time``).
@@ -71,14 +79,15 @@ class QuantiseConfig(StageConfig):
         if self.backend == "torchao":
             if find_spec("torchao") is None:
                 raise UsageError(f"backend: torchao is not installed: {EXTRA}")
+            if self.calibration is not None:
+                raise UsageError(
+                    "calibration: torchao rounds inputs by their own range; use backend: "
+                    "onnxruntime, or remove it"
+                )
             return None
         needs_onnxruntime(setting, "backend")
         refuse_stages(setting, "backend", ("amp", "compile", "export"))
         return None
-
-
-CALIBRATION = 8
-"""Batches that show how large the inputs of convolutions are."""
 
 
 class Quantise(Stage):
@@ -191,28 +200,41 @@ class Quantise(Stage):
     ) -> None:
         import torch
 
-        from .network import digest, forward_calls, stored_file
+        from .network import digest, first_call, forward_calls, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
         kind = self.config.kind
+        calibration = self.config.calibration
         settings = learner.config.model_dump()
         with torch.no_grad():
-            examples = list(forward_calls(pipeline, learner, kind, CALIBRATION))
+            example = first_call(pipeline, learner, kind)
         module = learner.module
 
         def export(path: Path) -> None:
-            write_onnx(exported(module, examples[0], kind), path, kind)
+            write_onnx(exported(module, example, kind), path, kind)
 
         name = f"export-{digest(module, 'onnx', settings)}.onnx"
         exported_path = stored_file(pipeline, self, name, export, lambda path: path)
 
         def use(path: Path) -> tuple[Program, float]:
             self.program_bytes = bytes_of(path)
-            program = of_onnx(path, examples[0])
-            return program, difference(program, examples[0])
+            program = of_onnx(path, example)
+            return program, difference(program, example)
 
-        name = f"{kind}-{digest(module, unchanged, settings)}.onnx"
-        make = partial(_round, exported_path, unchanged=unchanged, examples=examples)
+        key = [unchanged, settings]
+        if calibration is not None:
+            key.append(calibration.model_dump())
+        name = f"{kind}-{digest(module, *key)}.onnx"
+        # The number of batches is checked even if the file exists.
+        batches = calibration_batches(pipeline, calibration)
+        calls = forward_calls(learner, kind, batches)
+        make = partial(
+            _round,
+            exported_path,
+            unchanged=unchanged,
+            calls=calls,
+            is_static=calibration is not None,
+        )
         self.program, deviation = stored_file(pipeline, self, name, make, use)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         outside_bytes = self.program.outside
@@ -229,9 +251,18 @@ def _round(
     source: Path,
     rounded: Path,
     unchanged: Sequence[str],
-    examples: Sequence[ForwardCall],
+    calls: Iterator[ForwardCall],
+    is_static: bool,
 ) -> None:
-    """Writes an ONNX file with rounded weights, or raises a UsageError if nothing is rounded."""
+    """Writes an ONNX file with rounded weights, or raises a UsageError if nothing is rounded.
+
+    Args:
+        source: The exported network.
+        rounded: The new file.
+        unchanged: Patterns of modules that stay in float32.
+        calls: Calls of the network that show the ranges of inputs.
+        is_static: Whether inputs have fixed ranges also in a network without convolutions.
+    """
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
         QuantType,
@@ -269,8 +300,8 @@ def _round(
             # Without VNNI, sums of products of eight bits saturate.
             "reduce_range": not _has_vnni(),
         }
-        if any(node.op_type == "Conv" for node in selected):
-            reader = _reader([value.name for value in graph.input], examples)
+        if is_static or any(node.op_type == "Conv" for node in selected):
+            reader = _reader([value.name for value in graph.input], calls)
             types = {
                 "activation_type": QuantType.QUInt8,
                 "weight_type": QuantType.QInt8,
@@ -295,25 +326,24 @@ def _owner(node: Any) -> str:
     return str(literal_eval(scopes)[-2])
 
 
-def _reader(names: Sequence[str], examples: Sequence[ForwardCall]) -> Any:
-    """Returns a reader of the inputs, as calibration needs it."""
+def _reader(names: Sequence[str], calls: Iterator[ForwardCall]) -> Any:
+    """Returns a reader of the inputs of calls, as calibration needs it."""
+    import torch
     from onnxruntime.quantization import CalibrationDataReader
 
-    class Examples(CalibrationDataReader):  # type: ignore[misc]  # untyped
+    class Inputs(CalibrationDataReader):  # type: ignore[misc]  # untyped
         """Inputs of the network."""
 
-        def __init__(self) -> None:
-            self.rest = iter(examples)
-
+        @torch.no_grad()
         def get_next(self) -> dict[str, Any] | None:
             """Returns the inputs of the next batch; None after the last."""
-            call = next(self.rest, None)
-            return call and {
-                name: tensor.numpy()
-                for name, tensor in zip(names, call.inputs, strict=True)
-            }
+            call = next(calls, None)
+            if call is None:
+                return None
+            pairs = zip(names, call.inputs, strict=True)
+            return {name: tensor.numpy() for name, tensor in pairs}
 
-    return Examples()
+    return Inputs()
 
 
 def _has_vnni() -> bool:

@@ -63,6 +63,7 @@ class LanguageModelConfig(GradientLearnerConfig, ABC):
     """Settings of models that predict the next token from those before it."""
 
     learns_from: ClassVar[str] = "tokens"
+    classifies: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {
             "kind": "adamw",

@@ -58,6 +58,7 @@ class ImageClassifierConfig(ClassWeightsConfig, GradientLearnerConfig):
     """Settings that every classifier of images has."""
 
     learns_from: ClassVar[str] = "labelled_images"
+    classifies: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     objective: ClassVar[Objective] = Objective(
         "accuracy", "maximize", margin=0.01, unit="share"

@@ -96,6 +96,10 @@ class LearnerConfig(EvaluatedConfig, ABC):
     """How several processes agree on buffers after an update: all take those of the first one, or
     means that are weighted with the samples.
     """
+    classifies: ClassVar[bool] = False
+    """Whether the outputs of the slot ``forward`` in the loss are logits of classes, [...,
+    classes], which the loss compares with labels.
+    """
     prediction_batch: ClassVar[int | None] = None
     """Largest number of samples that ``predict`` computes together; None without a limit.
 

@@ -95,17 +95,22 @@ class Modulated(nn.Module):
         return self.body(x) + self.modulation(self.time(time).relu())[:, None]
 
 
-def test_matrices_are_rounded_but_what_is_kept(tmp_path):
+@pytest.mark.parametrize("is_static", [False, True])
+def test_matrices_are_rounded_but_what_is_kept(tmp_path, is_static):
     network, given = Modulated().eval(), (torch.randn(4, 3, 64), torch.randn(4, 8))
     asked = ForwardCall(given, network(*given).detach())
     write_onnx(exported(network, asked, "quantise"), tmp_path / "whole.onnx", "quantise")
-    quantise._round(tmp_path / "whole.onnx", tmp_path / "rounded.onnx", ["time"], [asked])
+    quantise._round(tmp_path / "whole.onnx", tmp_path / "rounded.onnx", ["time"], iter([asked]), is_static)
     weights = kinds(tmp_path / "rounded.onnx")
     assert sorted(weights.values()) == sorted([onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.INT8])
-    assert {name for name, kind in weights.items() if kind == onnx.TensorProto.FLOAT} == {"time.weight_Transposed"}
+    inputs = {node.op_type for node in onnx.load(tmp_path / "rounded.onnx").graph.node}
+    assert ("DynamicQuantizeLinear" in inputs) != is_static
+    assert ("QuantizeLinear" in inputs) == is_static
+    (kept,) = (name for name, kind in weights.items() if kind == onnx.TensorProto.FLOAT)
+    assert kept.removesuffix("_Transposed") == "time.weight"
     assert 0 < off(of_onnx(tmp_path / "rounded.onnx", asked).call(*given), asked.output) < 0.02
     with pytest.raises(UsageError, match="nothing is left"):
-        quantise._round(tmp_path / "whole.onnx", tmp_path / "none.onnx", ["*"], [asked])
+        quantise._round(tmp_path / "whole.onnx", tmp_path / "none.onnx", ["*"], iter([asked]), is_static)
 
 
 def export(folder):
