@@ -79,7 +79,8 @@ def report() -> str:
     """Returns the README's tables from the results."""
     lines = []
     for recipe, measurements in json.loads(RESULTS.read_text()).items():
-        lines += [f"## {recipe}", "", "| network | parameters | accuracy by seed | mean | kept | loss |", "|---|---|---|---|---|---|"]
+        header = "| network | parameters | accuracy by seed | mean | kept | loss |"
+        lines += [f"## {recipe}", "", header, "|---|---|---|---|---|---|"]
         lines += [row(arm, measurements) for arm in ("teacher", *ARMS)]
         lines.append("")
     return "\n".join(lines)

@@ -54,11 +54,11 @@ def _count(pipeline: Pipeline, calibration: Calibration) -> int:
         if samples is None:
             source = type(pipeline.source).__name__
             raise UsageError(
-                f"quantise: calibration.data: {source} has no epoch of which a share could be "
-                "taken; use data: held_out"
+                f"quantise: calibration.data: {source} does not report how long an epoch is; "
+                "use data: held_out"
             )
         total = samples // pipeline.batch_size
-    # The product of a share like 0.29 and a hundred is slightly less than a whole number.
+    # The product of a share like 0.29 and a hundred is slightly less than an integer.
     count = math.floor(calibration.share * total + 1e-9)
     if count == 0:
         least = (

@@ -42,7 +42,7 @@ class DistilConfig(StageConfig):
     2015).
 
     The student starts with some of its teacher's layers, evenly selected; or, with ``student``, as
-    a new model of those settings. It is trained on the inputs of the run's training: the same
+    a new model. It is trained on the inputs of the run's training: the same
     batches, the same noise. Without ``temperature``, its loss is the squared error of its outputs
     (arXiv 1503.02531). With it, for classifiers and language models, the loss is ``(1 - labels)``
     times T^2 times the divergence of the softened probabilities of both networks, plus ``labels``

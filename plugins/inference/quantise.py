@@ -39,10 +39,10 @@ class QuantiseConfig(StageConfig):
     ``torchao`` rounds matrices in place, and with ``activations`` also their inputs, with one scale
     per row; convolutions and embeddings are unchanged. ``onnxruntime`` exports the network first.
     With ``calibration``, the inputs of all layers are rounded with fixed ranges, which batches of
-    the run's data show (static). Without it, matrices have inputs that are rounded by their own
-    range (dynamic), except in a network with convolutions, which is always static. Modules that
-    the learner declares as sensitive (for example its first and last layers), norms and biases
-    stay in float32.
+    the run's data show (static). Without it, matrices have inputs that are rounded by the
+    range of each call (dynamic), except in a network with convolutions, which is always static.
+    Modules that the learner declares as sensitive (for example its first and last layers), norms
+    and biases stay in float32.
 
     When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a
     processor with VNNI. When it hurts: small networks, whose products are too small to be worth
@@ -81,7 +81,7 @@ class QuantiseConfig(StageConfig):
                 raise UsageError(f"backend: torchao is not installed: {EXTRA}")
             if self.calibration is not None:
                 raise UsageError(
-                    "calibration: torchao rounds inputs by their own range; use backend: "
+                    "calibration: torchao computes ranges in every call; use backend: "
                     "onnxruntime, or remove it"
                 )
             return None

@@ -99,7 +99,7 @@ def test_a_share_is_that_of_the_batches_or_is_refused(pipeline, share, data):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("shakespeare_gpt", {"backend": "torchao", "calibration": HELD_OUT}, "calibration: torchao rounds inputs by"),
+        ("shakespeare_gpt", {"backend": "torchao", "calibration": HELD_OUT}, "calibration: torchao computes ranges"),
         (
             "grasp_diffusion",
             {"calibration": HELD_OUT},
@@ -127,7 +127,10 @@ class Endless(Source):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [("train", "Endless has no epoch of which"), ("held_out", "Endless has no held-out batches; use data: train")],
+    [
+        ("train", "Endless does not report how long an epoch is"),
+        ("held_out", "Endless has no held-out batches; use data: train"),
+    ],
 )
 def test_a_source_without_such_batches_is_refused(data, message):
     simulated = SimpleNamespace(source=Endless(), batch_size=4)
