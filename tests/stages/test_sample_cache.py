@@ -335,9 +335,13 @@ def test_a_key_is_the_same_in_another_process(file):
         f"data = Hdf5Dataset({str(file)!r}, {ARRAYS}, range(9), targets=torch.arange(9));"
         "print(key_of_dataset(data, None))"
     )
-    keys = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}
-    data = Hdf5Dataset(file, ARRAYS, range(9), targets=torch.arange(9))
-    assert keys == {f"{key_of_dataset(data, None)}\n"}
+    keys = set()
+    for seed in ("0", "1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", script]
+        keys.add(subprocess.run(command, capture_output=True, text=True, env=environment).stdout)
+    (key,) = keys
+    assert re.fullmatch(r"[0-9a-f]{32}\n", key)
 
 
 # --- trainings ----------------------------------------------------------------------------------------------------
