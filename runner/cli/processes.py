@@ -57,7 +57,11 @@ def membership(words: Sequence[str]) -> Iterator[Callable[[int], None]]:
     Raises:
         UsageError: Several processes cannot run the command.
     """
-    if not is_member(os.environ):
+    is_launched = is_member(os.environ)
+    if is_launched or any(word.partition("=")[0] in _OPTIONS for word in words):
+        # A lost connection has one message of ours. Torch reads this when it is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not is_launched:
         yield _ignore
         return
     from runner.distributed.membership import joined, record_exit

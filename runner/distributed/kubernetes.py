@@ -9,10 +9,13 @@ from typing import Any
 
 from runner.distributed.batch_job import GRACE_SECONDS, BatchJob, refuse_secrets
 from runner.system.errors import ExitCode, UsageError
+from runner.system.processes import ATTEMPT, JOB
 
 WORKSPACE = "/workspace"
 """Where a container has the volume of the claim."""
 _CONTAINER = "runner"
+_CONTROLLER = "RUNNER_CONTROLLER"
+_INDEX = "RUNNER_INDEX"
 _RETRIES = 5
 _FINAL_CODES = (ExitCode.USAGE, ExitCode.GATE_FAILED, ExitCode.DIVERGED, ExitCode.NO_CHECKPOINT)
 """Exit codes that another attempt has again."""
@@ -158,7 +161,20 @@ def _environment(job: BatchJob, secrets: Mapping[str, tuple[str, str]]) -> list[
     for name, (secret, key) in secrets.items():
         reference = {"secretKeyRef": {"name": secret, "key": key}}
         entries.append({"name": name, "valueFrom": reference})
-    return entries
+    return [*entries, *_identity()]
+
+
+def _identity() -> list[dict[str, Any]]:
+    """Returns the variables by which a pod takes its run over from the pod that it replaces."""
+    fields = {
+        _CONTROLLER: "metadata.labels['batch.kubernetes.io/controller-uid']",
+        _INDEX: "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+        ATTEMPT: "metadata.name",
+    }
+    entries: list[dict[str, Any]] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]
+    return [*entries, {"name": JOB, "value": f"kubernetes-$({_CONTROLLER})-$({_INDEX})"}]
 
 
 def _resources(job: BatchJob) -> dict[str, dict[str, str]]:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from runner.distributed.membership import EXIT_FILE
 from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure
-from runner.system.errors import ExitCode
+from runner.system.errors import ExitCode, RunnerError
 from runner.system.hardware import usable_cores
 from runner.system.processor import thread_variables
 from runner.system.terminal import print_error
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
 
 _SHUTDOWN_SECONDS = 110
@@ -68,6 +69,7 @@ def _run(
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     # The launcher reports every failure and signal in many lines.
@@ -90,7 +92,19 @@ def _run(
         return error.failures, None
     except SignalException as error:
         return {}, error.sigval
+    except RendezvousError as error:
+        _refuse_address(nodes, error)
     return {}, None
+
+
+def _refuse_address(nodes: Nodes | None, error: RendezvousError) -> None:
+    """Raises a RunnerError if the machines have not found each other."""
+    # A machine that has ended, or is lost, also breaks the connection; then the processes here have an ending.
+    folder = Path(os.environ[LAUNCH_FOLDER])
+    if any((folder / name).exists() for name in (FAILURE_FILE, EXIT_FILE)):
+        return
+    address = f"--rendezvous {nodes.rendezvous}: " if nodes else ""
+    raise RunnerError(f"{address}the machines cannot find each other: {error}") from error
 
 
 def _rendezvous_options(nodes: Nodes | None) -> dict[str, str]:
@@ -127,6 +141,7 @@ def _exit_code(
         print_error(f"process {rank} was killed by {name}")
     elif failure is not None:
         print_error(failure.message)
+        return failure.exit_code
     return ExitCode.FAILED
 
 

@@ -90,7 +90,8 @@ def _from_environment() -> ProcessGroup:
 
     store, rank, count = next(rendezvous("env://"))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return ProcessGroup(store, rank, count, local_rank)
+    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return ProcessGroup(store, rank, count, local_rank, local_count)
 
 
 def _watch_launcher() -> None:

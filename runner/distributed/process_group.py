@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -76,6 +76,12 @@ class MissingPeerError(RunnerError):
     """A process of the group has ended without a message, or does not answer."""
 
 
+class LostMachineError(MissingPeerError):
+    """All processes of another machine that are missing; the training can be resumed elsewhere."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
 class SignalVote:
     """The signal that ends the training of a group.
 
@@ -99,10 +105,11 @@ class ProcessGroup:
         rank: Number of this process; the first, 0, writes and prints.
         count: Number of processes.
         local_rank: Number of this process on its machine.
+        local_ranks: Numbers of the processes on its machine.
         vote: The signal at which the group stops.
     """
 
-    def __init__(self, store: Store, rank: int, count: int, local_rank: int = 0) -> None:
+    def __init__(self, store: Store, rank: int, count: int, local_rank: int = 0, local_count: int = 1) -> None:
         """Creates the group.
 
         Args:
@@ -110,10 +117,13 @@ class ProcessGroup:
             rank: Number of this process.
             count: Number of processes.
             local_rank: Number of this process on its machine.
+            local_count: Number of processes on its machine.
         """
         self.rank = rank
         self.count = count
         self.local_rank = local_rank
+        first_rank = rank - local_rank
+        self.local_ranks = range(first_rank, first_rank + local_count)
         self.vote = SignalVote()
         self._store = store
         self._timeout_s = TIMEOUT_SECONDS
@@ -252,6 +262,7 @@ class ProcessGroup:
             return self._claim(PeerFailure(self.rank, int(exit_code), message, is_missing))
         # The process with the store may be gone.
         except RuntimeError:
+            record_failure(PeerFailure(self.rank, int(exit_code), message, is_missing))
             return None
 
     def claim_stop(self, exit_code: ExitCode, reason: str) -> None:
@@ -285,8 +296,7 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            problem = "the first process or the launcher has ended"
-            raise MissingPeerError(problem) from error
+            raise self._missing([0], "the first process or the launcher has ended") from error
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
@@ -304,7 +314,7 @@ class ProcessGroup:
         try:
             return self._reported_reason(error, has_waited)
         except RuntimeError:
-            return MissingPeerError(f"the first of {self.count} processes has ended")
+            return self._missing([0], f"the first of {self.count} processes has ended")
 
     def _reported_reason(self, error: RuntimeError, has_waited: bool) -> RunnerError:
         self._store.set(f"present/{self.rank}", "1")
@@ -317,11 +327,17 @@ class ProcessGroup:
             if all(self._store.check([key]) for key in keys):
                 break
             time.sleep(_POLL_SECONDS)
-        missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         if not missing:
             return RunnerError(f"the processes cannot exchange data: {error}")
-        name = f"process {', '.join(missing)} of {self.count}"
+        name = f"process {', '.join(map(str, missing))} of {self.count}"
         if has_waited:
             limit = f"{self._timeout_s:g} s (train.stall_s)"
-            return MissingPeerError(f"{name} has not answered for {limit}")
-        return MissingPeerError(f"{name} has ended without a message")
+            return self._missing(missing, f"{name} has not answered for {limit}")
+        return self._missing(missing, f"{name} has ended without a message")
+
+    def _missing(self, ranks: Sequence[int], problem: str) -> MissingPeerError:
+        """Returns the error about missing processes, which names a lost machine as such."""
+        if any(rank in self.local_ranks for rank in ranks):
+            return MissingPeerError(problem)
+        return LostMachineError(f"{problem}; its machine may be lost")

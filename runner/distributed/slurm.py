@@ -10,6 +10,7 @@ from pathlib import Path
 from runner.distributed.batch_job import GRACE_SECONDS, BatchJob, quote_for_bash, refuse_secrets
 from runner.system.errors import RunnerError, UsageError
 from runner.system.escapes import escape_line
+from runner.system.processes import ATTEMPT, JOB
 
 OUTPUT_FOLDER = "slurm"
 """In a workspace: the output of jobs."""
@@ -145,9 +146,17 @@ def _preparation(job: BatchJob) -> Iterator[str]:
     variables = {"RUNNER_WORKSPACE": job.workspace, **job.variables}
     for name, value in variables.items():
         yield f"export {name}={quote_for_bash(value)}"
+    yield "# A task that was requeued takes its run over from the machine of the attempt before."
+    yield f'export {JOB}="slurm-${{SLURM_CLUSTER_NAME:-cluster}}-{_task(job)}"'
+    yield f'export {ATTEMPT}="${{SLURM_RESTART_COUNT:-0}}"'
     for name in job.secrets:
         yield f"# {name} has a password, which is not written here: sbatch takes it from its environment."
         yield f': "${{{name}:?is not set: export it before sbatch, or in a file that this script reads}}"'
+
+
+def _task(job: BatchJob) -> str:
+    """Returns the variables with the identifier of a task, which stays the same when it is requeued."""
+    return "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if job.is_array else "$SLURM_JOB_ID"
 
 
 def _execution(job: BatchJob, program: Sequence[str]) -> Iterator[str]:
@@ -165,12 +174,11 @@ def _execution(job: BatchJob, program: Sequence[str]) -> Iterator[str]:
         words += ["--nodes", str(job.nodes), "--rendezvous", '"$host:$port"']
         yield 'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         yield "port=$((20000 + SLURM_JOB_ID % 10000))"
-    task = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if job.is_array else "$SLURM_JOB_ID"
     yield " ".join([*srun, *words])
     yield "code=$?"
     yield "# This exit code is that of a task which a signal has stopped."
     yield f'if [ "$code" -eq {job.retry_code} ]; then'
     # The number of the job alone would be that of all tasks.
-    yield f'    scontrol requeue "{task}"'
+    yield f'    scontrol requeue "{_task(job)}"'
     yield "fi"
     yield 'exit "$code"'

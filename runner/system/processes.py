@@ -15,6 +15,10 @@ PYTHON = (sys.executable, "-P")
 """An interpreter that imports nothing from the directory it is started in, where other people's files may lie."""
 
 
+JOB = "RUNNER_JOB"
+"""Variable with the identifier of a scheduler's task, which is the same in all of its attempts."""
+ATTEMPT = "RUNNER_ATTEMPT"
+"""Variable that differs between the attempts of a task, of which one exists at a time."""
 _MACHINE_DIGITS = 12
 
 
@@ -62,6 +66,10 @@ class Owner(BaseModel, frozen=True):
     """When it started, which distinguishes it from a later one with the same number."""
     machine: str = ""
     """``machine_id`` of its machine; empty if unknown."""
+    job: str = ""
+    """The scheduler's task that started it; empty if unknown."""
+    attempt: str = ""
+    """The attempt of that task."""
 
     @classmethod
     def this_process(cls) -> Self:
@@ -74,6 +82,8 @@ class Owner(BaseModel, frozen=True):
             namespace=_namespace(),
             born=_born(pid),
             machine=machine_id(),
+            job=os.environ.get(JOB, ""),
+            attempt=os.environ.get(ATTEMPT, ""),
         )
 
     @property
@@ -88,11 +98,19 @@ class Owner(BaseModel, frozen=True):
         """
         if self.here:
             return _born(self.pid) == self.born
+        # A scheduler starts a task again after the attempt before has ended, or its machine is lost.
+        if self._is_earlier_attempt():
+            return False
         is_this_machine = self.machine != "" and (self.machine, self.host) == (
             machine_id(),
             platform.node(),
         )
         return False if is_this_machine and self.boot_id != boot_id() else None
+
+    def _is_earlier_attempt(self) -> bool:
+        """Returns whether it belongs to another attempt of this process's task."""
+        is_same_task = self.job != "" and self.job == os.environ.get(JOB)
+        return is_same_task and self.attempt != os.environ.get(ATTEMPT, "")
 
 
 def _namespace() -> str:

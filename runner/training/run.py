@@ -396,6 +396,8 @@ def _concluded(
     except BaseException as error:
         if isinstance(error, PeerError) and error.failure.is_stop:
             status = stopped_status(pipeline.recipe)
+        elif getattr(error, "exit_code", None) == ExitCode.PREEMPTED:
+            status = "PREEMPTED"
         plugin_error = None if isinstance(error, RunnerError) else mistake(error)
         reason = _reason(error, plugin_error)
         processes = pipeline.context.processes

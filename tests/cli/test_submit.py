@@ -19,7 +19,7 @@ from runner.recipe.yaml_nodes import RecipeError
 from runner.system.errors import StorageError, UsageError
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "cluster.md"
+PAGE = ROOT / "docs" / "slurm.md"
 KUBERNETES = ("--kind", "kubernetes", "--image", "image:1", "--claim", "claim", "--print")
 SERVER = "postgresql://user@host/studies"
 STUDY = """
@@ -145,7 +145,8 @@ def test_kubernetes_gets_servers_and_no_files_of_this_machine(monkeypatch):
     monkeypatch.setenv("OPTUNA_STORAGE", "sqlite:////here.db")
     manifest = yaml.safe_load(submit("digits_classifier", *KUBERNETES, "--memory", "2GiB", "--gpus", "1")[0])
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    assert [entry["name"] for entry in container["env"]] == ["RUNNER_WORKSPACE", "MLFLOW_TRACKING_URI"]
+    copied = [entry["name"] for entry in container["env"] if "valueFrom" not in entry]
+    assert copied == ["RUNNER_WORKSPACE", "MLFLOW_TRACKING_URI", "RUNNER_JOB"]
     assert container["resources"]["limits"] == {"memory": "2048Mi", "nvidia.com/gpu": "1"}
     script, _ = submit("digits_classifier", "--print")
     assert "export RUNNER_DATA=/data\n" in script

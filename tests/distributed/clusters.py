@@ -14,7 +14,7 @@ JOB = BatchJob(
     workspace="/tmp/workspace",
 )
 PROGRAM = {
-    "srun": 'printf "%s\\0" "$@" > "$CALLED/srun"; pwd > "$CALLED/folder"; exit "$CODE"',
+    "srun": 'printf "%s\\0" "$@" > "$CALLED/srun"; pwd > "$CALLED/folder"; env > "$CALLED/env"; exit "$CODE"',
     "scontrol": 'if [ "$1" = show ]; then printf "%s\\n" first second; else echo "$@" >> "$CALLED/scontrol"; fi',
 }
 

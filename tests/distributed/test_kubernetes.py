@@ -96,7 +96,11 @@ def test_secrets_are_references_and_the_rest_are_values():
             {"OPTUNA_STORAGE": ("studies", "url")},
         )
     )["env"]
-    assert entries == [
+    identity = {entry["name"]: entry for entry in entries[3:]}
+    assert identity.keys() == {"RUNNER_CONTROLLER", "RUNNER_INDEX", "RUNNER_JOB", "RUNNER_ATTEMPT"}
+    assert identity["RUNNER_JOB"]["value"] == "kubernetes-$(RUNNER_CONTROLLER)-$(RUNNER_INDEX)"
+    assert identity["RUNNER_ATTEMPT"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert entries[:3] == [
         {"name": "RUNNER_WORKSPACE", "value": "/workspace"},
         {"name": "MLFLOW_TRACKING_URI", "value": "http://$$(x)"},
         {"name": "OPTUNA_STORAGE", "valueFrom": {"secretKeyRef": {"name": "studies", "key": "url"}}},

@@ -11,13 +11,14 @@ from pathlib import Path
 from signal import Signals
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from children import free_port
 from toy_runs import written
 
 from runner.distributed.launch import _exit_code, launch
 from runner.distributed.membership import EXIT_FILE, record_exit
-from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure, record_failure
+from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure, ProcessGroup, record_failure
 from runner.training import checkpoint
 
 ENDED = "process 1 of 2 has ended"
@@ -51,6 +52,7 @@ def failing(**codes):
         (PeerFailure(1, 6, "the loss is NaN"), None, failing(r0=6, r1=6), None, 6, ""),
         (PeerFailure(0, 1, ENDED, is_missing=True), None, failing(r1=-9), None, 1, "process 1 was killed by SIGKILL"),
         (PeerFailure(0, 1, ENDED, is_missing=True), None, failing(r0=1), None, 1, ENDED),
+        (PeerFailure(0, 75, ENDED, is_missing=True), None, failing(r0=75), None, 75, ENDED),
         (None, None, failing(r0=-11), None, 1, "process 0 was killed by SIGSEGV"),
         (None, None, failing(r0=3), None, 1, ""),
     ],
@@ -88,6 +90,15 @@ def test_a_failure_and_an_exit_code_are_left_to_the_launcher_of_each_machine(tmp
     assert (tmp_path / EXIT_FILE).read_text() == "75"
 
 
+@pytest.mark.parametrize(("missing", "code"), [([1], 75), ([0, 1], 75), ([5], 75), ([2], 1), ([3], 1), ([0, 3], 1)])
+def test_only_a_machine_that_is_lost_is_reason_for_another_attempt(missing, code):
+    """Ranks 2 and 3 are on this machine, of 6 on three machines."""
+    group = ProcessGroup(None, rank=3, count=6, local_rank=1, local_count=2)
+    error = group._missing(missing, "gone")
+    assert error.exit_code == code
+    assert str(error) == ("gone; its machine may be lost" if code == 75 else "gone")
+
+
 def started(folder, *words):
     """Starts two launchers with the same command, as on two machines."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -113,7 +124,20 @@ def test_two_machines_are_one_run_that_is_stopped_and_resumed(tmp_path, migrated
         (run,) = migrated_workspace.glob("runs/*")
         record = json.loads((run / "run.json").read_text())
         assert (record["status"], record["processes"]) == ("PREEMPTED", 2)
-        assert 0 < checkpoint.load(checkpoint.checkpoints(run / "checkpoints")[-1])["step"] < 60
+        newest = checkpoint.checkpoints(run / "checkpoints")[-1]
+        assert 0 < checkpoint.load(newest)["step"] < 60
+
+        # A machine that is lost ends the command of the other one, which can be repeated.
+        address = f"127.0.0.1:{free_port()}"
+        launchers = list(started(tmp_path, "runner", *words, "--nodes", "2", f"--rendezvous={address}"))
+        while checkpoint.checkpoints(run / "checkpoints")[-1] == newest:
+            assert [launcher.poll() for launcher in launchers] == [None, None]
+            time.sleep(0.02)
+        lost = psutil.Process(launchers[1].pid)
+        for process in (*lost.children(recursive=True), lost):
+            process.kill()
+        assert [launcher.wait() for launcher in launchers] == [75, -9]
+        assert "its machine may be lost" in (tmp_path / "0.out").read_text()
 
         # torchrun started by hand does the same.
         address = f"127.0.0.1:{free_port()}"

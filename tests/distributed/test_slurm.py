@@ -87,6 +87,25 @@ def test_variables_are_exported_and_secrets_are_expected(tmp_path):
     assert run_script(script, tmp_path, OPTUNA_STORAGE="x")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("is_array", "variables", "task", "attempt"),
+    [
+        (False, {"SLURM_JOB_ID": "7"}, "slurm-cluster-7", "0"),
+        (False, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "slurm-cluster-7", "2"),
+        (
+            True,
+            {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_CLUSTER_NAME": "a"},
+            "slurm-a-7_3",
+            "0",
+        ),
+    ],
+)
+def test_attempts_of_a_task_have_one_identifier(is_array, variables, task, attempt, tmp_path):
+    run_script(render_script(job(is_array=is_array), ["runner"]), tmp_path, **variables)
+    environment = (tmp_path / "called-0" / "env").read_text().splitlines()
+    assert {f"RUNNER_JOB={task}", f"RUNNER_ATTEMPT={attempt}"} <= set(environment)
+
+
 @pytest.mark.parametrize("option", ["", "=x", "Partition=x", "a=b\nc", f"a={NAME}", "output=x", "array=1-2", "a b=c"])
 def test_an_option_is_refused(option):
     with pytest.raises(UsageError, match="--option: "):

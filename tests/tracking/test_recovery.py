@@ -9,7 +9,7 @@ import pytest
 from run_folders import run_folder
 
 from runner.system.errors import UsageError
-from runner.system.processes import Owner, boot_id, machine_id
+from runner.system.processes import ATTEMPT, JOB, Owner, boot_id, machine_id
 from runner.system.processes import _born as born
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Workspace, recovery
@@ -42,6 +42,32 @@ def known_run(store):
         return folder, run_id
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("owner_attempt", "own", "alive"),
+    [
+        (("slurm-7", "0"), ("slurm-7", "1"), False),
+        (("slurm-7", "0"), ("slurm-7", "0"), None),
+        (("slurm-7", "0"), ("slurm-8", "1"), None),
+        (("", ""), ("", "1"), None),
+        (("slurm-7", "pod-a"), ("slurm-7", ""), False),
+    ],
+)
+def test_the_attempt_before_of_a_schedulers_task_is_dead(owner_attempt, own, alive, known_run, monkeypatch):
+    monkeypatch.setenv(JOB, own[0])
+    monkeypatch.setenv(ATTEMPT, own[1])
+    owner = ELSEWHERE.model_copy(update={"job": owner_attempt[0], "attempt": owner_attempt[1]})
+    assert owner.alive is alive
+    folder, _ = known_run(owner=owner, heartbeat=time.time())
+    (folder.path / LOCK_NAME).touch()
+    if alive is False:
+        assert folder.obstacle() == ""
+        folder.claim()
+        folder.release()
+    else:
+        with pytest.raises(UsageError, match="may be in use by process 1 on elsewhere"):
+            folder.claim()
 
 
 def said_before_its_end(folder, *records):
