@@ -150,13 +150,16 @@ def interrupt(child: subprocess.Popen[bytes], target: str, training: Training, r
     return Attempt(target, seconds, child.wait())
 
 
+def metrics_size(workspace: Path) -> int:
+    """Returns the size of the metrics of a run in bytes; 0 without a run."""
+    return max((path.stat().st_size for path in workspace.glob("runs/*/spool.jsonl")), default=0)
+
+
 def wait_for_progress(child: subprocess.Popen[bytes], workspace: Path, size: int) -> None:
-    """Waits until the metrics of the newest run have a size in bytes, or the training has ended."""
+    """Waits until metrics have a size and more of them than before, or the training has ended."""
+    size = max(size, metrics_size(workspace) + 1)
     deadline = time.monotonic() + START_SECONDS
-    while child.poll() is None and time.monotonic() < deadline:
-        spools = [path.stat().st_size for path in workspace.glob("runs/*/spool.jsonl")]
-        if max(spools, default=0) >= size:
-            return
+    while child.poll() is None and time.monotonic() < deadline and metrics_size(workspace) < size:
         time.sleep(0.01)
 
 
