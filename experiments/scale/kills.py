@@ -119,25 +119,25 @@ def ranks_of(launcher: int) -> dict[int, psutil.Process]:
     return ranks
 
 
-def wait_for_end(processes: list[psutil.Process]) -> float:
-    """Waits until processes have ended, and returns the seconds.
+def wait_for_end(processes: list[psutil.Process]) -> None:
+    """Waits until processes have ended.
+
+    Args:
+        processes: They are no children of this process, whose exit codes would be lost.
 
     Raises:
         RuntimeError: Some are still alive after ``HANG_SECONDS``; they are killed.
     """
-    started = time.monotonic()
     _, alive = psutil.wait_procs(processes, timeout=HANG_SECONDS)
     for process in alive:
         process.kill()
     if alive:
         raise RuntimeError(f"{len(alive)} of {len(processes)} processes were alive after {HANG_SECONDS:g} s")
-    return time.monotonic() - started
 
 
 def interrupt(child: subprocess.Popen[bytes], target: str, training: Training, rng: random.Random) -> Attempt:
     """Kills a process of a training, and waits for the end of all."""
     ranks = ranks_of(child.pid)
-    everyone = [psutil.Process(child.pid), *ranks.values()]
     if target == "launcher":
         child.kill()
     elif target == "first process":
@@ -146,8 +146,10 @@ def interrupt(child: subprocess.Popen[bytes], target: str, training: Training, r
         ranks[rng.randrange(1, training.processes)].kill()
     else:
         ranks[rng.randrange(training.processes)].suspend()
-    seconds = wait_for_end([process for process in everyone if process.is_running()])
-    return Attempt(target, seconds, child.wait())
+    started = time.monotonic()
+    wait_for_end(list(ranks.values()))
+    code = child.wait(HANG_SECONDS)
+    return Attempt(target, time.monotonic() - started, code)
 
 
 def metrics_size(workspace: Path) -> int:
@@ -281,7 +283,8 @@ def write_table() -> None:
         lines.append(f"| {target} | {len(attempts)} | {seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f} | {named} |")
     lines += [
         "",
-        f"A hanging process has not answered for {STALL_SECONDS} s (`train.stall_s`) when the others end.",
+        f"A hanging process has not answered for {STALL_SECONDS} s (`train.stall_s`) when the others end, and is killed "
+        "30 s later by torch's launcher.",
         "",
     ]
     TABLE.write_text("\n".join(lines))
