@@ -283,7 +283,7 @@ def write_table() -> None:
         lines.append(f"| {target} | {len(attempts)} | {seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f} | {named} |")
     lines += [
         "",
-        f"A hanging process has not answered for {STALL_SECONDS} s (`train.stall_s`) when the others end; torch's launcher "
+        f"A hanging process has not answered for {STALL_SECONDS} s (`train.stall_s`) when the others end; torch "
         "kills it 30 s later.",
         "",
     ]
