@@ -95,6 +95,10 @@ def _selected(run: str, takeover: bool, quiet: bool) -> str:
     from runner.tracking.workspace import Workspace
 
     all_folders = run_folders("resume", quiet)
+    if "://" in run:
+        from runner.tracking.run_copy import restore
+
+        run = restore(run, Workspace()).name
     if run == "latest":
         return str(_newest_resumable(all_folders, Workspace().runs, takeover).path)
     folder = find(Workspace().runs, run)

@@ -247,7 +247,22 @@ def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> str | None:
         record = folder.record()
         if record is not None and record.digest == recipe.digest and not folder.obstacle(takeover):
             return folder.name
-    return None
+    return _restored(recipe, takeover)
+
+
+def _restored(recipe: "Recipe", takeover: bool) -> str | None:
+    """Restores the newest unfinished run of a recipe from its second copy, and returns its name; None without one."""
+    url = recipe.tracking.second_copy
+    if url is None:
+        return None
+    from runner.tracking.run_copy import find_copy, restore
+    from runner.tracking.workspace import Workspace
+
+    workspace = Workspace()
+    copy = find_copy(url, recipe.digest, takeover)
+    if copy is None or (workspace.runs / copy.rpartition("/")[2]).exists():
+        return None
+    return restore(copy, workspace).name
 
 
 def _download(recipe: "Recipe", wanted: bool) -> None:

@@ -153,6 +153,10 @@ class TrackingConfig(Config):
 
     mlflow may be in the list, and is there without it.
     """
+    second_copy: Annotated[str, Field(pattern=r"^[a-z][a-z0-9+]*://.+")] | None = None
+    """URL of a folder for second copies of runs, as fsspec names it (s3://bucket/runs,
+    file:///mnt/runs): checkpoints and what a resumed run needs; null makes none.
+    """
 
     @property
     def plugin_sinks(self) -> list[str]:

@@ -77,6 +77,7 @@ _APPLIED = {
     "tracking.system_metrics": "",
     "tracking.render_every": "from the next evaluation",
     "tracking.sinks": "a sink gets the run from its beginning",
+    "tracking.second_copy": "all checkpoints are copied there again",
 }
 _SECTIONS = {
     "model": "the model is built with it; a checkpoint that does not fit is refused",

@@ -215,6 +215,19 @@ class Store:
             runs = self.client.search_runs([experiment_id], condition, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
+    def has_run(self, run_id: str) -> bool:
+        """Returns whether a run exists."""
+        from mlflow.exceptions import MlflowException
+
+        with self.telling("look for a run"):
+            try:
+                self.client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return False
+                raise
+        return True
+
     def rename_run(self, run_id: str, name: str) -> None:
         """Gives a run another name."""
         with self.telling("name a run"):

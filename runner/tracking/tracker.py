@@ -22,6 +22,7 @@ from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
 from runner.tracking.recorder import Recorder
+from runner.tracking.run_copy import RunCopy
 from runner.tracking.sink_feed import SinkFeed
 from runner.tracking.spool import Shipper
 from runner.tracking.store import (
@@ -94,6 +95,10 @@ class Tracker(Recorder):
             Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
         ]
         self._feeds: list[tuple[SinkFeed, Periodic]] = []
+        url = recipe.tracking.second_copy
+        self._copy = None if url is None else RunCopy(url, self.run_dir)
+        if self._copy is not None:
+            self._threads.insert(0, Periodic("second copy", seconds=5.0, action=self._copy.update))
 
     def _tags(self, recipe: Recipe) -> dict[str, str]:
         """Returns the tags by which the runner finds and describes the run."""
@@ -279,6 +284,7 @@ class Tracker(Recorder):
         self._write_record(self.closed, status=status, reason=reason)
         self.spool.sync()
         self._close_feeds()
+        self._close_copy(patience)
         delivered = self._deliver(mlflow, patience)
         self.spool.close()
         self._folder.release()
@@ -297,6 +303,27 @@ class Tracker(Recorder):
                 feed.close()
             except Exception as error:
                 _log.warning("%s: its last metrics are missing: %s", thread.name, error)
+
+    def _close_copy(self, patience: float) -> None:
+        """Completes the second copy in a separate thread, because storage may hang."""
+        copy = self._copy
+        if copy is None:
+            return
+        errors: list[Exception] = []
+
+        def finish() -> None:
+            try:
+                copy.close()
+            # Whatever the drivers of a storage raise.
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=finish, name="runner-copy-end", daemon=True)
+        thread.start()
+        thread.join(patience)
+        if errors or thread.is_alive():
+            reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else f"no answer for {patience:g} s"
+            _log.warning("the second copy of %s is incomplete: %s", self.run_name, reason)
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:
         """Sends the log in a separate thread, because a slow or hanging store
