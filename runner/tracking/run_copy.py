@@ -56,7 +56,7 @@ class RunCopy:
         # The thread of the updates, and the end of the training.
         self._lock = threading.Lock()
         self._copied: set[str] = set()
-        # Where files are, by name and digest: checkpoints share the rows of a replay buffer.
+        # Where files are, by name and digest: checkpoints may share them.
         self._places: dict[tuple[str, str], str] = {}
 
     def update(self) -> None:
