@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Protocol
@@ -32,6 +33,8 @@ STEPS_BETWEEN_CHECKS = 10
 """Steps of an evaluation between checks whether all episodes are over, because every check waits
 for an accelerator.
 """
+TEST_SEED_OFFSET = 1_000_003
+"""Difference of the seeds of the test's episodes and the evaluation's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,20 @@ class SimulatorSource(Source):
             total = finished if total is None else total + finished
         assert total is not None
         return environment.summarise(total.tolist())
+
+    def has_test(self) -> bool:
+        """Returns True: a test has episodes of another seed."""
+        return True
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """Evaluates as many other episodes inside the ``with``, the same ones every time."""
+        seed = self._evaluation_seed
+        self._evaluation_seed = seed + TEST_SEED_OFFSET
+        try:
+            yield
+        finally:
+            self._evaluation_seed = seed
 
     def held_out(self) -> tuple[BatchedEnvironment, Tensor]:
         """Returns the held-out episodes at their start, and their observations, [E, N, o]."""

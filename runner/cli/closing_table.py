@@ -23,8 +23,9 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
 def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[str]]:
     """Returns the lines of the closing table by label."""
     sections = {
-        "result": _evaluation(result, headline) or ["nothing was evaluated"],
+        "result": _evaluation(result, headline, "eval/") or ["nothing was evaluated"],
         "best": _best(result),
+        "test": _test(result, headline),
         "newest": _newest_checkpoint(result),
         "data": [SYNTHETIC_REMARK] if result.synthetic else [],
         "smoke": [SMOKE_REMARK] if result.smoke else [],
@@ -50,8 +51,8 @@ def _sections(result: "RunResult", headline: Sequence[str]) -> dict[str, list[st
     return sections
 
 
-def _evaluation(result: "RunResult", headline: Sequence[str]) -> list[str]:
-    evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
+def _evaluation(result: "RunResult", headline: Sequence[str], prefix: str) -> list[str]:
+    evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
     names = [name for name in headline if name in evaluated]
     names += sorted(set(evaluated) - set(headline))
     return [f"{name} {figure(evaluated[name])}" for name in names]
@@ -63,6 +64,17 @@ def _best(result: "RunResult") -> list[str]:
         return []
     progress = amount(best.step, best.unit)
     return [f"{best.metric[5:]} {figure(best.value)} after {progress}: {_checkpoint(best.checkpoint)}"]
+
+
+def _test(result: "RunResult", headline: Sequence[str]) -> list[str]:
+    """Returns the metrics on the test part, or the reason why a finished run has none."""
+    if result.status != "FINISHED" or result.smoke:
+        return []
+    if result.untested is not None:
+        return [f"none: {result.untested}"]
+    lines = _evaluation(result, headline, "test/")
+    checkpoint = "best" if result.best else "last"
+    return [*lines, f"of the {checkpoint} checkpoint"] if lines else []
 
 
 def _newest_checkpoint(result: "RunResult") -> list[str]:

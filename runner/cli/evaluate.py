@@ -38,6 +38,14 @@ Checkpoint = Annotated[
     Literal["best", "last"],
     Option(help="Use the checkpoint with the best objective, or the last one."),
 ]
+DataPart = Annotated[
+    Literal["test", "validation"] | None,
+    Option(
+        "--part",
+        help="Part of the data: test, or validation, which selected the best checkpoint. The default is test, "
+        "where the data have it.",
+    ),
+]
 Size = Annotated[
     int | None,
     Option(min=1, metavar="N", help="Number of evaluated items, for data that have such a setting."),
@@ -56,6 +64,7 @@ def evaluate(
     run: Run = "latest",
     bare: Bare = None,
     checkpoint: Checkpoint = "best",
+    part: DataPart = None,
     size: Size = None,
     seed: Seed = None,
     render: Render = None,
@@ -66,8 +75,9 @@ def evaluate(
 ) -> None:
     """Evaluate the model of a run, with the stages that it was trained with.
 
-    The evaluation that the run made during its training is printed next to it; on a CPU the digits
-    are the same. 'latest' is the newest run.
+    The model is evaluated on the test part of the data, which has not selected it, or on the validation
+    part, where the data have no other. The evaluation that the run made is printed next to it; on a CPU the
+    digits are the same. 'latest' is the newest run.
 
     [bold]runner evaluate[/]
 
@@ -99,7 +109,7 @@ def evaluate(
             from runner.training.evaluate import evaluate as evaluated
 
             with sharing_processor(recipe, locked_threads(lock)):
-                evaluation = evaluated(recipe, registry, folder, checkpoint, render)
+                evaluation = evaluated(recipe, registry, folder, checkpoint, render, part)
     output(as_json, evaluation.data, _show, evaluation, recipe.headline, recipe.length[0])
 
 
@@ -124,11 +134,15 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
     remark = f"Took {evaluation.seconds:.1f} s."
     if evaluation.same_digits is not None:
         relation = "Same digits as" if evaluation.same_digits else "Digits differ from"
-        remark = f"{relation} the run's evaluation ({evaluation.seconds:.1f} s)."
+        what = "test" if evaluation.part == "test" else "evaluation"
+        remark = f"{relation} the run's {what} ({evaluation.seconds:.1f} s)."
     if evaluation.picture is not None:
         remark = f"{remark} Picture: {evaluation.picture}"
     checkpoint = f"{Path(evaluation.checkpoint).name}, at {evaluation.step:,} {unit}"
-    print_wrapped(f"{evaluation.run_name}: {checkpoint}", console)
+    part = f"{evaluation.part} part"
+    if evaluation.part == "validation":
+        part += ", which selects the best checkpoint"
+    print_wrapped(f"{evaluation.run_name}: {checkpoint}; on the {part}", console)
     if evaluation.synthetic:
         print_wrapped(f"data {SYNTHETIC_REMARK}", console)
     console.print(table)

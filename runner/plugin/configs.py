@@ -252,9 +252,13 @@ class LimitConfig(Config):
 class DatasetConfig(SourceConfig):
     """Settings that every dataset has."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"limit", "sampling", "folds"})
+    omitted: ClassVar[frozenset[str]] = frozenset(
+        {"limit", "sampling", "folds", "test"}
+    )
     divisible: ClassVar[bool] = True
-    """Whether a part of the samples is a dataset, too, so that ``limit`` can be set."""
+    """Whether a part of the samples is a dataset, too, so that ``limit``, ``folds`` and ``test``
+    can be set.
+    """
 
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     in_memory: ClassVar[bool] = False
@@ -275,6 +279,10 @@ class DatasetConfig(SourceConfig):
 
     folds: FoldsConfig | None = None
     """Fold of a cross-validation; null holds out what the source holds out."""
+    test: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the held-out samples that no evaluation of the training reads: the best checkpoint
+    is tested on them once, at the end. null tests only if the source has test data of its own.
+    """
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import default_collate
 
 from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
 from runner.plugin.class_balance import balanced_order, count_labels, labels_of
-from runner.plugin.configs import DatasetConfig, LimitConfig
+from runner.plugin.configs import DatasetConfig
 from runner.plugin.context import Context, derived_seed
+from runner.plugin.data_parts import DataParts
 from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.folds import FoldsConfig, divide
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
@@ -25,22 +24,19 @@ from runner.plugin.loading import load_batches
 from runner.plugin.measuring import measure
 from runner.plugin.metric_names import join_metrics
 from runner.plugin.progress import Progress
-from runner.plugin.rows import Rows, SelectedRows, TensorRows
+from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import Batch, Source, State
-from runner.system.errors import RunnerError, UsageError
-from runner.system.suggestions import method_named
+from runner.system.errors import UsageError
 from runner.system.tensor_trees import map_tensors, tensors
 
-_RESIDENT_SHARE = 0.25
-"""Largest share of an accelerator's memory that is taken by data."""
 _TRAINING = "training data"
 """Name of the data for the training in messages."""
 _HELD_OUT = "held-out data"
 """Name of the data for the evaluation in messages."""
 
 
-class DatasetSource(Source):
-    """A training set and a held-out set.
+class DatasetSource(DataParts):
+    """A training set, a held-out set for evaluations, and possibly a test set.
 
     Write ``datasets``. Each may be tensors by name, ``Rows``, or torch's map-style or iterable
     ``Dataset``, whose samples ``collate`` makes into batches. Every batch follows from the recipe's
@@ -60,12 +56,12 @@ class DatasetSource(Source):
         self.config = config
         self.context = context
         self.device = context.device
-        self.train, self.held_out = self._pair(config)
+        self.train, self.held_out, self.test = self._parts(config)
         self._in_tokens = "tokens" in config.units
         self._batch_size = context.batch_size
         self._balanced_labels: Tensor | None = None
-        self._all_data: tuple[Any, Any] | None = None
-        """Both sets as the source has made them, if only parts of them are used."""
+        self._all_data: tuple[Any, ...] | None = None
+        """All sets as the source has made them, if only parts of them are used."""
         self.consumed = 0
         self._stream: Iterator[Batch] | None = None
         """Batches of ``_batch_size``, from the first that was not consumed; further ones may be
@@ -75,8 +71,11 @@ class DatasetSource(Source):
         facts = self._inspected()
         self._samples = facts.train
         self._held_out_samples = facts.held_out
+        self._test_samples = facts.test
         self.fold_samples: Tensor | None = None
         """Numbers of the held-out samples among all, in a cross-validation [held-out]."""
+        if config.test is not None:
+            self._set_aside(config.test)
         if config.folds is not None:
             self._divide(config.folds)
         if config.limit is not None:
@@ -87,35 +86,6 @@ class DatasetSource(Source):
         self.shapes = facts.shapes
         if type(self).layout is Source.layout:
             self.layout = facts.layout
-
-    def _limit(self, limit: LimitConfig) -> None:
-        """Uses only shares of the samples, drawn at random.
-
-        Raises:
-            UsageError: The samples are a stream, which has no numbers.
-        """
-        if self._all_data is None:
-            self._all_data = (self.train, self.held_out)
-        held_out = self._held_out_samples
-        if isinstance(self.held_out, Rows):
-            held_out = len(self.held_out)
-        # Other seeds train on the same samples.
-        generator = torch.Generator().manual_seed(0)
-        for name, share, count in (
-            ("train", limit.train, self._samples),
-            ("held_out", limit.held_out, held_out),
-        ):
-            if share == 1:
-                continue
-            data = getattr(self, name)
-            if count is None or (is_stream(data) and not isinstance(data, Rows)):
-                raise UsageError(
-                    f"data.limit.{name}: '{self.config.kind}' is a stream, whose samples have no "
-                    "numbers; remove it, and set a shorter training"
-                )
-            size = max(math.ceil(share * count), min(count, self.context.batch_size))
-            numbers = torch.randperm(count, generator=generator)[:size].sort().values
-            self.select(**{name: numbers})
 
     def _divide(self, folds: FoldsConfig) -> None:
         """Holds out a fold of all samples, and trains on the others.
@@ -138,7 +108,7 @@ class DatasetSource(Source):
         except ValueError as error:
             problem = f"'{self.config.kind}' cannot be divided: {error}"
             raise UsageError(f"data.folds: {problem}") from None
-        self._all_data = (self.train, self.held_out)
+        self._keep_all_data()
         self.train = self.held_out = division.samples
         self.select(train=division.train, held_out=division.held_out)
         self.fold_samples = division.held_out
@@ -155,10 +125,11 @@ class DatasetSource(Source):
         """
         train = None if isinstance(self.train, Rows) else self.train
         held_out = None if isinstance(self.held_out, Rows) else self.held_out
+        test = None if isinstance(self.test, Rows) else self.test
         facts = Facts()
         # Otherwise nothing reads data.workers, and the setting is refused.
-        if train is not None or held_out is not None:
-            inspection = Inspection(train, held_out, self.collate)
+        if any(part is not None for part in (train, held_out, test)):
+            inspection = Inspection(train, held_out, test, self.collate)
             workers = min(self.config.workers, 1)
             if is_stream(train) and not workers:
                 self._opening = Opening(
@@ -178,32 +149,7 @@ class DatasetSource(Source):
 
         with seeded(0):
             shapes, layout = shapes_and_layout(repeat)
-        return Facts(len(rows), facts.held_out, shapes, layout)
-
-    @abstractmethod
-    def datasets(self, config: Any) -> tuple[Any, Any]:
-        """Returns the data for the training and the data for the evaluation."""
-
-    def _pair(self, config: DatasetConfig) -> tuple[Any, Any]:
-        """Returns the result of ``datasets``; raises a RunnerError if it cannot be trained on."""
-        pair: Any = self.datasets(config)
-        method = method_named(self, "datasets")
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            expected = "a pair, what to train on and what to evaluate on"
-            raise RunnerError(
-                f"{method} should return {expected}, got {type(pair).__name__}"
-            )
-        train, held_out = pair
-        streams_train = not isinstance(train, Mapping) and is_stream(train)
-        if streams_train and config.workers > 1:
-            problem = f"{config.workers} are too many for '{config.kind}'"
-            reason = "each would deliver all samples of a stream"
-            hint = "use 1 at most, or a map-style Dataset"
-            raise UsageError(f"data.workers: {problem}: {reason}; {hint}")
-        try:
-            return self._placed(train), self._placed(held_out)
-        except RunnerError as error:
-            raise RunnerError(f"{method}: {error}") from None
+        return Facts(len(rows), facts.held_out, facts.test, shapes, layout)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Makes samples into a batch, by default like torch."""
@@ -239,6 +185,7 @@ class DatasetSource(Source):
             "context",
             "train",
             "held_out",
+            "test",
             "_all_data",
             "_stream",
             "_opening",
@@ -284,23 +231,11 @@ class DatasetSource(Source):
             raise UsageError(f"train.batch_size: {batch_size:,} exceeds {limit}")
         return samples // batch_size * batch_size
 
-    def replace_data(self, train: Any, held_out: Any) -> None:
-        """Replaces the data by others with the same samples, such as a cache of them.
-
-        The fingerprint remains that of the data that were replaced.
-        """
-        if self._all_data is None:
-            self._all_data = (self.train, self.held_out)
-        self.train = train
-        self.held_out = held_out
-
     def fingerprint(self) -> str | None:
         """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
         hold.
         """
-        if self._all_data is not None:
-            return fingerprint_of_data(*self._all_data)
-        return fingerprint_of_data(self.train, self.held_out)
+        return fingerprint_of_data(*(self._all_data or self._data()))
 
     def state_dict(self) -> State:
         """Returns the number of batches that were consumed."""
@@ -500,40 +435,6 @@ class DatasetSource(Source):
         if isinstance(self.held_out, Rows) and len(self.held_out) > samples:
             self.select(held_out=torch.arange(samples) * len(self.held_out) // samples)
 
-    def select(
-        self, *, train: Tensor | None = None, held_out: Tensor | None = None
-    ) -> None:
-        """Uses only the samples with these numbers from now on, in this order and as often.
-
-        Args:
-            train: Numbers of samples to train on; None leaves them as they are.
-            held_out: Numbers of held-out samples, likewise.
-
-        Raises:
-            TypeError: The samples are a stream, which has no numbers.
-        """
-        if train is not None:
-            self.train = self._selected(self.train, train)
-            if self._balanced_labels is not None:
-                self._balanced_labels = self._balanced_labels[train.cpu()]
-            self._samples = len(train)
-        if held_out is not None:
-            if self.fold_samples is not None:
-                self.fold_samples = self.fold_samples[held_out.cpu()]
-            self.held_out = self._selected(self.held_out, held_out, copies=True)
-            self._held_out_samples = len(held_out)
-
-    def _selected(self, data: Any, index: Tensor, *, copies: bool = False) -> Any:
-        if type(data) is TensorRows and copies:
-            # An evaluation may read the tensors of its samples.
-            return TensorRows(data.take(index.to(self._home(data))))
-        if isinstance(data, Rows):
-            return SelectedRows(data, index.to(self._home(data)))
-        if is_stream(data):
-            samples = f"the samples of '{self.config.kind}'"
-            raise TypeError(f"{samples} are a stream: they have no numbers")
-        return Subset(data, index.tolist())
-
     def held_out_batch_size(self) -> int:
         """Returns the samples of a held-out batch, by default those of the recipe's batch."""
         return self.context.batch_size
@@ -580,21 +481,6 @@ class DatasetSource(Source):
 
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
         return measure(learner, batches, self.context)
-
-    def _placed(self, data: Any) -> Any:
-        """Returns data for training or evaluation, in the memory where they are used."""
-        rows = TensorRows(data) if isinstance(data, Mapping) else data
-        return rows.to(self.device) if self._home(rows).type == "cuda" else rows
-
-    def _home(self, data: Any) -> torch.device:
-        """Returns the device for data or numbers of samples: the one that uses them, if
-        they fit there.
-        """
-        host = torch.device("cpu")
-        if self.device.type != "cuda" or not isinstance(data, Rows):
-            return host
-        memory: int = torch.cuda.get_device_properties(self.device).total_memory
-        return self.device if data.nbytes <= _RESIDENT_SHARE * memory else host
 
 
 def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:

@@ -97,7 +97,7 @@ def pool(train: Any, held_out: Any) -> Any:
     Raises:
         ValueError: They cannot be divided in another way.
     """
-    from torch.utils.data import ConcatDataset, IterableDataset
+    from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
     from runner.plugin.rows import Rows, TensorRows
 
@@ -111,7 +111,9 @@ def pool(train: Any, held_out: Any) -> Any:
         for data in datasets
     ):
         raise ValueError("its samples are a stream and have no numbers")
-    if type(train) is not type(held_out):
+    # A part of the held-out samples may be set aside for a test.
+    complete = held_out.dataset if isinstance(held_out, Subset) else held_out
+    if type(train) is not type(complete):
         raise ValueError(
             "its training samples and its held-out samples are of different types"
         )

@@ -32,12 +32,14 @@ class Facts:
     Attributes:
         train: Number of samples to train on; None if a stream does not report it.
         held_out: Number of held-out samples, likewise.
+        test: Number of samples for the test, likewise.
         shapes: Shape of every tensor of a batch without the batch dimension, by dotted name.
         layout: Which entries of a batch have one row per sample.
     """
 
     train: int | None = None
     held_out: int | None = None
+    test: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     layout: BatchLayout = field(default_factory=BatchLayout)
 
@@ -50,6 +52,7 @@ class Inspection(Dataset[Any]):
         plugins: Must be the first attribute, because attributes are unpickled in order.
         train: Data for the training, a map-style dataset or a stream; None to skip it.
         held_out: Data for the evaluation, likewise.
+        test: Data for the test, likewise.
         collate: Makes samples into a batch.
         samples: First samples that were read already; None reads one.
     """
@@ -57,6 +60,7 @@ class Inspection(Dataset[Any]):
     plugins: Plugins = field(default_factory=Plugins, init=False)
     train: Any
     held_out: Any
+    test: Any
     collate: Collate
     samples: Sequence[Any] | None = None
 
@@ -71,8 +75,11 @@ class Inspection(Dataset[Any]):
 
     def _facts(self) -> Facts:
         held_out = None if self.held_out is None else length(self.held_out)
+        test = None if self.test is None else length(self.test)
+        if test == 0:
+            raise UsageError("data: no sample to test on")
         if self.train is None:
-            return Facts(held_out=held_out)
+            return Facts(held_out=held_out, test=test)
         count = length(self.train)
         if count == 0:
             raise UsageError("data: no sample to train on")
@@ -83,7 +90,7 @@ class Inspection(Dataset[Any]):
                 collated(self.collate, times * [sample], times * [0], "training data")
             )
 
-        return Facts(count, held_out, *shapes_and_layout(repeat))
+        return Facts(count, held_out, test, *shapes_and_layout(repeat))
 
     def _first_sample(self) -> Any:
         if self.samples is not None:

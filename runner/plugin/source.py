@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,7 +173,21 @@ class Source(ABC):
 
     @abstractmethod
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``."""
+        """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``.
+
+        They select the best checkpoint. Inside of ``testing`` they are logged as ``test/<name>``.
+        """
+
+    def has_test(self) -> bool:
+        """Returns whether there is a test part: data that no evaluation of a training reads.
+
+        It is measured once, after the training, by ``evaluate`` inside of ``testing``.
+        """
+        return False
+
+    def testing(self) -> AbstractContextManager[None]:
+        """Returns a context in which ``evaluate`` and ``render`` read the test part."""
+        raise NotImplementedError(f"{type(self).__name__} has no test part")
 
     def render(self, learner: Learner, path: Path) -> None:
         """Draws what ``evaluate`` measures into a file with one of the endings in the settings'

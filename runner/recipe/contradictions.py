@@ -134,7 +134,7 @@ def _of_length(
             f"has no effect here: '{data.kind}' counts {', '.join(available_units)}",
         )
     if isinstance(data, DatasetConfig) and not data.divisible:
-        for setting in ("limit", "folds"):
+        for setting in ("limit", "folds", "test"):
             if getattr(data, setting):
                 yield (
                     f"data.{setting}",

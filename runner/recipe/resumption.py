@@ -56,6 +56,7 @@ _REFUSED = {
     "data.folds": "the place in the data is counted in its samples",
     "data.sampling": "the place in the data is counted in its draws",
     "data.limit": "the place in the data is counted in its samples",
+    "data.test": "later evaluations would select by other samples",
     "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",
 }

@@ -34,6 +34,7 @@ POINTS = (
     "checkpoint.synced",  # all is durable, but does not bear its name yet
     "checkpoint.renamed",  # all is durable and bears its name, older ones are not pruned yet
     "checkpoint.pruned",
+    "run.tested",  # the test metrics are logged, the run has no final status yet
     "study.claimed",  # a worker holds a trial that has not started
     "study.begun",  # Optuna has the trial as running, nothing is suggested
     "study.suggested",  # all settings are suggested, nothing is trained

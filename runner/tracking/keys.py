@@ -31,10 +31,11 @@ def interval_keys(metric: str) -> tuple[str, str]:
     """Returns the keys of the bounds of a metric's 95 % interval, in sections that no metric of a run has.
 
     Args:
-        metric: The key of an evaluation metric, ``eval/<name>``.
+        metric: The key of an evaluation metric, ``eval/<name>``, or of one of a test, ``test/<name>``.
     """
-    name = metric.removeprefix("eval/")
-    return mlflow_key(f"eval_low/{name}"), mlflow_key(f"eval_high/{name}")
+    section = "test" if metric.startswith("test/") else "eval"
+    name = metric.removeprefix(f"{section}/")
+    return mlflow_key(f"{section}_low/{name}"), mlflow_key(f"{section}_high/{name}")
 
 
 def setting_keys(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

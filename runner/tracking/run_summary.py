@@ -54,12 +54,12 @@ def _sections(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _result(run: Mapping[str, Any]) -> Iterator[str]:
-    """The newest evaluation, headline first."""
+    """Yields the newest evaluation, headline first, and the test."""
     metrics = run["metrics"] or {}
     headline = [name for name in run["headline"] or () if name in metrics]
     names = sorted(metrics)
     if run["kind"] == "run":
-        names = [name for name in names if name.startswith("eval/")]
+        names = [name for name in names if name.startswith(("eval/", "test/"))]
     ordered_names = dict.fromkeys([*headline, *names])
     intervals = {name: interval_keys(name) for name in ordered_names if run["kind"] == "seeds"}
     # The bounds of an interval are shown with their metric.

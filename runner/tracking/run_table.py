@@ -150,7 +150,7 @@ def table_rows(selected: Sequence[Row], columns: Sequence[str] = ()) -> list[dic
 
 def _default_columns(selected: Sequence[Row]) -> list[str]:
     """Returns the columns of a table for which none were selected."""
-    metrics = {name for run in selected for name in run["metrics"] or () if name.startswith("eval/")}
+    metrics = {name for run in selected for name in run["metrics"] or () if name.startswith(("eval/", "test/"))}
     overrides = {path for run in selected for path in run["overrides"] or ()}
     return [*DEFAULT_FIELDS, *sorted(metrics), *sorted(overrides)]
 

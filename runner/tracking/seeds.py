@@ -20,6 +20,8 @@ PICTURE = "curves"
 _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
 _PANEL = (4.0, 3.0)  # inches
 _PANELS = 4
+TEST = "test/"
+"""Prefix of the metrics of the test part, which have one value at the end of a run."""
 
 Bounds = Mapping[str, tuple[float, float]]
 """Smallest and largest possible value of metrics, by pattern."""
@@ -48,18 +50,24 @@ def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
 
 
 def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
-    """Returns the metrics of evaluations without ``eval/``; values that are not
-    finite are excluded.
+    """Returns the metrics of evaluations without ``eval/``, and those of tests with ``test/``.
+
+    Values that are not finite are excluded.
     """
     curves: Curves = {}
     for seed, folder in runs.items():
         for line, _ in lines(folder.spool):
             for name, value in line.metrics.items():
-                if not name.startswith("eval/") or not math.isfinite(value):
+                if not name.startswith(("eval/", TEST)) or not math.isfinite(value):
                     continue
                 by_seed = curves.setdefault(name.removeprefix("eval/"), {})
                 by_seed.setdefault(seed, {})[line.step] = value
     return curves
+
+
+def logged_name(name: str) -> str:
+    """Returns the name under which a run logs a metric of ``evaluations``."""
+    return name if name.startswith(TEST) else f"eval/{name}"
 
 
 def last(curves: Curves) -> dict[str, dict[int, float]]:
@@ -79,8 +87,9 @@ def bounds_of(recipe: Recipe) -> Bounds:
 
 
 def bounds_for(name: str, bounds: Bounds) -> tuple[float, float]:
-    """Returns the smallest and the largest possible value of a metric."""
-    matching = (limits for pattern, limits in bounds.items() if fnmatchcase(name, pattern))
+    """Returns the smallest and the largest possible value of a metric, also of one of the test."""
+    evaluated = name.removeprefix(TEST)
+    matching = (limits for pattern, limits in bounds.items() if fnmatchcase(evaluated, pattern))
     return next(matching, (-math.inf, math.inf))
 
 
@@ -154,7 +163,8 @@ def draw(
         widening: As for ``means``.
     """
     ordered_names = dict.fromkeys([*first, *sorted(curves)])
-    drawn_metrics = [name for name in ordered_names if name in curves][:_PANELS]
+    # A single value is no curve.
+    drawn_metrics = [name for name in ordered_names if name in curves and not name.startswith(TEST)][:_PANELS]
     if not drawn_metrics:
         return []
     steps: set[int] = set()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from runner.plugin.configs import SourceConfig
 from runner.plugin.learner import Learner
 from runner.plugin.plugin_errors import told
 from runner.plugin.registry import Registry
+from runner.plugin.source import State
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
+from runner.tracking.keys import mlflow_key
 from runner.tracking.workspace import RunFolder
+from runner.training.checkpoint import best, checkpoints
 from runner.training.checkpoint_files import read_manifest
 from runner.training.checkpoint_selection import Which, load_chosen
-from runner.training.evaluation import evaluated
-from runner.training.pipeline import assemble, resolve_device
+from runner.training.evaluation import Part, evaluated
+from runner.training.final_test import TEST
+from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.result import RunResult
 from runner.training.trained_run import trained
 from runner.training.tuning import answering_tuning
@@ -40,6 +45,8 @@ class Evaluation:
         picture: The file that the evaluation was drawn into.
         seconds: Wall-clock time.
         synthetic: Whether the data are synthetic.
+        part: The evaluated part of the data: ``test``, or ``validation``, which selected the best
+            checkpoint.
     """
 
     run_name: str
@@ -50,6 +57,7 @@ class Evaluation:
     picture: str | None
     seconds: float
     synthetic: bool = False
+    part: Part = "validation"
 
     @property
     def same_digits(self) -> bool | None:
@@ -69,6 +77,7 @@ def evaluate(
     folder: RunFolder,
     which: Which = "best",
     picture: Path | None = None,
+    part: Part | None = None,
 ) -> Evaluation:
     """Evaluates a checkpoint of a run once, with the stages of its recipe, as the run itself did.
 
@@ -78,13 +87,14 @@ def evaluate(
         folder: The folder of the run.
         which: As for ``load_chosen``.
         picture: A file that the source draws the same evaluation into.
+        part: The part of the data; by default the test part, where the data have one.
 
     Returns:
         Metrics; on a CPU and with the lock's settings, they have the digits of the run's
             evaluation.
 
     Raises:
-        UsageError: The source draws no such file.
+        UsageError: The source draws no such file, or has no test part.
         CheckpointError: No checkpoint can be used, or it does not fit the recipe.
     """
     started = time.perf_counter()
@@ -100,21 +110,14 @@ def evaluate(
             recipe, registry.files, resumed=state["pipeline"], tuning=tuning
         )
         pipeline.load_learnt(state["pipeline"])
-        metrics = evaluated(pipeline)
+        part = _part_of(pipeline, part)
+        metrics = evaluated(pipeline, part)
         if picture is not None:
-            try:
-                pipeline.source.render(pipeline.learner, picture)
-            except OSError as error:
-                reason = error.strerror or error
-                raise UsageError(f"{picture} cannot be written: {reason}") from error
-    # A checkpoint without a score was written between two evaluations.
-    recorded = None
-    if state["complete"] or read_manifest(path)["score"] is not None:
-        recorded = {
-            name.removeprefix("eval/"): value
-            for name, value in state["metrics"].items()
-            if name.startswith("eval/")
-        }
+            _render(pipeline, picture, part)
+    if part == "test":
+        recorded = _recorded_test(folder, path, metrics)
+    else:
+        recorded = _recorded(path, state)
     return Evaluation(
         run_name=folder.name,
         checkpoint=str(path),
@@ -124,7 +127,64 @@ def evaluate(
         picture=None if picture is None else str(picture),
         seconds=time.perf_counter() - started,
         synthetic=recipe.data.is_synthetic(),
+        part=part,
     )
+
+
+def _part_of(pipeline: Assembly, part: Part | None) -> Part:
+    """Returns the part of the data to evaluate.
+
+    Raises:
+        UsageError: There is no test part.
+    """
+    has_test = pipeline.source.has_test()
+    if part == "test" and not has_test:
+        kind = pipeline.recipe.data.kind
+        raise UsageError(
+            f"--part test: '{kind}' has no test part; use --part validation, or train with "
+            "data.test, which sets one aside"
+        )
+    return part or ("test" if has_test else "validation")
+
+
+def _render(pipeline: Assembly, picture: Path, part: Part) -> None:
+    """Draws the evaluation of a part of the data."""
+    source = pipeline.source
+    try:
+        with source.testing() if part == "test" else nullcontext():
+            source.render(pipeline.learner, picture)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{picture} cannot be written: {reason}") from error
+
+
+def _recorded(folder: Path, state: State) -> dict[str, float] | None:
+    """Returns the metrics that a run evaluated at a checkpoint; None if it evaluated none."""
+    # A checkpoint without a score was written between two evaluations.
+    if not state["complete"] and read_manifest(folder)["score"] is None:
+        return None
+    return {
+        name.removeprefix("eval/"): value
+        for name, value in state["metrics"].items()
+        if name.startswith("eval/")
+    }
+
+
+def _recorded_test(
+    folder: RunFolder, checkpoint: Path, names: Iterable[str]
+) -> dict[str, float] | None:
+    """Returns metrics of a run's test; None if it has tested no or another checkpoint."""
+    record = folder.record()
+    paths = checkpoints(folder.checkpoints)
+    if record is None or checkpoint != (best(paths) or paths[-1]):
+        return None
+    keys = {name: mlflow_key(f"{TEST}{name}") for name in names}
+    metrics = {
+        name: float(record.metrics[key])
+        for name, key in keys.items()
+        if key in record.metrics
+    }
+    return metrics or None
 
 
 def load_model(
@@ -136,7 +196,9 @@ def load_model(
 ) -> Learner:
     """Returns the learner of a run with the parameters of a checkpoint.
 
-    The learner is in evaluation mode and without stages.
+    The learner is in evaluation mode and without stages. The best checkpoint was selected on the
+    validation part of the data; ``result.metrics["test/..."]`` and ``runner evaluate`` measure it
+    on the test part.
 
     Args:
         run: The result of ``train``; a run's folder, name, digits or MLflow id; ``latest``; or a

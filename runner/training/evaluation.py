@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
@@ -20,8 +21,18 @@ if TYPE_CHECKING:
     from runner.training.pipeline import Assembly
 
 
-def evaluated(pipeline: Assembly) -> dict[str, float]:
+Part = Literal["validation", "test"]
+"""Validation: what a training evaluates and selects its best checkpoint by. Test: what no
+evaluation of a training reads.
+"""
+
+
+def evaluated(pipeline: Assembly, part: Part = "validation") -> dict[str, float]:
     """Evaluates the learner in evaluation mode, with the same random numbers every time.
+
+    Args:
+        pipeline: The pipeline.
+        part: The part of the data; the test part only where the source has one.
 
     Raises:
         RunnerError: The evaluation returns no numbers by name, or the declared objective is
@@ -29,7 +40,11 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
     """
     # Evaluations with the same random numbers can be compared.
     seed = derived_seed(pipeline.context.seed, "evaluation")
-    with seeded(seed, pipeline.device), pipeline.learner.evaluating():
+    with ExitStack() as stack:
+        if part == "test":
+            stack.enter_context(pipeline.source.testing())
+        stack.enter_context(seeded(seed, pipeline.device))
+        stack.enter_context(pipeline.learner.evaluating())
         metrics = pipeline.source.evaluate(pipeline.learner)
     return checked(metrics, pipeline)
 

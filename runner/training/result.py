@@ -14,6 +14,7 @@ from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import Status
 from runner.tracking.tracker import Tracker
 from runner.training.checkpoint_selection import Best, best_of
+from runner.training.final_test import untested
 from runner.training.loop import Loop
 from runner.training.stage_watch import StageReport
 
@@ -32,7 +33,7 @@ class RunResult:
     """The step from which it was resumed; None if it started from the beginning."""
     stages: list[StageReport]
     metrics: dict[str, float]
-    """The most recent value of every metric."""
+    """The most recent value of every metric; ``test/...`` are those of the best checkpoint."""
     newest_checkpoint: str | None
     """The checkpoint from which the run can be resumed or evaluated; None without one."""
     best: Best | None
@@ -64,6 +65,8 @@ class RunResult:
     """Updates that were skipped; None where ``train.on_nonfinite`` is ``stop``."""
     processes: int = 1
     """Processes that trained it together."""
+    untested: str | None = None
+    """Why there are no ``test/...`` metrics; None if there are."""
 
     def data(self) -> dict[str, Any]:
         """Returns the result as one JSON object."""
@@ -120,6 +123,7 @@ def result_of(loop: Loop, tracker: Tracker, resumed_at: int | None) -> RunResult
         sentinel=None if loop.sentinel is None else loop.sentinel.summary(),
         skipped_updates=None if loop.skipped is None else loop.skipped.summary(),
         changed_by=loop.callbacks.summary() or None if loop.callbacks else None,
+        untested=untested(pipeline.recipe, pipeline.source, is_complete=loop.complete),
     )
 
 

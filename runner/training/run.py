@@ -50,6 +50,7 @@ from runner.tracking.run_curves import CURVES, draw_run
 from runner.tracking.tracker import Tracker
 from runner.training.budget import fitted
 from runner.training.checkpoint_selection import load_resumed
+from runner.training.final_test import test_best, untested
 from runner.training.group_steps import (
     announce_checkpoint,
     count_of,
@@ -387,9 +388,10 @@ def _concluded(
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, resume_command)
         with located(pipeline.recipe):
             yield loop
-        status = "FINISHED" if loop.complete else stopped_status(pipeline.recipe)
         reason = loop.ended_early
+        # A run whose test fails is not finished: it is resumed, and tested again.
         _record_results(loop, tracker)
+        status = "FINISHED" if loop.complete else stopped_status(pipeline.recipe)
     except KeyboardInterrupt:
         status = stopped_status(pipeline.recipe)
         raise
@@ -456,6 +458,12 @@ def _record_results(loop: Loop, tracker: Tracker) -> None:
     model = write_model(tracker.run_dir, pipeline.learner.config.request)
     if model is not None:
         tracker.model(*model)
+    # Last, because a failure must not cost the model; the resumed run tests again.
+    if untested(pipeline.recipe, pipeline.source, is_complete=True) is None:
+        tested = test_best(loop, tracker.run_dir)
+        loop.metrics |= tested
+        tracker.log(tested, pipeline.progress.done)
+        reach("run.tested")
     if time.perf_counter() - tracker.began > CURVE_SECONDS:
         with loop.display.phase("drawing the evaluations"):
             draw_run(RunFolder(tracker.run_dir), pipeline.recipe)

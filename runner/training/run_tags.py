@@ -101,7 +101,9 @@ def description_of(
     metrics = {mlflow_key(name): value for name, value in (metrics or {}).items()}
     # A recipe without an objective has no headline.
     evaluations = sorted(name for name in metrics if name.startswith("eval/"))
-    names = (*(tracker.headline or evaluations), "perf/update_ms")
+    headline = tracker.headline or evaluations
+    tests = [f"test/{name.removeprefix('eval/')}" for name in headline]
+    names = (*headline, *tests, "perf/update_ms")
     values = {name: metrics[name] for name in names if name in metrics}
     reports = pipeline.reports.values()
     active = [report.kind for report in reports if report.active]

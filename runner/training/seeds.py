@@ -383,7 +383,7 @@ def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float
 
 def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
     """Yields a mean and the bounds of its interval with their keys."""
-    key = mlflow_key(f"eval/{name}")
+    key = mlflow_key(seed_groups.logged_name(name))
     yield from zip((key, *interval_keys(key)), mean, strict=True)
 
 
@@ -615,5 +615,5 @@ def _means_text(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
     for name in names:
         mean = means[name]
         bounds = f"[{figure(mean.low)}, {figure(mean.high)}]"
-        texts.append(f"eval/{name} {figure(mean.mean)} {bounds}")
+        texts.append(f"{seed_groups.logged_name(name)} {figure(mean.mean)} {bounds}")
     return ", ".join(texts)

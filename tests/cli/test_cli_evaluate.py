@@ -39,8 +39,8 @@ def history(result, name):
 )
 def test_the_digits_are_those_of_the_run(name):
     trained = train_here(name, *often(name)).data()
-    best = result_of(forked("evaluate", trained["run_name"], "--json"))
-    last = result_of(forked("evaluate", trained["run_dir"], "--checkpoint", "last", "--json"))
+    best = result_of(forked("evaluate", trained["run_name"], "--part", "validation", "--json"))
+    last = result_of(forked("evaluate", trained["run_dir"], "--checkpoint", "last", "--part", "validation", "--json"))
     assert best["same_digits"] is last["same_digits"] is True
     assert best["metrics"]
     assert (best["step"], best["checkpoint"]) == (trained["best"]["step"], trained["best"]["checkpoint"])
@@ -71,7 +71,7 @@ def test_the_best_checkpoint_survives_a_kill_and_what_is_written_after_it(tmp_pa
     returns = history(result, "return")
     assert result["best"]["value"] == max(map(float, returns.values()))
     assert len(checkpoint.checkpoints(Path(result["run_dir"], "checkpoints"))) <= FEWEST + 1
-    evaluated = result_of(forked("evaluate", "latest", "--json"))
+    evaluated = result_of(forked("evaluate", "latest", "--part", "validation", "--json"))
     assert repr(evaluated["metrics"]["return"]) == returns[result["best"]["step"]]
 
 
@@ -81,8 +81,9 @@ def test_a_person_sees_the_headline_first_and_what_the_run_measured():
     assert child.returncode == 0, child.stderr
     title, _, first, *_ = child.stdout.splitlines()
     assert title.startswith(f"{trained.run_name}: step-")
+    assert title.endswith("; on the test part")
     assert first.split() == ["success_rate", *first.split()[1:2] * 2]
-    assert "\nSame digits as the run's evaluation (" in child.stdout
+    assert "\nSame digits as the run's test (" in child.stdout
     assert max(map(len, child.stdout.splitlines())) <= 80
     assert "\x1b[" not in child.stdout
 

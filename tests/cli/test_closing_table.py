@@ -79,3 +79,16 @@ def test_a_result_on_a_part_of_the_data_is_marked_unless_a_smoke_test_is_anyway(
     assert words in closing_text(limited)
     assert "limited" not in closing_text(ended(tmp_path))
     assert "limited" not in closing_text(replace(limited, smoke=True))
+
+
+def test_the_table_has_the_test_or_the_reason_why_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = ended(tmp_path)
+    metrics = {**result.metrics, "test/success_rate": 0.125}
+    tested = replace(result, metrics=metrics)
+    assert "test success_rate 0.125 of the best checkpoint" in closing_text(tested)
+    assert "test success_rate 0.125 of the last checkpoint" in closing_text(replace(tested, best=None))
+    untested = replace(result, untested="the data have no test part")
+    assert "test none: the data have no test part" in closing_text(untested)
+    for other in (replace(untested, smoke=True), replace(untested, status="STOPPED")):
+        assert "no test part" not in closing_text(other)

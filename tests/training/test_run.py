@@ -65,6 +65,7 @@ def test_a_run_describes_itself(monkeypatch):
     assert told["stages"] == "`forward_cache`, `merged_critic_loss`, `amp`, `stacked_agents`"
     assert told["inactive"] == "`async_transfer`: nothing to do on a CPU: batches are where they are used"
     assert told["result"].startswith("FINISHED at 120 env_steps; eval/return ")
+    assert "test/return " in told["result"]
     assert "continue it" not in told
     assert told["compare it"] == f"`runner compare {digits} OTHER_RUN`"
     tags = mlflow.MlflowClient(result.tracking_uri).get_run(result.run_id).data.tags
