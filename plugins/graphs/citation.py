@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +42,8 @@ class Graph(NamedTuple):
     held_out: Tensor
     """Numbers of the nodes for evaluation."""
     digest: str
+    test: Tensor | None = None
+    """Numbers of the nodes for the test; None if evaluation looks at them."""
 
     def directed(self) -> Tensor:
         """Returns every edge in both directions, [2 E, 2]."""
@@ -66,15 +68,29 @@ def read(config: CitationConfig) -> Graph:
     features = torch.zeros(nodes, int(arrays["num_features"]))
     features[rows, columns] = 1
 
-    held_out = "test_index" if config.held_out == "test" else "val_index"
+    parts = {"validation": arrays["val_index"], "test": arrays["test_index"]}
+    if not len(parts[config.held_out]):
+        other = "test" if config.held_out == "validation" else "validation"
+        raise UsageError(
+            f"data.held_out: {path} has no {config.held_out} nodes; set it to {other}"
+        )
     return Graph(
         features=_normalised(features),
         edges=arrays["edge_index"].T.contiguous(),
         labels=arrays["label"],
         train=arrays["train_index"],
-        held_out=arrays[held_out],
+        held_out=parts[config.held_out],
         digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        test=_tested(config, parts),
     )
+
+
+def _tested(
+    config: CitationConfig, parts: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Returns the test nodes; None if there are none, or if evaluation looks at them."""
+    is_evaluated = config.held_out == "test"
+    return None if is_evaluated or not len(parts["test"]) else parts["test"]
 
 
 def _normalised(features: Tensor) -> Tensor:
@@ -110,6 +126,7 @@ def _digits(config: CitationConfig) -> Graph:
         train=train,
         held_out=held_out_nodes[config.held_out],
         digest=hashlib.sha256(edges.numpy().tobytes()).hexdigest(),
+        test=_tested(config, held_out_nodes),
     )
 
 
@@ -232,7 +249,7 @@ class WholeGraph(TensorRows):
 class CitationGraph(DatasetSource):
     """A source with the same graph for training and evaluation, and different masks of nodes."""
 
-    def datasets(self, config: CitationGraphConfig) -> tuple[Any, Any]:
+    def datasets(self, config: CitationGraphConfig) -> tuple[Any, Any, Any]:
         """Returns nodes x [1, N, F], edge [1, E, 2] with weight [1, E], label [1, N], and the mask
         of nodes that count, [1, N].
 
@@ -263,7 +280,8 @@ class CitationGraph(DatasetSource):
                 {name: tensor[None] for name, tensor in tensors.items()}
             )
 
-        return masked(graph.train), masked(graph.held_out)
+        test = None if graph.test is None else masked(graph.test)
+        return masked(graph.train), masked(graph.held_out), test
 
     def class_counts(self) -> list[int]:
         """Returns the number of training nodes of each class."""

@@ -73,8 +73,10 @@ class CitationConfig(PublishedDatasetConfig):
 
     file: DataName = CORA.name
     """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
-    held_out: Literal["test", "validation"] = "test"
-    """The nodes that evaluation looks at; a search should look at the others."""
+    held_out: Literal["validation", "test"] = "validation"
+    """The nodes of evaluations, which select the best checkpoint. With ``test``, the test nodes
+    select it, and no others test it.
+    """
 
     def wanted(self) -> tuple[DataFile, ...]:
         """The published graph that is named, if one is."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -151,13 +152,14 @@ class NodeContexts(DatasetSource):
 
     config: NodeContextsConfig
 
-    def datasets(self, config: NodeContextsConfig) -> tuple[Any, Any]:
-        """Returns the same contexts twice: only labels are held out."""
+    def datasets(self, config: NodeContextsConfig) -> tuple[Any, Any, Any]:
+        """Returns the same contexts for all parts: only labels are held out."""
         graph = read(config)
         self._graph = graph
         self._digest = graph.digest
         # Read here for the same reason as in ``Contexts``.
         self._neighbour = config.neighbour
+        self._tested = graph.held_out
         self._validated: Tensor | None = None
         if config.held_out == "test":
             validation = config.model_copy(update={"held_out": "validation"})
@@ -169,7 +171,22 @@ class NodeContexts(DatasetSource):
         self.train = contexts = Contexts(
             graph.directed(), len(graph.features), config
         )
-        return contexts, contexts
+        return contexts, contexts, None if graph.test is None else contexts
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """Probes the test nodes inside the ``with``; the validation nodes choose the
+        regularisation.
+        """
+        assert self._graph.test is not None
+        with super().testing():
+            self._tested = self._graph.test
+            self._validated = self._graph.held_out
+            try:
+                yield
+            finally:
+                self._tested = self._graph.held_out
+                self._validated = None
 
     def __getstate__(self) -> State:
         """Returns the state with the contexts, because ``collate`` looks up those of neighbours in
@@ -211,7 +228,7 @@ class NodeContexts(DatasetSource):
             embedding, graph.labels, graph.train, self._validated
         )
         accuracy = probed(
-            embedding, graph.labels, graph.train, graph.held_out, strength
+            embedding, graph.labels, graph.train, self._tested, strength
         )
         return self.with_own_metrics(
             learner, super().evaluate(learner), {"accuracy": accuracy}

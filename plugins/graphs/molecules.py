@@ -112,12 +112,14 @@ def _last(real: Tensor) -> Tensor:
 class MoleculeGraphs(DatasetSource):
     """Molecules to train on and to hold out."""
 
-    def datasets(self, config: MoleculeGraphsConfig) -> tuple[Any, Any]:
+    def datasets(self, config: MoleculeGraphsConfig) -> tuple[Any, Any, Any]:
         """The parts of the table."""
-        self.table = Table(config, self.context.seed)
-        train = MolecularGraphs(self.table, self.table.train)
-        held_out = MolecularGraphs(self.table, self.table.held_out)
-        return train, held_out
+        self.table = table = Table(config, self.context.seed)
+        train = MolecularGraphs(table, table.train)
+        held_out = MolecularGraphs(table, table.held_out)
+        if table.test is None:
+            return train, held_out, None
+        return train, held_out, MolecularGraphs(table, table.test)
 
     def collate(self, samples: Sequence[MolecularGraph]) -> Batch:
         """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,10 +117,45 @@ _SCENE_STRIDE = 1_000_003
 """Distance of the numbers of the first scenes of two seeds; larger than the number of scenes."""
 
 
+_TEST_SEED = 2**30
+"""Seed of the scenes for the test; that of the others for it is one more."""
+
+
+def divided(
+    rows: Sequence[Tensor], share: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Divides the grasps of every size into those for validation and those for the test.
+
+    Args:
+        rows: For every size, the numbers of grasps.
+        share: Share of the grasps for the test.
+
+    Raises:
+        UsageError: A size has a single grasp.
+    """
+    validation = list[Tensor]()
+    test = list[Tensor]()
+    for numbers in rows:
+        count = len(numbers)
+        if count < 2:
+            raise UsageError(
+                "data.test: a size has one held-out grasp, too few for validation and test; "
+                "remove the setting"
+            )
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(count, generator=generator)
+        size = min(max(1, round(share * count)), count - 1)
+        validation.append(numbers[order[size:]])
+        test.append(numbers[order[:size]])
+    return validation, test
+
+
 class CubeGrasps(DatasetSource):
     """Scenes for training, held-out scenes that are always the same, and metrics of grasps."""
 
     unseen: dict[str, Tensor]
+    _tested: dict[str, Tensor]
+    _unseen_tested: dict[str, Tensor]
 
     def __init__(self, config: CubeGraspsConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -169,7 +205,16 @@ class CubeGrasps(DatasetSource):
         unseen_rows = held_out
         if len(sizes) > 1:
             unseen_rows = [(grasps.edge == unseen).nonzero()[:, 0]]
-        self.unseen = fixed(unseen_rows, max(1, config.scenes // 4), 2)
+        unseen_scenes = max(1, config.scenes // 4)
+        if config.test is not None:
+            # A grasp may be in several scenes, so the grasps are divided and not the scenes.
+            held_out, tested = divided(held_out, config.test)
+            unseen_rows, unseen_tested = divided(unseen_rows, config.test)
+            self._tested = fixed(tested, config.scenes, _TEST_SEED)
+            self._unseen_tested = fixed(
+                unseen_tested, unseen_scenes, _TEST_SEED + 1
+            )
+        self.unseen = fixed(unseen_rows, unseen_scenes, 2)
         training_scenes = TrainingScenes(
             grasps,
             train,
@@ -179,6 +224,21 @@ class CubeGrasps(DatasetSource):
             self.context.seed,
         )
         return training_scenes, fixed(held_out, config.scenes, 1)
+
+    def set_aside(self, held_out: Any, share: float) -> tuple[Any, Any]:
+        """Returns scenes of the grasps for validation, and of those for the test."""
+        return held_out, self._tested
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """Uses other grasps inside the ``with``, also of the cube that is never trained on."""
+        unseen = self.unseen
+        with super().testing():
+            self.unseen = self._unseen_tested
+            try:
+                yield
+            finally:
+                self.unseen = unseen
 
     def collate(self, samples: Any) -> Batch:
         """Returns scenes, which are a batch already, or collates single ones."""

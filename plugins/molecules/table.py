@@ -107,8 +107,10 @@ class MoleculesConfig(PublishedDatasetConfig):
     """The column with what was measured; known for the published tables."""
     split: int | None = None
     """The seed that splits the table; that of the recipe by default."""
-    held_out: Literal["test", "validation"] = "test"
-    """The part that evaluation sees; a search should look at the other one."""
+    held_out: Literal["validation", "test"] = "validation"
+    """The part of evaluations, which select the best checkpoint. With ``test``, the test part
+    selects it, and no other part tests it.
+    """
 
     def wanted(self) -> tuple[DataFile, ...]:
         """Returns the published table that is named, if any."""
@@ -185,7 +187,10 @@ class Table:
             self.smiles, seed if config.split is None else config.split, path
         )
         self.train = train
-        self.held_out = test if config.held_out == "test" else validation
+        is_test_evaluated = config.held_out == "test"
+        self.held_out = test if is_test_evaluated else validation
+        self.test = None if is_test_evaluated else test
+        """Rows for the test; None if evaluations see them."""
         # Held-out targets must not influence the scale that the learner predicts.
         targets = [self.targets[row] for row in self.train]
         self.mean = statistics.fmean(targets)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from runner.api import DatasetSource, Learner, UsageError
+from runner.api import DatasetSource, Learner, TensorRows, UsageError
 
 from .alignment import best_offsets, shift_azimuth
 from .camera import angles_of, camera_from_angles
@@ -84,6 +84,26 @@ class PosedViews(DatasetSource):
             len(views.classes),
         )
         return train, held_out
+
+    def set_aside(self, held_out: Any, share: float) -> tuple[Any, Any]:
+        """Returns the views of some held-out azimuths for validation, and those of the others.
+
+        Raises:
+            UsageError: No class has two held-out azimuths.
+        """
+        views = held_out.tensors
+        rank = azimuth_ranks(views["pose"][:, 0], views["label"])
+        # Evenly spread, also in classes with different numbers of azimuths.
+        is_test = ((rank + 1) * share).floor() > (rank * share).floor()
+        if is_test.all() or not is_test.any():
+            raise UsageError(
+                f"data.test: {share:g} of the held-out azimuths leave none for validation or "
+                "test; hold out more with a smaller data.held_out, or remove the setting"
+            )
+        return (
+            TensorRows({name: table[~is_test] for name, table in views.items()}),
+            TensorRows({name: table[is_test] for name, table in views.items()}),
+        )
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the files, or the name of synthetic data."""
@@ -308,11 +328,21 @@ def held_out_azimuths(azimuth: Tensor, label: Tensor, interval: int) -> Tensor:
         label: [N].
         interval: One azimuth of this many is held out in each class; at least 2.
     """
-    is_held_out = torch.zeros(len(azimuth), dtype=torch.bool)
+    return azimuth_ranks(azimuth, label) % interval == 0
+
+
+def azimuth_ranks(azimuth: Tensor, label: Tensor) -> Tensor:
+    """Returns the rank of each view's azimuth among those of its class, [N] from 0.
+
+    Args:
+        azimuth: u [N], 0 to 1.
+        label: [N].
+    """
+    ranks = torch.zeros(len(azimuth), dtype=torch.int64, device=azimuth.device)
     # Azimuths that differ by rounding alone are the same.
     step = (azimuth * 1e5).round().long() % 100_000
     for number in range(int(label.max()) + 1):
         is_of_class = label == number
         _, rank = torch.unique(step[is_of_class], return_inverse=True)
-        is_held_out[is_of_class] = rank % interval == 0
-    return is_held_out
+        ranks[is_of_class] = rank
+    return ranks

@@ -111,7 +111,9 @@ class CachedWalks(Dataset[Walk]):
 class GraphWalks(DatasetSource):
     """Batches of tokens [B, L], the length of every walk [B], and the standardised target [B]."""
 
-    def datasets(self, config: GraphWalksConfig) -> tuple[Walks, Walks]:
+    def datasets(
+        self, config: GraphWalksConfig
+    ) -> tuple[Walks, Walks, Walks | None]:
         """Returns the walks for training, and one for each molecule that is held out.
 
         Raises:
@@ -122,7 +124,9 @@ class GraphWalks(DatasetSource):
         self.sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
         train = self._walks("train", table.train, config.redraw)
         held_out = self._walks(config.held_out, table.held_out, redraw=False)
-        return train, held_out
+        if table.test is None:
+            return train, held_out, None
+        return train, held_out, self._walks("test", table.test, redraw=False)
 
     def _walks(self, split: str, rows: Sequence[int], redraw: bool) -> Walks:
         table = self.table

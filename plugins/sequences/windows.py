@@ -48,6 +48,21 @@ class Windows:
         """Returns the tokens after the last window, with the one that the first follows."""
         return self._as_int64(self.tokens[len(self) * self.stride :])
 
+    def parts(self, share: float) -> tuple[Windows, Windows]:
+        """Returns windows of the first part of the sequence, and of its last part.
+
+        Args:
+            share: Share of the tokens in the last part; each part has one at least.
+        """
+        count = len(self.tokens)
+        cut = min(max(2, round(count * (1 - share))), count - 1)
+        first, last = (
+            Windows(tokens, self.context, self.stride, self.mask)
+            # The first token of the last part is predicted, too, from the one before it.
+            for tokens in (self.tokens[:cut], self.tokens[cut - 1 :])
+        )
+        return first, last
+
     def to(self, device: torch.device) -> Windows:
         """Returns the same windows on a device."""
         return Windows(
@@ -68,6 +83,15 @@ class WindowSource(DatasetSource):
         """Returns the number of tokens that are predicted."""
         rows, columns = batch["tokens"].shape
         return int(rows * (columns - 1))
+
+    def set_aside(self, held_out: Rows, share: float) -> tuple[Rows, Rows]:
+        """Returns windows of the first and of the last part of the held-out sequence.
+
+        Windows at random would have their neighbours in the other part.
+        """
+        if not isinstance(held_out, Windows):
+            return super().set_aside(held_out, share)
+        return held_out.parts(share)
 
     def held_out_batch_size(self) -> int:
         """Returns the windows of a held-out batch, whose logits have to fit into memory."""
