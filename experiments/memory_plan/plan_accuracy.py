@@ -102,9 +102,7 @@ def largest_batch(step: Step, shapes_vary: bool) -> Any:
 def walks_of_table(pipeline: Assembly) -> list[list[Walk]]:
     """Returns a walk through every molecule of the table, by the part in which it is."""
     source = pipeline.source
-    datasets = [source.train, source.held_out]
-    other = source.config.model_copy(update={"held_out": "validation"})
-    datasets.append(GraphWalks(other, pipeline.context).held_out)
+    datasets = [source.train, source.held_out, source.test]
     return [[dataset[number] for number in range(len(dataset))] for dataset in datasets]
 
 
