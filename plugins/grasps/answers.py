@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from .cube import CLOSE_MM, DEPTH_MM, LINKS
-from .geometry import JOINTS, ROTATION, TRANSLATION, Hand, matrix
+from .geometry import (
+    JOINTS,
+    LIMIT_TOLERANCE,
+    ROTATION,
+    TRANSLATION,
+    Hand,
+    LimitedGrasps,
+    matrix,
+)
 from .served import GraspRequest, GraspResponse, PlacedGrasp
 
 
@@ -30,15 +38,19 @@ def drawn(requests: Sequence[GraspRequest], *shape: int) -> Tensor:
 
 
 def responses(
-    requests: Sequence[GraspRequest], grasps: Tensor, hand: Hand
+    requests: Sequence[GraspRequest], outputs: LimitedGrasps, hand: Hand
 ) -> list[GraspResponse]:
     """Returns the responses for grasps [B, G, 25] in metres and radians."""
-    pairs = zip(requests, grasps, strict=True)
-    return [_response(request, sampled, hand) for request, sampled in pairs]
+    excess = hand.excess(outputs.predicted_joints)
+    rows = zip(requests, outputs.grasp, excess, strict=True)
+    return [
+        _response(request, grasps, angles, hand)
+        for request, grasps, angles in rows
+    ]
 
 
 def _response(
-    request: GraspRequest, grasps: Tensor, hand: Hand
+    request: GraspRequest, grasps: Tensor, excess: Tensor, hand: Hand
 ) -> GraspResponse:
     count = len(grasps)
     # Without the edge of a cube there is nothing to measure a grasp by.
@@ -50,6 +62,8 @@ def _response(
         grasps[:, TRANSLATION].tolist(),
         matrix(grasps[:, ROTATION]).tolist(),
         grasps[:, JOINTS].tolist(),
+        (excess > LIMIT_TOLERANCE).tolist(),
+        excess.rad2deg().tolist(),
         boxes,
         measures,
         strict=True,
@@ -59,10 +73,12 @@ def _response(
             translation=translation,
             rotation=rotation,
             joints=joints,
+            clamped=clamped,
+            clamped_degrees=degrees,
             boxes=box,
             **measure,
         )
-        for translation, rotation, joints, box, measure in parts
+        for translation, rotation, joints, clamped, degrees, box, measure in parts
     ]
     half_sizes = hand.box_half.tolist() if request.boxes else None
     return GraspResponse(grasps=placed, half_sizes=half_sizes)

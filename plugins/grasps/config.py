@@ -198,7 +198,8 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     A sample is a newly sampled cloud and a few grasps of that cube. One size is never used for
     training; of the others a tenth is held out. The evaluation samples grasps and measures them:
     **valid** ones penetrate at most 5 mm into the cube and have two links within 5 mm, **strict**
-    ones at most 2 mm and three links. With ``synthetic: true`` a hand and its grasps are generated.
+    ones at most 2 mm and three links, both with all joints within their limits. With ``synthetic:
+    true`` a hand and its grasps are generated.
     """
 
     kind: ClassVar[str] = "cube_grasps"
@@ -206,7 +207,9 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     provides: ClassVar[str] = "grasps"
     headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        **dict.fromkeys(("*valid", "*strict", "*coverage"), (0, 1)),
+        **dict.fromkeys(
+            ("*valid", "*strict", "*coverage", "*beyond_limits"), (0, 1)
+        ),
         "*_mm": (0, math.inf),
     }
     objective: ClassVar[Objective] = Objective(
@@ -274,6 +277,8 @@ class CubeGraspsConfig(PublishedDatasetConfig):
             "box_turn": TensorOutline((HAND_BOXES, 3, 3)),
             "box_centre": TensorOutline((HAND_BOXES, 3)),
             "box_half": TensorOutline((HAND_BOXES, 3)),
+            "joint_lower": TensorOutline((joints,)),
+            "joint_upper": TensorOutline((joints,)),
             "lower": TensorOutline((GRASP_NUMBERS,)),
             "upper": TensorOutline((GRASP_NUMBERS,)),
         }

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,14 @@ from torch import Tensor
 
 from runner.api import Batch, Context, DatasetSource, Learner, UsageError
 
-from .geometry import Hand, rotated, rotation_6d, yaw
+from .geometry import (
+    JOINTS,
+    LIMIT_TOLERANCE,
+    Hand,
+    rotated,
+    rotation_6d,
+    yaw,
+)
 from .scenes import Grasps, Scenes, TrainingScenes, scaling
 from .synthetic import synthetic_grasps
 
@@ -46,6 +53,22 @@ COVERED_MM = 20.0
 """How close to a held-out grasp a sampled one has to be in the mean of its keypoints."""
 CHUNK = 64
 """Grasps that are measured together."""
+
+
+class SampledGrasps(NamedTuple):
+    """Grasps that a learner has sampled for scenes, in the frames of their cubes.
+
+    Attributes:
+        grasp: The sampled grasps, [B, G, 25] in metres and radians.
+        references: The grasps of the scenes, of the same shape.
+        edge: Edges of the cubes, [B] in metres.
+        excess: Largest angles by which predicted joints exceeded their limits, [B, G].
+    """
+
+    grasp: Tensor
+    references: Tensor
+    edge: Tensor
+    excess: Tensor
 
 
 def read(config: CubeGraspsConfig) -> Grasps:
@@ -83,6 +106,7 @@ def read(config: CubeGraspsConfig) -> Grasps:
                 arrays["kinematics_origin_rotation"], dtype=dtype
             ),
             "axis": torch.tensor(arrays["kinematics_axis"], dtype=dtype),
+            **_joint_limits(arrays, len(pose[1][0]), dtype),
             "keypoints": _positions(links, KEYPOINTS),
             "box_link": _positions(links, arrays["link"].tolist()),
             "box_turn": torch.tensor(arrays["rotation"], dtype=dtype),
@@ -97,6 +121,23 @@ def read(config: CubeGraspsConfig) -> Grasps:
         raise UsageError(
             f"data.file: {files}: not the grasps of this hand: {error}"
         ) from error
+
+
+def _joint_limits(
+    arrays: Mapping[str, Any], joints: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Returns the limits of the joints; infinite ones if a file has none."""
+    unlimited = np.full(joints, np.inf)
+    lower = arrays.get("kinematics_lower", -unlimited)
+    upper = arrays.get("kinematics_upper", unlimited)
+    limits = {"joint_lower": lower, "joint_upper": upper}
+    for name, limit in limits.items():
+        if np.shape(limit) != (joints,):
+            problem = f"{name} has the shape {np.shape(limit)}"
+            raise ValueError(f"{problem}, and there are {joints} joints")
+    return {
+        name: torch.tensor(limit, dtype=dtype) for name, limit in limits.items()
+    }
 
 
 def _positions(links: Sequence[str], names: Sequence[str]) -> Tensor:
@@ -255,12 +296,13 @@ class CubeGrasps(DatasetSource):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the loss on held-out scenes, and metrics of grasps sampled for their clouds.
 
-        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the
-        mean distance of two grasps of a cube; ``matched_mm``, of sampled grasps and those of the
-        scene, one to one; ``coverage``, the share of held-out grasps near which there is a
-        sampled one; ``unseen_...``, the same for the cube that is never trained on;
-        ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds
-        are used.
+        ``valid`` and ``strict``, shares; ``beyond_limits``, the share in which a joint was
+        predicted more than 1 degree beyond its limit, to which it was moved;
+        ``penetration_mm``, in the mean; ``diversity_mm``, the mean distance of two grasps of a
+        cube; ``matched_mm``, of sampled grasps and those of the scene, one to one; ``coverage``,
+        the share of held-out grasps near which there is a sampled one; ``unseen_...``, the same
+        for the cube that is never trained on; ``swapped_valid``, of grasps for the largest cube
+        on the smallest, which is low if clouds are used.
         """
         sampled = self.sampled(learner, self.context.batch_size, None)
         return self.with_own_metrics(
@@ -283,17 +325,23 @@ class CubeGrasps(DatasetSource):
         """
         held_out = self._sampled(learner, self.held_out.tensors, size, batches)
         unseen = self._sampled(learner, self.unseen, size, batches)
-        metrics = self.worth(*held_out)
-        for name, value in self.worth(*unseen).items():
+        metrics = self._metrics(held_out)
+        for name, value in self._metrics(unseen).items():
             metrics[f"unseen_{name}"] = value
 
         # A network that ignores the cloud grasps a small cube as wide as a large one.
-        grasp, _, edge = held_out
-        swapped = self._close(grasp[edge == edge.max()], edge.min())
+        edge = held_out.edge
+        for_largest = held_out.grasp[edge == edge.max()]
+        swapped = self._close(for_largest, edge.min())
         return {
             **metrics,
             "swapped_valid": float(swapped["valid"].float().mean()),
         }
+
+    def _metrics(self, sampled: SampledGrasps) -> dict[str, float]:
+        metrics = self.worth(sampled.grasp, sampled.references, sampled.edge)
+        beyond = sampled.excess > LIMIT_TOLERANCE
+        return {**metrics, "beyond_limits": float(beyond.float().mean())}
 
     def worth(
         self, grasp: Tensor, references: Tensor, edge: Tensor
@@ -346,11 +394,8 @@ class CubeGrasps(DatasetSource):
         scenes: Mapping[str, Tensor],
         size: int,
         batches: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns sampled grasps and those of the scenes, and the edges of the cubes, [B].
-
-        Both are [B, G, 25], rotated back to the frames of the cubes.
-        """
+    ) -> SampledGrasps:
+        """Returns grasps for scenes, rotated back to the frames of the cubes."""
         # The grasps of scenes are scaled to [-1, 1], those of a prediction are not.
         lower, upper = (
             self.tables[name].to(self.device) for name in ("lower", "upper")
@@ -358,6 +403,7 @@ class CubeGrasps(DatasetSource):
         grasp = list[Tensor]()
         references = list[Tensor]()
         edge = list[Tensor]()
+        excess = list[Tensor]()
         starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
         with learner.evaluating():
             for start in starts:
@@ -367,11 +413,13 @@ class CubeGrasps(DatasetSource):
                 }
                 inverse = batch["turn"].transpose(1, 2)[:, None]
                 prediction = learner.predict(learner.inputs(batch))
-                grasp.append(self._turned_back(prediction, inverse))
+                grasp.append(self._turned_back(prediction.grasp, inverse))
+                excess.append(self.hand.excess(prediction.predicted_joints))
                 reference = lower + (batch["grasp"] + 1) / 2 * (upper - lower)
                 references.append(self._turned_back(reference, inverse))
                 edge.append(batch["edge"])
-        return torch.cat(grasp), torch.cat(references), torch.cat(edge)
+        lists = (grasp, references, edge, excess)
+        return SampledGrasps(*(torch.cat(tensors) for tensors in lists))
 
     def _turned_back(self, grasp: Tensor, back: Tensor) -> Tensor:
         """Rotates grasps back to the frame of the cube; of four equivalent views from above, it
@@ -388,7 +436,7 @@ class CubeGrasps(DatasetSource):
 
     def _close(self, grasp: Tensor, edge: Tensor) -> dict[str, Tensor]:
         """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
-        strict: [B * G] each.
+        strict, with joints within their limits: [B * G] each.
         """
         flat = grasp.flatten(0, 1)
         edges = (
@@ -402,8 +450,11 @@ class CubeGrasps(DatasetSource):
         distance = 1e3 * torch.cat(distances)
         depth = (-distance.amin(1)).clamp(min=0)
         links = (distance <= CLOSE_MM).sum(1)
+        is_reachable = self.hand.excess(flat[:, JOINTS]) <= LIMIT_TOLERANCE
         within = {
-            name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name])
+            name: (depth <= DEPTH_MM[name])
+            & (links >= LINKS[name])
+            & is_reachable
             for name in DEPTH_MM
         }
         return {**within, "depth": depth}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runner.api import Batch, Context, Loss, Progress
+from runner.api import Batch, Context, Loss, Mean, Progress
 
 from .answers import clouds, drawn
+from .geometry import LimitedGrasps
 from .learner import GraspLearner, weighted_loss
 from .network import NUMBERS, GraspNetwork
 
@@ -80,7 +81,7 @@ class GraspCvae(GraspLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the reconstruction error, and the divergence from a normal
-        distribution with increasing weight.
+        distribution with increasing weight; the latter is logged in nats, without its weight.
         """
         grasp = self.straightened(batch)
         tokens = self.slots.encode(batch["cloud"], batch.get("number"))
@@ -96,7 +97,11 @@ class GraspCvae(GraspLearner):
         share = min(1.0, progress.fraction / warmup) if warmup else 1.0
         weight = self.config.divergence * share
         errors = self.slots.restoration(answer, grasp)
-        return weighted_loss({**errors, "divergence": weight * divergence})
+        loss = weighted_loss({**errors, "divergence": weight * divergence})
+        # In nats, whatever its weight: a vanished divergence means that the latent numbers
+        # contain nothing about the grasp.
+        nats = Mean(divergence.detach().sum(), len(divergence))
+        return Loss(loss.sum, loss.count, {**loss.also, "divergence": nats})
 
     def inputs(self, batch: Batch) -> Any:
         """Returns clouds, and noise that depends on the number of the row."""
@@ -119,8 +124,10 @@ class GraspCvae(GraspLearner):
         }
 
     @torch.no_grad()
-    def predict(self, inputs: Any) -> Tensor:
-        """Grasps in metres and radians, with proper rotations, [B, G, 25]."""
+    def predict(self, inputs: Any) -> LimitedGrasps:
+        """Returns grasps in metres and radians, with proper rotations and joints within their
+        limits, [B, G, 25].
+        """
         with self.evaluating():
             scaled = self.slots.forward(
                 inputs["chance"], self.slots.encode(inputs["cloud"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ TRANSLATION = slice(0, 3)
 JOINTS = slice(3, 19)
 ROTATION = slice(19, 25)
 """Of the 25 numbers of a grasp: metres, radians, and the first two columns of a rotation matrix."""
+LIMIT_TOLERANCE = math.radians(1.0)
+"""Angle by which a joint may exceed its limit before the grasp counts as beyond the limits."""
 SURFACE = 5
 """Points along every edge of a box, by whose distance the box is judged."""
 HAND = (
@@ -26,6 +30,20 @@ HAND = (
     "box_half",
 )
 """The tables that make a hand."""
+LIMITS = ("joint_lower", "joint_upper")
+"""Tables of the smallest and the largest angle of every joint."""
+
+
+class LimitedGrasps(NamedTuple):
+    """Grasps whose joints are within the limits of the hand.
+
+    Attributes:
+        grasp: The grasps, [..., 25].
+        predicted_joints: The joints before they were limited, [..., 16].
+    """
+
+    grasp: Tensor
+    predicted_joints: Tensor
 
 
 def matrix(rotation: Tensor) -> Tensor:
@@ -92,6 +110,8 @@ class Hand(nn.Module):
     box_turn: Tensor
     box_centre: Tensor
     box_half: Tensor
+    joint_lower: Tensor
+    joint_upper: Tensor
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
         """Keeps the tables.
@@ -100,12 +120,17 @@ class Hand(nn.Module):
             tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn``
                 [J, 3, 3], where and how it is there; ``axis`` [J, 3] of its motion; ``keypoints``
                 [K], links; ``box_link`` [N], ``box_turn`` [N, 3, 3], ``box_centre`` [N, 3] and
-                ``box_half`` [N, 3], boxes in the frames of their links, in metres.
+                ``box_half`` [N, 3], boxes in the frames of their links, in metres;
+                ``joint_lower`` and ``joint_upper`` [J], the limits of the joints in radians.
         """
         super().__init__()
         # Buffers move to the device together with a network.
         for name in HAND:
             self.register_buffer(name, tables[name].clone())
+        # They are not in a network's state: older checkpoints have none, and the tables of the
+        # data contain them whenever a network is built.
+        for name in LIMITS:
+            self.register_buffer(name, tables[name].clone(), persistent=False)
         self.parents: list[int] = tables["parent"].tolist()
 
     def links(self, grasp: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +155,19 @@ class Hand(nn.Module):
             positions.append(positions[parent] + offset)
             rotations.append(rotations[parent] @ local[..., joint, :, :])
         return torch.stack(rotations, -3), torch.stack(positions, -2)
+
+    def limited(self, grasp: Tensor) -> LimitedGrasps:
+        """Moves the joints of grasps [..., 25] that are beyond their limits to these."""
+        predicted = grasp[..., JOINTS]
+        joints = predicted.clamp(self.joint_lower, self.joint_upper)
+        parts = [grasp[..., TRANSLATION], joints, grasp[..., ROTATION]]
+        return LimitedGrasps(torch.cat(parts, -1), predicted)
+
+    def excess(self, joints: Tensor) -> Tensor:
+        """Returns the largest angle by which a joint exceeds its limit: [..., J] to [...]."""
+        below = self.joint_lower - joints
+        above = joints - self.joint_upper
+        return torch.maximum(below, above).amax(-1).clamp(min=0)
 
     def keypoints_of(self, grasp: Tensor) -> Tensor:
         """Returns the origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""

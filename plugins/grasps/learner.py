@@ -27,6 +27,7 @@ from .geometry import (
     JOINTS,
     ROTATION,
     TRANSLATION,
+    LimitedGrasps,
     matrix,
     rotated,
     rotation_6d,
@@ -103,12 +104,13 @@ class GraspLearner(GradientLearner):
         grasp = self.module.metric(batch["grasp"])
         return self.module.scaled(rotated(grasp, rotation))
 
-    def placed(self, scaled: Tensor, cloud: Tensor) -> Tensor:
-        """Returns grasps in metres and radians, with proper rotations, in the frames of the clouds
-        before ``straightening``.
+    def placed(self, scaled: Tensor, cloud: Tensor) -> LimitedGrasps:
+        """Returns grasps in metres and radians, with proper rotations and joints within their
+        limits, in the frames of the clouds before ``straightening``.
         """
         inverse = self.straightening(cloud).transpose(1, 2)[:, None]
-        return proper(rotated(self.module.metric(scaled), inverse))
+        grasp = proper(rotated(self.module.metric(scaled), inverse))
+        return self.module.hand.limited(grasp)
 
     def restoration(self, answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
         """Returns the errors of scaled grasps: every part's mean over each set, [B]."""
@@ -160,7 +162,7 @@ class GraspLearner(GradientLearner):
         return f"cloud: {points} points, and this model needs at least {least}"
 
     def answered(
-        self, requests: Sequence[GraspRequest], outputs: Tensor
+        self, requests: Sequence[GraspRequest], outputs: LimitedGrasps
     ) -> Sequence[GraspResponse]:
         """Returns the grasps; with measures and the hand's boxes, if requested."""
         return responses(requests, outputs, self.module.hand)
@@ -300,9 +302,9 @@ class GraspDiffusion(GraspLearner):
         return inputs if steps is None else {**inputs, "steps": steps}
 
     @torch.no_grad()
-    def predict(self, inputs: Any) -> Tensor:
-        """Samples grasps in metres and radians, with proper rotations, [B, G, 25], from clouds and
-        noise [B, steps, G, 25].
+    def predict(self, inputs: Any) -> LimitedGrasps:
+        """Samples grasps in metres and radians, with proper rotations and joints within their
+        limits, [B, G, 25], from clouds and noise [B, steps, G, 25].
 
         ``steps`` in the inputs overrides the number of DDIM steps of the settings.
         """

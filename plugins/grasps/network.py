@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .decoder import SetTransformer
 from .encoder import ENCODERS
-from .geometry import HAND, Hand
+from .geometry import HAND, LIMITS, Hand
 
 if TYPE_CHECKING:
     from .config import GraspLearnerConfig
@@ -37,7 +37,7 @@ class GraspNetwork(nn.Module):
         self.transformer = SetTransformer(
             inputs, NUMBERS, config.width, config.layers, config.heads
         )
-        self.hand = Hand({name: tables[name] for name in HAND})
+        self.hand = Hand({name: tables[name] for name in (*HAND, *LIMITS)})
         self.lower: Tensor
         self.upper: Tensor
         self.register_buffer("lower", tables["lower"].clone())

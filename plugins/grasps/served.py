@@ -54,7 +54,11 @@ class PlacedGrasp(ServedResponse):
     rotation: Matrix
     """Of the palm, [3, 3]."""
     joints: list[float]
-    """Angles in radians, in the order of the hand's tables."""
+    """Angles in radians, in the order of the hand's tables, within their limits."""
+    clamped: bool = False
+    """Whether a joint was predicted more than 1 degree beyond its limit, and moved to it."""
+    clamped_degrees: float = 0.0
+    """Largest angle by which a joint was moved to its limit, in degrees."""
     depth_mm: float | None = None
     """How deep the hand goes into the cube."""
     links: int | None = None

@@ -17,6 +17,8 @@ CHAINS = (
     ("pip_4", "thumb_pip", "thumb_dip", "thumb_fingertip"),
 )
 """Links of the fingers, from the palm on, named as those of the LEAP hand."""
+RANGE = 0.5
+"""Largest angle of a joint in either direction, in radians."""
 LENGTH = 0.03
 """Length of a link, in metres."""
 
@@ -55,6 +57,8 @@ def synthetic_grasps() -> dict[str, Any]:
         "kinematics_origin_xyz": np.array(origins),
         "kinematics_origin_rotation": np.tile(np.eye(3), (joints, 1, 1)),
         "kinematics_axis": np.array(axes),
+        "kinematics_lower": np.full(joints, -RANGE),
+        "kinematics_upper": np.full(joints, RANGE),
         "link": np.array(links),
         "rotation": np.tile(np.eye(3), (len(links), 1, 1)),
         "center": np.array([[0.0] * 3] + [[0.0, 0.0, -LENGTH / 2]] * joints),

@@ -8,7 +8,7 @@ from scipy.spatial.transform import Rotation
 
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
-from runner.plugins.grasps.geometry import HAND, Hand, matrix, rotated, rotation_6d, yaw
+from runner.plugins.grasps.geometry import HAND, JOINTS, LIMITS, Hand, matrix, rotated, rotation_6d, yaw
 
 SEEDS = st.integers(0, 2**16)
 
@@ -52,6 +52,7 @@ def one_box(half=(0.01, 0.02, 0.03)):
             "turn": torch.eye(3).expand(16, 3, 3), "axis": torch.tensor([[1.0, 0.0, 0.0]] * 16),
             "keypoints": torch.tensor([0, 1]), "box_link": torch.tensor([1]), "box_turn": torch.eye(3)[None],
             "box_centre": torch.tensor([[0.0, 0.1, 0.0]]), "box_half": torch.tensor([half]),
+            "joint_lower": torch.full((16,), -1.0), "joint_upper": torch.full((16,), 2.0),
         }
     )  # fmt: skip
 
@@ -68,6 +69,17 @@ def test_a_joint_moves_its_link():
     torch.testing.assert_close(position[0, 1], torch.tensor([1.0, 2.0, 3.1]))
     rotation, _ = one_box().links(pose(angle=math.pi / 2))
     torch.testing.assert_close(rotation[0, 1] @ torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 0, 1]), atol=1e-6, rtol=0)
+
+
+def test_joints_beyond_a_limit_are_moved_to_it():
+    hand, grasp = one_box(), torch.cat([pose(angle=angle) for angle in (-1.5, 0.5, 2.25)])
+    limited = hand.limited(grasp)
+    assert limited.grasp[:, 3].tolist() == [-1.0, 0.5, 2.0]
+    assert torch.equal(limited.grasp[:, :3], grasp[:, :3])
+    assert torch.equal(limited.grasp[:, 4:], grasp[:, 4:])
+    assert torch.equal(limited.predicted_joints, grasp[:, 3:19])
+    assert hand.excess(limited.predicted_joints).tolist() == [0.5, 0.0, 0.25]
+    assert not hand.state_dict().keys() & {"joint_lower", "joint_upper"}
 
 
 @pytest.mark.parametrize(
@@ -87,4 +99,5 @@ def test_the_hand_of_the_published_grasps_touches_the_cubes_and_stays_outside(pu
     rows = torch.arange(0, 5120, 16)
     nearest = 1e3 * Hand(grasps.tables).distances(grasps.grasp[rows], grasps.edge[rows]).amin(1)
     assert -0.5 < float(nearest.quantile(0.05)) < 0 < float(nearest.quantile(0.95)) < 1.5
-    assert set(HAND) == set(grasps.tables)
+    assert {*HAND, *LIMITS} == set(grasps.tables)
+    assert float(Hand(grasps.tables).excess(grasps.grasp[:, JOINTS]).max()) < 1e-4

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
 from runner.plugins.grasps.diffusion import alphas_cumprod
 from runner.plugins.grasps.encoder import farthest_points, grouped
-from runner.plugins.grasps.geometry import rotated, straightening, yaw
+from runner.plugins.grasps.geometry import JOINTS, LimitedGrasps, rotated, straightening, yaw
 from runner.plugins.grasps.learner import weighted_loss
 from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
@@ -49,10 +51,13 @@ def test_the_order_of_points_does_not_matter_and_that_of_grasps_is_kept(name, en
     )
     chance = next(key for key in inputs if key != "cloud")
     torch.testing.assert_close(
-        learner.predict({**inputs, chance: inputs[chance].flip(-2)}), answer.flip(1), atol=1e-5, rtol=0
+        learner.predict({**inputs, chance: inputs[chance].flip(-2)}),
+        LimitedGrasps(*(part.flip(1) for part in answer)),
+        atol=1e-5,
+        rtol=0,
     )
     moved = learner.predict({**inputs, "cloud": 2 * inputs["cloud"]})
-    assert float((moved - answer).abs().max()) > 1e-3  # the cloud is looked at
+    assert float((moved.grasp - answer.grasp).abs().max()) > 1e-3  # the cloud is looked at
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -60,13 +65,14 @@ def test_an_answer_does_not_depend_on_its_neighbours(name):
     pipeline = made(name)
     learner, inputs = stirred(pipeline), inputs_of(pipeline)
     alone = {key: tensor[1:2] for key, tensor in inputs.items()}
-    torch.testing.assert_close(learner.predict(alone), learner.predict(inputs)[1:2], atol=1e-5, rtol=0)
+    expected = LimitedGrasps(*(part[1:2] for part in learner.predict(inputs)))
+    torch.testing.assert_close(learner.predict(alone), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sets", [(), ("model.sampler=ddim", "model.sampling_steps=2"), ("model.guidance=0.5",)])
 def test_sampled_grasps_have_proper_rotations_and_stay_finite(sets):
     pipeline = made("grasp_diffusion", *sets)
-    grasp = stirred(pipeline).predict(inputs_of(pipeline))
+    grasp, _ = stirred(pipeline).predict(inputs_of(pipeline))
     first, second = grasp[..., 19:22], grasp[..., 22:25]
     torch.testing.assert_close((first * second).sum(-1), torch.zeros(3, 4), atol=1e-4, rtol=0)
     torch.testing.assert_close(first.norm(dim=-1), torch.ones(3, 4))
@@ -119,17 +125,16 @@ def test_the_weight_of_the_divergence_grows():
     batch = pipeline.source.draw(4, Progress("updates", 1))
     noise = pipeline.learner.noise(batch, torch.Generator().manual_seed(0))
     half = round(50 * pipeline.learner.config.warmup)
-    at = [
-        pipeline.learner.loss(batch, noise, Progress("updates", 100, updates=n)).also for n in (0, half, 2 * half, 90)
-    ]
-    cost = [float(also["divergence"].sum) for also in at]
-    assert cost[0] == 0
-    assert cost[1] == pytest.approx(cost[2] / 2)
-    assert cost[2] == pytest.approx(cost[3])
-    assert cost[3] > 0
+    losses = [pipeline.learner.loss(batch, noise, Progress("updates", 100, updates=n)) for n in (0, half, 2 * half, 90)]
+    nats = [float(loss.also["divergence"].sum) for loss in losses]
+    assert nats[0] > 0
+    assert nats == [nats[0]] * 4
+    costs = [float((loss.sum - losses[0].sum).detach()) for loss in losses]
+    weight = pipeline.learner.config.divergence
+    assert costs == pytest.approx([0, weight * nats[0] / 2, weight * nats[0], weight * nats[0]], rel=1e-3)
 
 
-def test_the_divergence_is_evaluated_with_the_weight_that_it_has_by_then():
+def test_the_divergence_is_evaluated_in_nats_and_counts_with_the_weight_that_it_has_by_then():
     pipeline = made("grasp_cvae")
     settings, learner, source = pipeline.learner.config, pipeline.learner, pipeline.source
 
@@ -143,15 +148,18 @@ def test_the_divergence_is_evaluated_with_the_weight_that_it_has_by_then():
                 terms = mean.square() + log_variance.exp() - 1 - log_variance
                 total += 0.5 * float(terms.sum(-1).mean(1).sum())
                 rows += len(mean)
-        return settings.divergence * total / rows
+        return total / rows
 
     whole = expected()
     assert whole > 0
+    parts = ("translation", "rotation", "joints", "keypoints")
     for updates in (0, 1, pipeline.progress.length):
         pipeline.progress.updates = updates
-        weight = min(1.0, pipeline.progress.fraction / settings.warmup)
-        measured = DatasetSource.evaluate(source, learner)["divergence"]
-        assert measured == pytest.approx(weight * whole, rel=1e-4)
+        weight = settings.divergence * min(1.0, pipeline.progress.fraction / settings.warmup)
+        measured = DatasetSource.evaluate(source, learner)
+        assert measured["divergence"] == pytest.approx(whole, rel=1e-4)
+        restored = sum(measured[part] for part in parts)
+        assert measured["loss"] - restored == pytest.approx(weight * whole, rel=1e-4, abs=1e-5)
 
 
 def test_held_out_scenes_are_sampled_from_other_noise_in_every_batch():
@@ -263,8 +271,8 @@ def test_answers_turn_with_their_clouds(name):
     for straighten in (True, False):
         pipeline = made(name, f"model.straighten={str(straighten).lower()}")
         learner, inputs = stirred(pipeline), inputs_of(pipeline)
-        answer, turn = learner.predict(inputs), yaw(torch.tensor(0.3))
-        after = learner.predict({**inputs, "cloud": inputs["cloud"] @ turn.T})
+        answer, turn = learner.predict(inputs).grasp, yaw(torch.tensor(0.3))
+        after = learner.predict({**inputs, "cloud": inputs["cloud"] @ turn.T}).grasp
         quarters = [rotated(answer, yaw(torch.tensor(0.3 + place * torch.pi / 2))) for place in range(4)]
         apart = torch.stack([(after - each).abs().amax((1, 2)) for each in quarters]).amin(0)
         assert (float(apart.max()) < 1e-4) == straighten
@@ -299,7 +307,7 @@ class Known:
 
     def predict(self, batch):
         lower, upper = self.source.tables["lower"], self.source.tables["upper"]
-        return self.change(lower + (batch["grasp"] + 1) / 2 * (upper - lower))
+        return self.source.hand.limited(self.change(lower + (batch["grasp"] + 1) / 2 * (upper - lower)))
 
     def evaluating(self):
         return torch.no_grad()
@@ -308,7 +316,8 @@ class Known:
 def test_what_grasps_are_worth_on_the_published_ones(published):
     """Real ones, as the simulator held them; and one grasp again and again, which is valid and has no diversity."""
     root = published("leap_cube_grasps.npz").parent
-    source = made("grasp_diffusion", f"data.root={root}", "data.grasps=16", "data.scenes=40").source
+    real_data = ("data.synthetic=false", f"data.root={root}")
+    source = made("grasp_diffusion", *real_data, "data.grasps=16", "data.scenes=40").source
     real = source.sampled(Known(source), 16, None)
     assert real["valid"] == pytest.approx(0.988, abs=0.02)
     assert real["strict"] == pytest.approx(0.948, abs=0.04)
@@ -321,6 +330,36 @@ def test_what_grasps_are_worth_on_the_published_ones(published):
     quarter = source.sampled(Known(source, lambda grasp: rotated(grasp, yaw(torch.tensor(torch.pi / 2)))), 16, None)
     assert quarter["diversity_mm"] == pytest.approx(real["diversity_mm"], abs=0.1)  # a cube looks the same
     assert quarter["strict"] == pytest.approx(real["strict"], abs=0.01)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_joints_are_within_their_limits_and_those_that_were_beyond_are_counted(name):
+    pipeline = made(name)
+    learner, source, hand = stirred(pipeline), pipeline.source, pipeline.source.hand
+    learner.module.transformer.leave.bias.data[JOINTS.start] += 50
+    limited = learner.predict(inputs_of(pipeline))
+    assert torch.equal(limited.grasp[..., JOINTS.start], hand.joint_upper[0].expand(3, 4))
+    assert float(hand.excess(limited.grasp[..., JOINTS]).max()) == 0
+    assert float(hand.excess(limited.predicted_joints).min()) > math.radians(1)
+    metrics = source.sampled(learner, 2, 1)
+    assert metrics["beyond_limits"] == metrics["unseen_beyond_limits"] == 1
+    request = learner.config.request(**learner.example_request())
+    (response,) = learner.answered([request], learner.predict(learner.requested([request])))
+    assert [grasp.clamped for grasp in response.grasps] == [True]
+    assert response.grasps[0].clamped_degrees > 1
+    learner.module.transformer.leave.bias.data[JOINTS] = 0
+    learner.module.transformer.leave.weight.data[JOINTS] = 0
+    assert source.sampled(learner, 2, 1)["beyond_limits"] == 0
+
+
+def test_a_grasp_beyond_the_limits_is_neither_strict_nor_valid():
+    source = made().source
+    lower, upper = source.tables["lower"], source.tables["upper"]
+    grasp = lower + (source.held_out.tensors["grasp"][:1] + 1) / 2 * (upper - lower)
+    edge = source.held_out.tensors["edge"][:1]
+    assert bool(source._close(grasp, edge)["valid"].any())
+    source.hand.joint_upper -= 10
+    assert not source._close(grasp, edge)["valid"].any()
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", "half"])
@@ -356,12 +395,12 @@ def test_clouds_are_encoded_once_for_a_sampling_and_again_for_the_next():
     cached.slots.wrap("encode", lambda step: lambda cloud: asked.append(cloud) or step(cloud))
     inputs = inputs_of(plain)
     answer = stirred(plain).predict(inputs)
-    assert torch.equal(stirred(cached).predict(inputs), answer)
+    assert torch.equal(stirred(cached).predict(inputs).predicted_joints, answer.predicted_joints)
     assert len(asked) == 1
     with torch.no_grad():
         for pipeline in (plain, cached):
             pipeline.learner.module.encoder.place.bias.add_(1.0)
-    assert torch.equal(cached.learner.predict(inputs), plain.learner.predict(inputs))
+    assert torch.equal(cached.learner.predict(inputs).grasp, plain.learner.predict(inputs).grasp)
     assert len(asked) == 2
 
 
@@ -372,4 +411,4 @@ def test_guidance_in_one_batch_is_guidance():
     answer = stirred(plain).predict(inputs)
     torch.testing.assert_close(stirred(merged).predict(inputs), answer, atol=1e-5, rtol=0)
     without = stirred(made("grasp_diffusion", *sets[1:])).predict(inputs)
-    assert float((answer - without).abs().max()) > 1e-3
+    assert float((answer.grasp - without.grasp).abs().max()) > 1e-3

@@ -76,17 +76,25 @@ function report(milliseconds) {
   const count = (verdict) => answer.grasps.filter((grasp) => grasp.verdict === verdict).length;
   const strict = count("strict");
   by("answer").hidden = false;
+  const clamped = answer.grasps.filter((grasp) => grasp.clamped).length;
   by("summary").textContent =
-    `${strict} strict and ${count("valid")} more valid of ${answer.grasps.length}, in ${Math.round(milliseconds)} ms`;
+    `${strict} strict and ${count("valid")} more valid of ${answer.grasps.length}, in ${Math.round(milliseconds)} ms`
+    + (clamped ? `; joints of ${clamped} were beyond their limits` : "");
   by("chosen").replaceChildren(...answer.grasps.map((grasp, number) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.className = grasp.verdict;
+    button.className = grasp.clamped ? `${grasp.verdict} clamped` : grasp.verdict;
+    if (grasp.clamped) button.title = beyond(grasp);
     button.textContent = number + 1;
     button.setAttribute("role", "radio");
     button.addEventListener("click", () => { shown = number; draw(); });
     return button;
   }));
+}
+
+// The sentence about joints that were predicted beyond their limits.
+function beyond(grasp) {
+  return `A joint was ${grasp.clamped_degrees.toFixed(1)}° beyond its limit, and is shown at the limit.`;
 }
 
 function trouble(text) {
@@ -149,7 +157,8 @@ function draw() {
   if (answer) {
     const grasp = answer.grasps[shown];
     by("facts").textContent =
-      `Grasp ${shown + 1}: ${grasp.verdict}, ${grasp.depth_mm.toFixed(1)} mm deep, ${grasp.links} links within 5 mm`;
+      `Grasp ${shown + 1}: ${grasp.verdict}, ${grasp.depth_mm.toFixed(1)} mm deep, ${grasp.links} links within 5 mm`
+      + (grasp.clamped ? `. ${beyond(grasp)}` : "");
   }
   if (!view) return;
   view.things.traverse((thing) => { thing.geometry?.dispose(); thing.material?.dispose(); });
