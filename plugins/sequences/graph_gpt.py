@@ -50,18 +50,32 @@ class WalkTransformer(nn.Module):
         """Returns predictions for walks.
 
         Args:
-            inputs: Tokens, [B, L], and the length of every walk, [B].
+            inputs: Tokens, [B, L], and the length of every walk, [B]. To predict targets, tokens
+                may be of several walks of each molecule, [B, K, L], all of the same length.
             following: Whether the next tokens are predicted, or the targets.
 
         Returns:
-            Logits of the token that follows each, [B, L, vocabulary], or targets, [B].
+            Logits of the token that follows each, [B, L, vocabulary]; or targets, [B], the means
+            over the walks of a molecule.
         """
+        tokens = inputs["tokens"]
+        length = inputs["length"]
         if following:
-            logits: Tensor = self.transformer(inputs["tokens"])
+            logits: Tensor = self.transformer(tokens)
             return logits
-        hidden = self.transformer.hidden(inputs["tokens"])
+        if tokens.dim() == 2:
+            return self.target(tokens, length)
+        walks = tokens.shape[1]
+        targets = self.target(
+            tokens.flatten(0, 1), length.repeat_interleave(walks)
+        )
+        return targets.unflatten(0, (-1, walks)).mean(1)
+
+    def target(self, tokens: Tensor, length: Tensor) -> Tensor:
+        """Returns a target for each walk, [B, L] to [B]."""
+        hidden = self.transformer.hidden(tokens)
         # The hidden states of padding must not count in the mean.
-        mask = _mask(inputs)[..., None].to(hidden.dtype)
+        mask = _mask(tokens, length)[..., None].to(hidden.dtype)
         mean = (hidden * mask).sum(1) / mask.sum(1)
         target: Tensor = self.head(mean).squeeze(1)
         return target
@@ -98,11 +112,16 @@ class GraphGpt(GradientLearner):
         return self.squared_error(batch)
 
     def following(self, batch: Batch) -> Loss:
-        """Returns the cross-entropy of every token of a walk except the first."""
+        """Returns the cross-entropy of every token of a walk except the first.
+
+        Of several walks of a molecule, it reads the first one.
+        """
         inputs = self.inputs(batch)
+        if inputs["tokens"].dim() == 3:
+            inputs = {**inputs, "tokens": inputs["tokens"][:, 0]}
         logits = self.slots.forward(inputs, True)[:, :-1]
         # The token after the last one of a walk is padding, and nothing is to be learned from it.
-        padding = ~_mask(inputs)[:, 1:]
+        padding = ~_mask(inputs["tokens"], inputs["length"])[:, 1:]
         target = inputs["tokens"][:, 1:].masked_fill(padding, IGNORED)
         total = F.cross_entropy(
             logits.flatten(0, 1),
@@ -148,8 +167,7 @@ class GraphGpt(GradientLearner):
         }
 
 
-def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
+def _mask(tokens: Tensor, length: Tensor) -> Tensor:
     """Returns True for tokens that are not padding, [B, L]."""
-    tokens = inputs["tokens"]
     positions = torch.arange(tokens.shape[1], device=tokens.device)
-    return positions < inputs["length"][:, None]
+    return positions < length[:, None]

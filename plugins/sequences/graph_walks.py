@@ -15,7 +15,7 @@ from runner.api import Batch, DatasetSource, Learner, UsageError
 from ..molecules.smiles import Molecule, read
 from ..molecules.table import Table
 from .graph_config import BUCKET, LONGEST, PADDED, VOCABULARY, round_up
-from .walks import PAD, check, encode
+from .walks import PAD, check, decode, encode
 
 if TYPE_CHECKING:
     from .graph_config import GraphWalksConfig
@@ -109,7 +109,10 @@ class CachedWalks(Dataset[Walk]):
 
 
 class GraphWalks(DatasetSource):
-    """Batches of tokens [B, L], the length of every walk [B], and the standardised target [B]."""
+    """Batches of tokens [B, L], the length of every walk [B], and the standardised target [B].
+
+    Held-out batches have several walks of each molecule, [B, K, L], with ``data.walks``.
+    """
 
     def datasets(
         self, config: GraphWalksConfig
@@ -121,6 +124,9 @@ class GraphWalks(DatasetSource):
         """
         table = Table(config, self.context.seed)
         self.table = table
+        self.walks = config.walks
+        self._further: dict[str, list[list[int]]] = {}
+        """Further walks of held-out molecules, by their first walk."""
         self.sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
         train = self._walks("train", table.train, config.redraw)
         held_out = self._walks(config.held_out, table.held_out, redraw=False)
@@ -148,6 +154,38 @@ class GraphWalks(DatasetSource):
             "length": torch.tensor(lengths),
             "target": torch.tensor([walk.target for walk in samples]),
         }
+
+    def held_out_batch_size(self) -> int:
+        """Returns the molecules of a held-out batch, which has about as many walks as an update."""
+        return max(1, super().held_out_batch_size() // self.walks)
+
+    def held_out_batches(self) -> Iterator[Batch]:
+        """Yields all held-out molecules, each with ``data.walks`` walks."""
+        for batch in super().held_out_batches():
+            yield batch if self.walks == 1 else self._with_further_walks(batch)
+
+    def _with_further_walks(self, batch: Batch) -> Batch:
+        """Returns a batch with tokens [B, K, L]; the first walk of a molecule remains the first."""
+        first = batch["tokens"]
+        # All walks of a molecule have the same length, so the padding is sufficient for them.
+        tokens = first[:, None].repeat(1, self.walks, 1)
+        lengths = batch["length"].tolist()
+        for row, length in enumerate(lengths):
+            further = self._further_walks(first[row, :length].tolist())
+            tokens[row, 1:, :length] = torch.tensor(further)
+        return {**batch, "tokens": tokens}
+
+    def _further_walks(self, tokens: list[int]) -> list[list[int]]:
+        # The walk is the seed: its molecule has the same walks in every evaluation, whatever its
+        # number in the table or in a cross-validation.
+        seed = " ".join(map(str, tokens))
+        if seed not in self._further:
+            molecule = decode(tokens)
+            generator = random.Random(seed)
+            self._further[seed] = [
+                encode(molecule, generator) for _ in range(self.walks - 1)
+            ]
+        return self._further[seed]
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """Yields walks of about equal length, with the numbers of their rows."""

@@ -154,8 +154,9 @@ def test_batches_are_padded_walks():
     assert batch["target"].dtype == torch.float32
 
 
-def test_targets_are_standardised_and_errors_are_in_the_unit():
-    made = pipeline()
+@pytest.mark.parametrize("walks", [1, 3])
+def test_targets_are_standardised_and_errors_are_in_the_unit(walks):
+    made = pipeline(f"data.walks={walks}")
     targets = torch.tensor(made.source.train.targets)
     torch.testing.assert_close(torch.stack([targets.mean(), targets.std(correction=0)]), torch.tensor([0.0, 1.0]))
     parts = list(made.source.held_out_batches())
@@ -167,7 +168,31 @@ def test_targets_are_standardised_and_errors_are_in_the_unit():
     measured = made.source.evaluate(made.learner)
     assert set(measured) == {"rmse", "nats_per_token"}
     assert measured["rmse"] == pytest.approx(errors.square().mean().sqrt().item() * unit, rel=1e-4)
-    assert made.source.rehearse(made.learner, parts[0]) == measured  # one batch is all that is held out
+    if walks == 1:
+        assert made.source.rehearse(made.learner, parts[0]) == measured  # one batch is all that is held out
+
+
+def test_held_out_molecules_are_predicted_by_the_mean_of_their_walks():
+    single, several, again = (pipeline(f"data.walks={walks}") for walks in (1, 3, 3))
+    (first,) = single.source.held_out_batches()
+    batches = [*several.source.held_out_batches()]
+    tokens = [walks for batch in batches for walks in batch["tokens"]]
+    assert max(len(batch["tokens"]) for batch in batches) == 8 // 3
+    for walks, alone, length in zip(tokens, first["tokens"], first["length"].tolist(), strict=True):
+        assert torch.equal(walks[0, :length], alone[:length])
+        molecules = [decode(walk[:length].tolist()) for walk in walks]
+        assert all(same(molecules[0], molecule) for molecule in molecules[1:])
+    assert any(len(walks.unique(dim=0)) == 3 for walks in tokens)
+    for batch, repeated in zip(batches, again.source.held_out_batches(), strict=True):
+        assert torch.equal(batch["tokens"], repeated["tokens"])
+
+    learner = several.learner
+    batch = batches[0]
+    inputs = learner.inputs(batch)
+    alone = [learner.predict({**inputs, "tokens": inputs["tokens"][:, walk]}) for walk in range(3)]
+    torch.testing.assert_close(learner.predict(inputs), torch.stack(alone).mean(0))
+    one_walk = {**batch, "tokens": batch["tokens"][:, 0]}
+    assert learner.metrics(batch)["nats_per_token"] == learner.metrics(one_walk)["nats_per_token"]
 
 
 def test_walks_are_drawn_anew_unless_told_and_held_out_ones_never_are():
