@@ -340,8 +340,8 @@ class CubeGrasps(DatasetSource):
 
     def _metrics(self, sampled: SampledGrasps) -> dict[str, float]:
         metrics = self.worth(sampled.grasp, sampled.references, sampled.edge)
-        beyond = sampled.excess > LIMIT_TOLERANCE
-        return {**metrics, "beyond_limits": float(beyond.float().mean())}
+        exceeds = sampled.excess > LIMIT_TOLERANCE
+        return {**metrics, "beyond_limits": float(exceeds.float().mean())}
 
     def worth(
         self, grasp: Tensor, references: Tensor, edge: Tensor

@@ -69,7 +69,8 @@ class WalkTransformer(nn.Module):
         targets = self.target(
             tokens.flatten(0, 1), length.repeat_interleave(walks)
         )
-        return targets.unflatten(0, (-1, walks)).mean(1)
+        mean: Tensor = targets.view(-1, walks).mean(1)
+        return mean
 
     def target(self, tokens: Tensor, length: Tensor) -> Tensor:
         """Returns a target for each walk, [B, L] to [B]."""
