@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import torch
 from running import tiny
 
+from runner.system.tensor_trees import tensors
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
@@ -42,4 +44,5 @@ def inputs(pipeline, *sizes):
 
 def off(answer, expected):
     """As a share of the size of what was expected."""
+    answer, expected = (torch.cat([tensor.flatten() for tensor in tensors(tree)]) for tree in (answer, expected))
     return float((answer - expected).norm() / expected.norm())
