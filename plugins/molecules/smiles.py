@@ -1,19 +1,31 @@
-"""Molecules as they are written in SMILES (Weininger 1988), read as graphs of their heavy atoms."""
+"""Molecules in SMILES (Weininger 1988), read as graphs of their heavy atoms.
+
+The graph does not depend on how a molecule is written: bonds may alternate or be aromatic, and a
+nitro group has charges or not.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import networkx as nx
+from .aromaticity import perceive
+from .structure import AROMATIC, DOUBLE, SINGLE, TRIPLE, Structure, complete, ring_bonds
 
-SINGLE = 1
-DOUBLE = 2
-TRIPLE = 3
-AROMATIC = 4
-"""Kinds of bonds."""
+__all__ = [
+    "AROMATIC",
+    "DOUBLE",
+    "SINGLE",
+    "TRIPLE",
+    "Atom",
+    "Molecule",
+    "parse",
+    "read",
+    "read_structure",
+    "skeleton",
+]
+
 _ROUNDS = 16
 """Rounds of label propagation; more rounds distinguish few further molecules."""
 _ORDERS = {
@@ -40,6 +52,16 @@ class Atom(NamedTuple):
     charge: int
 
 
+class _WrittenAtom(NamedTuple):
+    """An atom as it is written."""
+
+    element: str
+    aromatic: bool
+    charge: int = 0
+    hydrogens: int = 0
+    in_brackets: bool = False
+
+
 class Molecule(NamedTuple):
     """A graph: atoms by number, and each bond once, from the smaller number to the larger."""
 
@@ -55,25 +77,42 @@ class Molecule(NamedTuple):
         return adjacent
 
     def rings(self) -> set[int]:
-        """Returns the atoms that are in a ring.
-
-        A bond is in a ring if its ends are still connected without it.
-        """
-        graph = nx.Graph(list(self.bonds))
-        bridges = {
-            (min(pair), max(pair))
-            for pair in cast("Iterator[tuple[int, int]]", nx.bridges(graph))
-        }
-        return {atom for bond in self.bonds if bond not in bridges for atom in bond}
+        """Returns the atoms that are in a ring."""
+        return {atom for bond in ring_bonds(self.neighbours()) for atom in bond}
 
 
 def read(text: str) -> Molecule:
-    """Reads a molecule; stereochemistry, isotopes, and hydrogens of heavy atoms are ignored.
+    """Reads a molecule; stereochemistry and isotopes are ignored, and hydrogens of heavy atoms are
+    left out.
 
     Raises:
         ValueError: It cannot be read; the message contains the place and the reason.
     """
-    atoms: list[Atom] = []
+    structure = read_structure(text)
+    columns = (structure.elements, structure.aromatic, structure.charges)
+    atoms = [Atom(*values) for values in zip(*columns, strict=True)]
+    return Molecule(atoms, structure.bonds)
+
+
+def read_structure(text: str) -> Structure:
+    """Reads a molecule like ``read``, with the number of hydrogens of every atom.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    structure = parse(text)
+    complete(structure)
+    perceive(structure)
+    return structure
+
+
+def parse(text: str) -> Structure:
+    """Returns the atoms and bonds as they are written.
+
+    Raises:
+        ValueError: It is no SMILES; the message contains the place and the reason.
+    """
+    atoms: list[_WrittenAtom] = []
     bonds: dict[tuple[int, int], int] = {}
     branches: list[int | None] = []
     rings: dict[str, tuple[int, int | None]] = {}
@@ -137,12 +176,12 @@ def read(text: str) -> Molecule:
         raise ValueError("a ')' is missing")
     if not atoms:
         raise ValueError("no atom")
-    return _without_hydrogens(Molecule(atoms, dict(sorted(bonds.items()))))
+    return _without_hydrogens(atoms, bonds)
 
 
-def _atom(text: str, in_brackets: bool) -> Atom:
+def _atom(text: str, in_brackets: bool) -> _WrittenAtom:
     if not in_brackets:
-        return Atom(text.capitalize(), text.islower(), 0)
+        return _WrittenAtom(text.capitalize(), text.islower())
     match = _BRACKET.match(text)
     if match is None:
         raise ValueError(f"'[{text}]' is not an atom")
@@ -152,12 +191,19 @@ def _atom(text: str, in_brackets: bool) -> Atom:
     charge = int(number) if number else len(signs)
     if signs.startswith("-"):
         charge = -charge
-    return Atom(match["atom"].capitalize(), match["atom"].islower(), charge)
+    hydrogens = int(match["hydrogens"][1:] or 1) if match["hydrogens"] else 0
+    element = match["atom"].capitalize()
+    return _WrittenAtom(element, match["atom"].islower(), charge, hydrogens, True)
 
 
-def _without_hydrogens(molecule: Molecule) -> Molecule:
-    atoms, bonds = molecule
-    neighbours = molecule.neighbours()
+def _without_hydrogens(
+    atoms: list[_WrittenAtom], bonds: dict[tuple[int, int], int]
+) -> Structure:
+    """Returns the structure of the heavy atoms, which count their hydrogens."""
+    neighbours: list[list[int]] = [[] for _ in atoms]
+    for start, end in bonds:
+        neighbours[start].append(end)
+        neighbours[end].append(start)
     # Hydrogens follow from the valence of their atoms. Ions and hydrogen molecules are kept,
     # because nothing else would represent them.
     remaining = [
@@ -169,12 +215,29 @@ def _without_hydrogens(molecule: Molecule) -> Molecule:
         or atoms[neighbours[index][0]].element == "H"
     ]
     number = {old: new for new, old in enumerate(remaining)}
-    pairs = {
-        (number[start], number[end]): order
-        for (start, end), order in bonds.items()
-        if {start, end} <= number.keys()
-    }
-    return Molecule([atoms[index] for index in remaining], pairs)
+    structure = Structure(
+        elements=[atoms[index].element for index in remaining],
+        charges=[atoms[index].charge for index in remaining],
+        aromatic=[atoms[index].aromatic for index in remaining],
+        hydrogens=[atoms[index].hydrogens for index in remaining],
+        is_complete=[atoms[index].in_brackets for index in remaining],
+        bonds={},
+        neighbours=[[] for _ in remaining],
+    )
+    for index, atom in enumerate(remaining):
+        for end in neighbours[atom]:
+            if end in number:
+                structure.neighbours[index].append(number[end])
+            else:
+                structure.hydrogens[index] += 1
+    for (start, end), kind in sorted(bonds.items()):
+        if start in number and end in number:
+            structure.bonds[number[start], number[end]] = kind
+            # The atoms of a written aromatic bond may have upper-case letters.
+            if kind == AROMATIC:
+                structure.aromatic[number[start]] = True
+                structure.aromatic[number[end]] = True
+    return structure
 
 
 def skeleton(molecule: Molecule) -> str:

@@ -1,35 +1,102 @@
 import csv
+import json
 import random
 import re
 
 import networkx as nx
 import pytest
-from hypothesis import given
+import rdkit_graphs
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plugins.molecules.smiles import AROMATIC, DOUBLE, SINGLE, Atom, Molecule, read, skeleton
+from runner.plugins.molecules.smiles import Atom, Molecule, parse, read, read_structure, skeleton
+from runner.plugins.molecules.structure import AROMATIC, DOUBLE, SINGLE, TRIPLE, complete
 
-CHARGED_OTHERWISE = {"esol.csv": 59, "freesolv.csv": 2}
-"""Molecules that are written without formal charges (nitro groups as N(=O)=O), which RDKit separates."""
+EXPECTED = json.loads(rdkit_graphs.EXPECTED.read_text())
+"""By spelling of a molecule, the graph that RDKit reads."""
+SIGNS = {SINGLE: "-", DOUBLE: "=", TRIPLE: "#", AROMATIC: ":"}
 
 
-@pytest.mark.parametrize("name", CHARGED_OTHERWISE)
-def test_published_molecules_are_those_that_rdkit_reads(name, published):
+def described(text):
+    """Returns the graph that is read, in the format of ``rdkit_graphs``."""
+    molecule, hydrogens = read(text), read_structure(text).hydrogens
+    atoms = [
+        (atom.element.lower() if atom.aromatic else atom.element)
+        + str(count)
+        + (f"{atom.charge:+d}" if atom.charge else "")
+        for atom, count in zip(molecule.atoms, hydrogens, strict=True)
+    ]
+    bonds = [f"{start}{SIGNS[kind]}{end}" for (start, end), kind in molecule.bonds.items()]
+    return " ".join(atoms) + " | " + " ".join(bonds)
+
+
+def test_every_spelling_is_read_as_by_rdkit():
+    assert len(EXPECTED) > 180
+    assert {text: described(text) for text in EXPECTED} == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["esol.csv", "freesolv.csv"])
+def test_published_molecules_are_read_as_by_rdkit_in_any_spelling(name, published):
     chem = pytest.importorskip("rdkit.Chem")
-    charges = 0
-    groups = {}
+    generator = random.Random(0)
+    skeletons = {}
     with published(name).open(newline="") as file:
-        found = [row["smiles"].strip() for row in csv.DictReader(file)]
-    for text in found:
-        ours, theirs = read(text), chem.MolFromSmiles(text)
-        assert [atom.element for atom in ours.atoms] == [atom.GetSymbol() for atom in theirs.GetAtoms()]
-        pairs = {tuple(sorted((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()))) for bond in theirs.GetBonds()}
-        assert set(ours.bonds) == pairs
-        assert ours.rings() == {atom.GetIdx() for atom in theirs.GetAtoms() if atom.IsInRing()}
-        charges += [atom.charge for atom in ours.atoms] != [atom.GetFormalCharge() for atom in theirs.GetAtoms()]
-        groups.setdefault(chem.MolToSmiles(theirs), set()).add(skeleton(ours))
-    assert charges == CHARGED_OTHERWISE[name]
-    assert all(len(found) == 1 for found in groups.values())  # one molecule, one skeleton
+        texts = [row["smiles"].strip() for row in csv.DictReader(file)]
+    for number, text in enumerate(texts):
+        spellings = rdkit_graphs.spellings(text, generator) if number % 4 == 0 else [text]
+        for spelling in spellings:
+            molecule = chem.MolFromSmiles(spelling)
+            assert described(spelling) == rdkit_graphs.graph_of(molecule)
+            rings = {atom.GetIdx() for atom in molecule.GetAtoms() if atom.IsInRing()}
+            assert read(spelling).rings() == rings
+            skeletons.setdefault(chem.MolToSmiles(molecule), set()).add(skeleton(read(spelling)))
+    assert all(len(digests) == 1 for digests in skeletons.values())
+
+
+def spelled(text, generator):
+    """Writes a molecule with alternating bonds and all hydrogens, from a random atom and in a random order."""
+    structure = parse(text)
+    complete(structure)
+    children, numbers = {}, {}
+
+    def visit(atom, previous):
+        children[atom] = []
+        for end in generator.sample(structure.neighbours[atom], len(structure.neighbours[atom])):
+            if end not in children:
+                children[atom].append(end)
+                visit(end, atom)
+            elif end != previous:
+                numbers.setdefault((min(atom, end), max(atom, end)), 10 + len(numbers))
+
+    def written(atom):
+        charge = f"{structure.charges[atom]:+d}" if structure.charges[atom] else ""
+        pieces = [f"[{structure.elements[atom]}H{structure.hydrogens[atom]}{charge}]"]
+        pieces += [f"{SIGNS[structure.bond(*pair)]}%{number}" for pair, number in numbers.items() if atom in pair]
+        pieces += [f"({SIGNS[structure.bond(atom, end)]}{written(end)})" for end in children[atom]]
+        return "".join(pieces)
+
+    parts = []
+    for start in generator.sample(range(len(structure.elements)), len(structure.elements)):
+        if start not in children:
+            visit(start, None)
+            parts.append(start)
+    return ".".join(map(written, parts))
+
+
+def graph_of(text):
+    structure = read_structure(text)
+    atoms = zip(structure.elements, structure.charges, structure.hydrogens, structure.aromatic, strict=True)
+    graph = nx.Graph([(*pair, {"is": kind}) for pair, kind in structure.bonds.items()])
+    graph.add_nodes_from((number, {"is": atom}) for number, atom in enumerate(atoms))
+    return graph
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([text for text in EXPECTED if "[c]" not in text]), st.randoms(use_true_random=False))
+def test_a_molecule_is_the_same_graph_in_every_spelling(text, generator):
+    spelling = spelled(text, generator)
+    equal = nx.algorithms.isomorphism.categorical_node_match("is", None)
+    assert nx.is_isomorphic(graph_of(text), graph_of(spelling), node_match=equal, edge_match=equal), spelling
 
 
 def test_what_smiles_can_say():
@@ -59,6 +126,8 @@ def test_what_smiles_can_say():
         ("C[?]", "'[?]' is not an atom, at character 2"),
         ("C11", "a second bond between atoms 1 and 1, at character 3"),
         ("1CC1", "a ring starts without an atom, at character 1"),
+        ("cC", "atom 1, 'c', is written as aromatic and is in no ring"),
+        ("c1cccn1", "the hydrogen of an aromatic nitrogen is written as [nH]"),
     ],
 )
 def test_what_cannot_be_read_says_where(text, problem):
