@@ -225,6 +225,7 @@ class GpsConfig(GradientLearnerConfig):
     regression is as good.
     """
 
+    sample_losses: ClassVar[bool] = True
     kind: ClassVar[str] = "gps"
     implementation = ".gps:Gps"
     learns_from: ClassVar[str] = "molecules"

@@ -175,9 +175,9 @@ class Gps(GradientLearner):
         count = len(target)
         prediction = self.slots.forward(self.inputs(batch))
         error = F.mse_loss(prediction, target, reduction="sum")
-        return Loss(
-            error, count, {"squared_error": Mean(error.detach(), count)}
-        )
+        samples = self.sample_losses(lambda: (prediction - target).square())
+        squared_error = {"squared_error": Mean(error.detach(), count)}
+        return Loss(error, count, squared_error, samples)
 
     def inputs(self, batch: Batch) -> Batch:
         """The graphs without their targets."""

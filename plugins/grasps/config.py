@@ -55,6 +55,7 @@ class GraspLearnerConfig(GradientLearnerConfig):
     sets of grasps.
     """
 
+    sample_losses: ClassVar[bool] = True
     learns_from: ClassVar[str] = "grasps"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}

@@ -97,11 +97,12 @@ class GraspCvae(GraspLearner):
         share = min(1.0, progress.fraction / warmup) if warmup else 1.0
         weight = self.config.divergence * share
         errors = self.slots.restoration(answer, grasp)
-        loss = weighted_loss({**errors, "divergence": weight * divergence})
+        parts = {**errors, "divergence": weight * divergence}
+        loss = weighted_loss(parts, with_samples=self.context.sample_losses)
         # In nats, whatever its weight: a vanished divergence means that the latent numbers
         # contain nothing about the grasp.
         nats = Mean(divergence.detach().sum(), len(divergence))
-        return Loss(loss.sum, loss.count, {**loss.also, "divergence": nats})
+        return loss._replace(also={**loss.also, "divergence": nats})
 
     def inputs(self, batch: Batch) -> Any:
         """Returns clouds, and noise that depends on the number of the row."""

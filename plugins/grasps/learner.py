@@ -169,9 +169,14 @@ class GraspLearner(GradientLearner):
 
 
 def weighted_loss(
-    parts: Mapping[str, Tensor], weight: Tensor | None = None
+    parts: Mapping[str, Tensor],
+    weight: Tensor | None = None,
+    *,
+    with_samples: bool = False,
 ) -> Loss:
-    """Returns the sum of the parts, [B] each, optionally with a weight for every row, [B]."""
+    """Returns the sum of the parts, [B] each, optionally with a weight for every row, [B], and with
+    the loss of every row.
+    """
     rows = len(next(iter(parts.values())))
     means = {
         name: Mean(error.detach().sum(), rows) for name, error in parts.items()
@@ -179,7 +184,8 @@ def weighted_loss(
     stacked = torch.stack(list(parts.values()))
     if weight is not None:
         stacked = weight * stacked
-    return Loss(stacked.sum(), rows, means)
+    samples = stacked.detach().sum(0) if with_samples else None
+    return Loss(stacked.sum(), rows, means, samples)
 
 
 class GraspDiffusion(GraspLearner):
@@ -260,7 +266,11 @@ class GraspDiffusion(GraspLearner):
         tokens = torch.where(is_unconditional, self.module.no_cloud, encoded)
         x0 = self.predict_x0(noisy, tokens, timestep)
         errors = self.slots.restoration(x0, grasp)
-        return weighted_loss(errors, self.weight[timestep])
+        return weighted_loss(
+            errors,
+            self.weight[timestep],
+            with_samples=self.context.sample_losses,
+        )
 
     def inputs(self, batch: Batch) -> Any:
         """Returns clouds, and noise for as many grasps as a sample has.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 
-from .rings import Ring, relevant_rings
+from .rings import AtomRing, relevant_rings
 from .structure import (
     AROMATIC,
     ATOMIC_NUMBERS,
@@ -127,7 +127,7 @@ def _unpaired_electrons(structure: Structure, atom: int) -> int:
     return max(0, min(missing, free) if free >= 0 else missing)
 
 
-def _fused_systems(rings: Sequence[Ring]) -> Iterator[list[int]]:
+def _fused_systems(rings: Sequence[AtomRing]) -> Iterator[list[int]]:
     """Yields the numbers of the rings that are connected by common bonds."""
     remaining = set(range(len(rings)))
     while remaining:
@@ -143,14 +143,14 @@ def _fused_systems(rings: Sequence[Ring]) -> Iterator[list[int]]:
         yield system
 
 
-def _are_fused(left: Ring, right: Ring) -> bool:
+def _are_fused(left: AtomRing, right: AtomRing) -> bool:
     largest = max(len(left.atoms), len(right.atoms))
     # Rings with more than one common bond are bridged.
     return largest <= LARGEST_FUSED and len(left.bonds & right.bonds) == 1
 
 
 def _mark_system(
-    structure: Structure, rings: Sequence[Ring], electrons: dict[int, int]
+    structure: Structure, rings: Sequence[AtomRing], electrons: dict[int, int]
 ) -> None:
     """Marks the aromatic rings of a fused system: single rings, then pairs, and so on, until all
     bonds are aromatic.
@@ -174,7 +174,7 @@ def _mark_system(
             structure.bonds[bond] = AROMATIC
 
 
-def _is_aromatic(rings: Sequence[Ring], electrons: dict[int, int]) -> bool:
+def _is_aromatic(rings: Sequence[AtomRing], electrons: dict[int, int]) -> bool:
     """Returns whether the atoms of fused rings share 4 n + 2 electrons."""
     counts: dict[int, int] = {}
     for ring in rings:
@@ -185,7 +185,7 @@ def _is_aromatic(rings: Sequence[Ring], electrons: dict[int, int]) -> bool:
     return total == 2 or (total >= 6 and total % 4 == 2)
 
 
-def _outline(rings: Sequence[Ring]) -> set[tuple[int, int]]:
+def _outline(rings: Sequence[AtomRing]) -> set[tuple[int, int]]:
     """Returns the bonds that are in one of the rings only."""
     counts: dict[tuple[int, int], int] = {}
     for ring in rings:

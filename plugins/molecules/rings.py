@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 
-class Ring(NamedTuple):
+class AtomRing(NamedTuple):
     """Atoms of a ring in their order, and its bonds, the smaller number first."""
 
     atoms: tuple[int, ...]
@@ -24,7 +24,7 @@ class _Distances(NamedTuple):
 
 def relevant_rings(
     in_ring: Collection[tuple[int, int]],
-) -> list[Ring]:
+) -> list[AtomRing]:
     """Returns the rings that are no combination of smaller ones (Vismara 1997).
 
     They are the union of all smallest sets of smallest rings, so they do not depend on the numbers
@@ -41,12 +41,12 @@ def relevant_rings(
     numbers = {bond: number for number, bond in enumerate(sorted(in_ring))}
     missing = len(in_ring) - len(adjacent) + _components(distances)
 
-    rings: list[Ring] = []
+    rings: list[AtomRing] = []
     # Sets of bonds as bits of a number; each has a highest bit of its own.
     basis: dict[int, int] = {}
     length = 3
     while len(basis) < missing:
-        independent: dict[int, Ring] = {}
+        independent: dict[int, AtomRing] = {}
         for ring in _rings(adjacent, distances, length):
             bits = sum(1 << numbers[bond] for bond in ring.bonds)
             if bits not in independent and _reduced(bits, basis):
@@ -92,7 +92,7 @@ def _reduced(bits: int, basis: dict[int, int]) -> int:
 
 def _rings(
     adjacent: dict[int, list[int]], distances: dict[int, _Distances], length: int
-) -> Iterator[Ring]:
+) -> Iterator[AtomRing]:
     """Yields the rings of a length that consist of two shortest paths from their smallest atom."""
     half = length // 2
     for start, (steps, previous) in distances.items():
@@ -129,6 +129,6 @@ def _paths(
             yield (*path, end)
 
 
-def _ring(atoms: tuple[int, ...]) -> Ring:
+def _ring(atoms: tuple[int, ...]) -> AtomRing:
     pairs = zip(atoms, (*atoms[1:], atoms[0]), strict=True)
-    return Ring(atoms, frozenset((min(pair), max(pair)) for pair in pairs))
+    return AtomRing(atoms, frozenset((min(pair), max(pair)) for pair in pairs))

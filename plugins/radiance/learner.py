@@ -136,7 +136,7 @@ class RadianceGan(RadianceModel):
         loss = losses[window](batch, noise, progress)
         divisor = loss.count if denominator is None else denominator(loss.count)
         self.slots.backward(loss.sum / divisor)
-        return Loss(loss.sum.detach(), loss.count, loss.also)
+        return loss._replace(sum=loss.sum.detach())
 
     # --- losses -----------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class TextResponse(ServedResponse):
 class LanguageModelConfig(GradientLearnerConfig, ABC):
     """Settings of models that predict the next token from those before it."""
 
+    sample_losses: ClassVar[bool] = True
     learns_from: ClassVar[str] = "tokens"
     classifies: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -46,6 +46,7 @@ class GraphGptConfig(GradientLearnerConfig):
     When it hurts: large graphs, because attention grows with the square of the walk.
     """
 
+    sample_losses: ClassVar[bool] = True
     kind: ClassVar[str] = "graph_gpt"
     implementation = ".graph_gpt:GraphGpt"
     learns_from: ClassVar[str] = "graph_tokens"

@@ -130,13 +130,27 @@ class GraphGpt(GradientLearner):
             ignore_index=IGNORED,
             reduction="sum",
         )
-        return Loss(total, (inputs["length"] - 1).sum())
+        count = inputs["length"] - 1
+
+        def mean_of_walks() -> Tensor:
+            each_token = F.cross_entropy(
+                logits.transpose(1, 2),
+                target,
+                ignore_index=IGNORED,
+                reduction="none",
+            )
+            return each_token.sum(1) / count
+
+        samples = self.sample_losses(mean_of_walks)
+        return Loss(total, count.sum(), samples=samples)
 
     def squared_error(self, batch: Batch) -> Loss:
         """Returns the squared error of the standardised targets."""
         predicted = self.slots.forward(self.inputs(batch))
         target = batch["target"].to(predicted.dtype)
-        return Loss((predicted - target).square().sum(), len(predicted))
+        errors = (predicted - target).square()
+        samples = self.sample_losses(lambda: errors.detach())
+        return Loss(errors.sum(), len(predicted), samples=samples)
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:

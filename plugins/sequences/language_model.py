@@ -54,7 +54,12 @@ class LanguageModel(GradientLearner):
         total = F.cross_entropy(
             logits.flatten(0, 1), target.flatten(), reduction="sum"
         )
-        return Loss(total, target.numel())
+        samples = self.sample_losses(
+            lambda: F.cross_entropy(
+                logits.transpose(1, 2), target, reduction="none"
+            ).mean(1)
+        )
+        return Loss(total, target.numel(), samples=samples)
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:

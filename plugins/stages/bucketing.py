@@ -50,15 +50,24 @@ class Bucketing(Stage):
         source = pipeline.source
 
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:
+            import torch
+
             def loss(batch: Batch, noise: Batch, progress: Progress) -> Loss:
                 rows = source.size(batch)
                 layout = pipeline.learner.noise_layout
                 losses = []
+                indices = []
                 for index, bucket in source.buckets(batch):
                     # A sample keeps its random numbers, whatever bucket it is in.
                     bucket_noise = layout.take(noise, index, rows)
                     losses.append(step(bucket, bucket_noise, progress))
-                return type(losses[0]).total(losses)
+                    indices.append(index)
+                total: Loss = type(losses[0]).total(losses)
+                if total.samples is None:
+                    return total
+                # In the order of the batch, not of the buckets.
+                order = torch.cat(indices).to(total.samples.device).argsort()
+                return total._replace(samples=total.samples[order])
 
             return loss
 

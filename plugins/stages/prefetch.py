@@ -39,6 +39,8 @@ class PrefetchConfig(StageConfig):
         data = setting.data
         if not isinstance(data, DatasetConfig):
             return f"'{data.kind}' is not a dataset: its batches depend on the training"
+        if data.depends_on_feedback:
+            return "the losses of a batch decide which samples are next: nothing can be loaded ahead"
         if data.in_memory:
             return "the data are in memory as they are used: there is nothing to load"
         return f"data.workers: {data.workers} load ahead already" if data.workers else None

@@ -57,6 +57,7 @@ class ClassesResponse(ServedResponse):
 class ImageClassifierConfig(ClassWeightsConfig, GradientLearnerConfig):
     """Settings that every classifier of images has."""
 
+    sample_losses: ClassVar[bool] = True
     learns_from: ClassVar[str] = "labelled_images"
     classifies: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")

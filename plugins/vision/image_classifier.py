@@ -61,12 +61,15 @@ class ImageClassifier(GradientLearner):
         weights = self.context.class_weights
         # Held-out losses are those of a training without weights.
         if weights is None or not self.module.training:
-            return Loss(
-                F.cross_entropy(logits, label, reduction="sum"), count, accuracy
-            )
-        weights = weights.to(logits.dtype)
+            weights = None
+        else:
+            weights = weights.to(logits.dtype)
         total = F.cross_entropy(logits, label, weights, reduction="sum")
-        return Loss(total, weights[label].sum(), accuracy)
+        samples = self.sample_losses(
+            lambda: F.cross_entropy(logits, label, weights, reduction="none")
+        )
+        items = count if weights is None else weights[label].sum()
+        return Loss(total, items, accuracy, samples)
 
     def inputs(self, batch: Batch) -> Any:
         """Returns the images."""

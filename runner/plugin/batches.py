@@ -24,6 +24,7 @@ from runner.plugin.failures import (
     is_shortage,
 )
 from runner.plugin.registry import FILES, Registry
+from runner.plugin.rows import Rows
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import leaves
@@ -58,6 +59,12 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         np.random.set_state(numpy_state)
         for generator, state in zip(torch_generators, torch_states, strict=True):
             generator.set_state(state)
+
+
+def take_seeded(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
+    """Returns these rows; the number of the batch seeds what is random in them."""
+    with seeded(derived_seed(seed, str(number))):
+        return rows.take(index)
 
 
 @dataclass

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from runner.plugin.config import Config
 from runner.plugin.context import PIPELINE, PROCESSES
 from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.folds import FoldsConfig
+from runner.plugin.hybrid_sampling import HybridSamplingConfig
 from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.progress import Unit
@@ -87,6 +88,10 @@ class LearnerConfig(EvaluatedConfig, ABC):
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch (a contrastive loss), so that
     parts of it cannot be trained on, one after the other or by several processes.
+    """
+    sample_losses: ClassVar[bool] = False
+    """Whether the loss returns that of every sample, too, if ``context.sample_losses`` requests
+    them for hybrid sampling.
     """
     losses_are_means: ClassVar[bool] = False
     """Whether the losses of an own ``update`` are means over the samples of a batch; several
@@ -240,6 +245,18 @@ class SourceConfig(EvaluatedConfig, ABC):
         return iter(())
 
 
+def _form_of_sampling(setting: Any) -> str:
+    return "name" if isinstance(setting, str) else "hybrid"
+
+
+Sampling = Annotated[
+    Annotated[Literal["random", "balanced"], Tag("name")]
+    | Annotated[HybridSamplingConfig, Tag("hybrid")],
+    Discriminator(_form_of_sampling),
+]
+"""A name, or the settings of hybrid sampling."""
+
+
 class LimitConfig(Config):
     """Shares of a dataset; of each part, one batch is left at least."""
 
@@ -272,9 +289,10 @@ class DatasetConfig(SourceConfig):
     """Whether batches for a GPU are copied into pinned memory, from which copies do not block."""
     limit: LimitConfig | None = None
     """Shares of the samples that are used, the same for every seed; null uses all of them."""
-    sampling: Literal["random", "balanced"] = "random"
-    """How an epoch draws training samples: random (each once), or balanced (as many, from every
-    class equally often, with replacement).
+    sampling: Sampling = "random"
+    """How an epoch draws training samples: random (each once), balanced (as many, from every
+    class equally often, with replacement), or {kind: hybrid} (shares of uniform, hard and rare
+    ones).
     """
 
     folds: FoldsConfig | None = None
@@ -283,6 +301,11 @@ class DatasetConfig(SourceConfig):
     """Share of the held-out samples that no evaluation of the training reads: the best checkpoint
     is tested on them once, at the end. null tests only if the source has test data of its own.
     """
+
+    @property
+    def depends_on_feedback(self) -> bool:  # type: ignore[override]  # the sampling decides
+        """Whether the losses of an update change which samples are drawn next."""
+        return isinstance(self.sampling, HybridSamplingConfig)
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it

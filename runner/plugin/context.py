@@ -175,6 +175,8 @@ class Context:
     """Weight of each class in the training's loss [classes], on ``device``; None weights all
     samples equally.
     """
+    sample_losses: bool = False
+    """Whether the source selects samples by their losses, which an update then returns."""
     classes: tuple[str, ...] = ()
     """Names of the labels, as ``Source.classes``; empty if the data have none."""
     progress: Progress = field(default_factory=lambda: Progress("updates", 1))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+SAMPLE_LOSSES = "sample_losses"
+"""Name of the losses of single samples in the result of an update."""
+
 
 @dataclass(frozen=True)
 class Exact:

@@ -21,6 +21,7 @@ from runner.system.suggestions import method_named
 if TYPE_CHECKING:
     from runner.plugin.configs import DatasetConfig, LimitConfig
     from runner.plugin.context import Context
+    from runner.plugin.hybrid_sampling import HybridSampler
 
 
 _RESIDENT_SHARE = 0.25
@@ -42,6 +43,7 @@ class DataParts(Source):
     _held_out_samples: int | None
     _test_samples: int | None
     _balanced_labels: Tensor | None
+    _hybrid: HybridSampler | None
     _all_data: tuple[Any, ...] | None
 
     @abstractmethod
@@ -162,6 +164,8 @@ class DataParts(Source):
             self.train = self._selected(self.train, train)
             if self._balanced_labels is not None:
                 self._balanced_labels = self._balanced_labels[train.cpu()]
+            if self._hybrid is not None:
+                self._hybrid.select(train.cpu())
             self._samples = len(train)
         if held_out is not None:
             if self.fold_samples is not None:

@@ -11,23 +11,31 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
+from runner.plugin.batches import (
+    NumberedBatches,
+    Opening,
+    StreamedBatches,
+    seeded,
+    take_seeded,
+)
 from runner.plugin.class_balance import balanced_order, count_labels, labels_of
 from runner.plugin.configs import DatasetConfig
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.data_parts import DataParts
 from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.folds import FoldsConfig, divide
+from runner.plugin.hybrid_sampling import HybridSampler, hybrid_sampler
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
 from runner.plugin.measuring import measure
 from runner.plugin.metric_names import join_metrics
+from runner.plugin.passes import endless_batches
 from runner.plugin.progress import Progress
 from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import UsageError
-from runner.system.tensor_trees import map_tensors, tensors
+from runner.system.tensor_trees import map_tensors, same_tensors
 
 _TRAINING = "training data"
 """Name of the data for the training in messages."""
@@ -60,6 +68,7 @@ class DatasetSource(DataParts):
         self._in_tokens = "tokens" in config.units
         self._batch_size = context.batch_size
         self._balanced_labels: Tensor | None = None
+        self._hybrid: HybridSampler | None = None
         self._all_data: tuple[Any, ...] | None = None
         """All sets as the source has made them, if only parts of them are used."""
         self.consumed = 0
@@ -80,9 +89,12 @@ class DatasetSource(DataParts):
             self._divide(config.folds)
         if config.limit is not None:
             self._limit(config.limit)
+        # Read now, because a stage may replace the data.
         if config.sampling == "balanced":
-            # Read now, because a stage may replace the data.
             self._balanced_labels = self.labels()
+        self._hybrid = hybrid_sampler(self, facts.train)
+        if self._hybrid is not None:
+            self.feedback = self._hybrid.feedback  # type: ignore[method-assign]
         self.shapes = facts.shapes
         if type(self).layout is Source.layout:
             self.layout = facts.layout
@@ -204,8 +216,10 @@ class DatasetSource(DataParts):
         return next(self._stream)
 
     def ahead(self) -> int:
-        """Returns a large number: a resumed run samples again what was sampled in advance."""
-        return 2**30
+        """Returns a large number: a resumed run samples again what was sampled in advance. With
+        hybrid sampling, the next batch depends on the losses of the last one.
+        """
+        return 2**30 if self._hybrid is None else 0
 
     def can_repeat(self) -> bool:
         """Returns whether batches are drawn by this class, which repeats them."""
@@ -214,6 +228,8 @@ class DatasetSource(DataParts):
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Returns the number of samples, and of tokens if the source counts them."""
         self.consumed += 1
+        if self._hybrid is not None:
+            self._hybrid.close()
         counts = {"samples": self._batch_size}
         if self._in_tokens:
             counts["tokens"] = self.tokens(batch)
@@ -238,12 +254,17 @@ class DatasetSource(DataParts):
         return fingerprint_of_data(*(self._all_data or self._data()))
 
     def state_dict(self) -> State:
-        """Returns the number of batches that were consumed."""
-        return {"consumed": self.consumed}
+        """Returns the number of batches that were consumed, and the state of hybrid sampling."""
+        state: State = {"consumed": self.consumed}
+        if self._hybrid is not None:
+            state["hybrid"] = self._hybrid.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Continues with the batch after those that were consumed."""
         self.consumed = state["consumed"]
+        if self._hybrid is not None:
+            self._hybrid.load_state_dict(state["hybrid"])
         self._stream = None
 
     def _batches(self, size: int, first: int, *, epochs_count: bool) -> Iterator[Batch]:
@@ -274,7 +295,9 @@ class DatasetSource(DataParts):
         if type(rows) is TensorRows:
             return map(rows.take, map(itemgetter(1), numbered))
         if isinstance(rows, Rows):
-            return (_taken(rows, index, seed, number) for number, index in numbered)
+            return (
+                take_seeded(rows, index, seed, number) for number, index in numbered
+            )
         plan = ((number, index.tolist()) for number, index in numbered)
         data = NumberedBatches(
             self.train, self.collate, seed, _TRAINING, workers=self.config.workers
@@ -285,6 +308,9 @@ class DatasetSource(DataParts):
         """Returns an endless iterator over the number of every batch and the indices of its
         samples.
         """
+        if self._hybrid is not None:
+            drawn = self._hybrid.batches(size, self._home(self.train))
+            return zip(itertools.count(first), drawn, strict=False)
         # Iterators in C, because each call of a Python function delays an update.
         stretches = self._index_stretches(size, first)
         indices = itertools.chain.from_iterable(stretches)
@@ -310,16 +336,15 @@ class DatasetSource(DataParts):
                 yield torch.split(stretch, size)
 
     def _streamed(self, size: int, *, epochs_count: bool) -> Iterator[Batch]:
-        """Yields the batches of a stream, always from the first one.
+        """Returns the batches of a stream, always from the first one.
 
         Args:
             size: Samples of a batch.
             epochs_count: Whether the training is counted in epochs, so that their length must be
                 right.
         """
-        number = 0
-        for epoch in itertools.count():
-            first = number
+
+        def open_pass(first: int, epoch: int) -> Iterator[Batch]:
             stream = StreamedBatches(
                 self.train,
                 self.collate,
@@ -333,29 +358,12 @@ class DatasetSource(DataParts):
             )
             # Only the first pass starts with the samples that were read already.
             self._opening = None
-            for batch in self._loaded(stream, f"epoch/{epoch}"):
-                number += 1
-                yield batch
-            count = number - first
-            if not count:
-                raise UsageError(self._empty_pass(epoch, size))
-            if epochs_count and count * size != self.epoch_samples(size):
-                actual = f"{count:,} batches of {size:,} in epoch {epoch + 1}"
-                expected = f"its __len__ is {self._samples:,}"
-                hint = "correct it, or use train.updates"
-                raise UsageError(
-                    f"train.epochs: '{self.config.kind}': "
-                    f"the stream delivered {actual}, and {expected}; {hint}"
-                )
+            return self._loaded(stream, f"epoch/{epoch}")
 
-    def _empty_pass(self, epoch: int, size: int) -> str:
-        """Returns the message about a pass over a stream without a batch."""
-        kind = self.config.kind
-        if not epoch:
-            return f"data: '{kind}' has not a single batch of {size:,} samples"
-        problem = f"the stream of '{kind}' delivered no batch in pass {epoch + 1}"
-        hint = "return a new iterator from __iter__, or train for fewer updates"
-        return f"data: {problem}, so it may be one that can be read only once: {hint}"
+        expected = self.epoch_samples(size) if epochs_count else None
+        return endless_batches(
+            open_pass, size, self.config.kind, expected, self._samples
+        )
 
     def _loaded(
         self, data: Any, generator_name: str, plan: Iterable[Any] | None = None
@@ -418,7 +426,7 @@ class DatasetSource(DataParts):
     def _refuse_one_pass(self, first: Batch) -> None:
         """Raises an error if a stream returns another first batch when it is read again."""
         second = next(iter(self.held_out_batches()), None)
-        if second is not None and _same_tensors(first, second):
+        if second is not None and same_tensors(first, second):
             return
         stream = f"the held-out stream of '{self.config.kind}'"
         problem = "starts with other samples when it is read again"
@@ -454,7 +462,7 @@ class DatasetSource(DataParts):
             # An empty index is split into one empty tensor.
             batches = [batch for batch in torch.split(index, size) if len(batch)]
             return (
-                _taken(rows, batch, seed, number)
+                take_seeded(rows, batch, seed, number)
                 for number, batch in enumerate(batches)
             )
         if is_stream(self.held_out):
@@ -481,19 +489,3 @@ class DatasetSource(DataParts):
 
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
         return measure(learner, batches, self.context)
-
-
-def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
-    """Returns these rows; the number of the batch seeds what is random in them."""
-    with seeded(derived_seed(seed, str(number))):
-        return rows.take(index)
-
-
-def _same_tensors(first: Batch, second: Batch) -> bool:
-    """Returns whether two batches have the same tensors, to the bit."""
-    first_tensors = list(tensors(first))
-    second_tensors = list(tensors(second))
-    if len(first_tensors) != len(second_tensors):
-        return False
-    pairs = zip(first_tensors, second_tensors, strict=True)
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

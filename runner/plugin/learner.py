@@ -414,7 +414,16 @@ class GradientLearner(Learner):
         self.slots.zero_grad(self.model.optimizer)
         loss: Loss = self.slots.forward_backward(batch, noise, progress)
         self.model.step()
-        return loss.means()
+        return loss.outputs()
+
+    def sample_losses(self, compute: Callable[[], Tensor]) -> Tensor | None:
+        """Returns the result of a function, the loss of every sample [B], for ``Loss.samples``;
+        None if the source does not select samples by their losses.
+        """
+        if not self.context.sample_losses:
+            return None
+        with torch.no_grad():
+            return compute()
 
     def forward_backward(
         self,
@@ -435,7 +444,7 @@ class GradientLearner(Learner):
             self._has_loss = True
         divisor = _divisor(loss) if denominator is None else denominator(loss.count)
         self.slots.backward(loss.sum / divisor)
-        return Loss(loss.sum.detach(), loss.count, loss.also)
+        return loss._replace(sum=loss.sum.detach())
 
     def forward(self, *inputs: Any) -> Any:
         """Returns the module's output in the parameters' type, whatever the precision inside."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from runner.plugin.contract import Mean
+from runner.plugin.contract import SAMPLE_LOSSES, Mean
 from runner.system.errors import RunnerError
 
 
@@ -20,6 +21,16 @@ class Loss(NamedTuple):
     """Number of items (samples, tokens): a number or a tensor."""
     also: Mapping[str, Mean] = {}
     """Further values to log, detached."""
+    samples: Tensor | None = None
+    """Loss of every sample [B], detached, if the source selects samples by it
+    (``GradientLearner.sample_losses``).
+    """
+
+    def outputs(self) -> dict[str, Any]:
+        """Returns the result of an update: what is logged, and the losses of the samples."""
+        if self.samples is None:
+            return dict(self.means())
+        return {**self.means(), SAMPLE_LOSSES: self.samples}
 
     def means(self) -> dict[str, Mean]:
         """Returns all of it under the names that are logged.
@@ -51,7 +62,12 @@ class Loss(NamedTuple):
         for loss in parts[1:]:
             total = total + loss.sum
             count = count + loss.count
-        return Loss(total, count, also)
+        samples = None
+        if all(loss.samples is not None for loss in parts):
+            samples = torch.cat(
+                [loss.samples for loss in parts if loss.samples is not None]
+            )
+        return Loss(total, count, also, samples)
 
 
 def check_loss(loss: Any, method: str) -> None:

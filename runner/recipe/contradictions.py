@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from runner.plugin.configs import DatasetConfig, GradientLearnerConfig
+from runner.plugin.hybrid_sampling import HybridSamplingConfig
 from runner.plugin.progress import UNITS
 from runner.plugin.static_checks import describe_implementation, unmeasured
 from runner.recipe.recipe import TrainConfig
@@ -68,9 +69,33 @@ def _of_model_and_data(
         )
         yield "data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"
         return
+    if isinstance(data, DatasetConfig) and isinstance(
+        data.sampling, HybridSamplingConfig
+    ):
+        yield from _of_hybrid_sampling(model, data)
     missing = unmeasured(type(model), type(data))
     if missing:
         yield "model.kind", missing
+
+
+def _of_hybrid_sampling(
+    model: LearnerConfig, data: DatasetConfig
+) -> Iterator[tuple[str, str]]:
+    key = "data.sampling"
+    if not model.sample_losses:
+        yield (
+            key,
+            f"hybrid sampling needs the loss of every sample, which '{model.kind}' does not "
+            "return: use random",
+        )
+    if not data.divisible:
+        yield key, f"'{data.kind}' needs all of its samples in every batch: use random"
+    if data.workers:
+        yield (
+            "data.workers",
+            f"{data.workers} would load ahead, and with hybrid sampling the losses of a batch "
+            "decide which samples are next: use 0",
+        )
 
 
 def _of_stages(
@@ -132,6 +157,15 @@ def _of_length(
         yield (
             f"train.{first_unit}",
             f"has no effect here: '{data.kind}' counts {', '.join(available_units)}",
+        )
+    if (
+        train.overfit_batches is not None
+        and isinstance(data, DatasetConfig)
+        and data.depends_on_feedback
+    ):
+        yield (
+            "train.overfit_batches",
+            "repeats the same batches, and hybrid sampling selects others: remove one of the two",
         )
     if isinstance(data, DatasetConfig) and not data.divisible:
         for setting in ("limit", "folds", "test"):

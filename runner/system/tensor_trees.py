@@ -304,3 +304,15 @@ def _description(leaf: Any) -> str:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
     return type(leaf).__name__
+
+
+def same_tensors(first: Any, second: Any) -> bool:
+    """Returns whether two trees have the same tensors, to the bit."""
+    import torch
+
+    first_tensors = list(tensors(first))
+    second_tensors = list(tensors(second))
+    if len(first_tensors) != len(second_tensors):
+        return False
+    pairs = zip(first_tensors, second_tensors, strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

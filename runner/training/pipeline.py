@@ -111,6 +111,7 @@ class Assembly:
             recipe.train.ema,
             processes=processes,
             overfit_batches=recipe.train.overfit_batches,
+            sample_losses=recipe.data.depends_on_feedback,
         )
         model = recipe.model.recorded()
         data = self._adapted(recipe.data).recorded()
@@ -243,7 +244,7 @@ class Assembly:
     def _refuse_unbalanced(self) -> None:
         """Raises a RecipeError if the source cannot draw its classes equally often."""
         data = self.recipe.data
-        if getattr(data, "sampling", "random") == "random":
+        if getattr(data, "sampling", "random") != "balanced":
             return
         if self.source.can_balance():
             return
