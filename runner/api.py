@@ -55,6 +55,7 @@ from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_
 
 if TYPE_CHECKING:
     from runner.plugin.batches import HostGeneratorStates
+    from runner.plugin.chunked_dataset import ChunkedDataset
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from runner.plugin.repeatability import describe_randomness
     from runner.plugin.role import Role
     from runner.plugin.rows import Rows, TensorRows
+    from runner.plugin.zarr_dataset import ZarrDataset
     from runner.proof.ratios import Effect, Ratio, effect, ratio
     from runner.system.stopwatch import Stopwatch
 
@@ -70,7 +72,9 @@ _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
     "HostGeneratorStates": "runner.plugin.batches",
     "GradientBucket": "runner.plugin.gradient_bucket",
+    "ChunkedDataset": "runner.plugin.chunked_dataset",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",
+    "ZarrDataset": "runner.plugin.zarr_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
     "describe_randomness": "runner.plugin.repeatability",
@@ -83,6 +87,7 @@ _HEAVY = {
 
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Callback", "CallbackConfig", "Check", "Choices",
+    "ChunkedDataset",
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
@@ -92,7 +97,8 @@ __all__ = [
     "RunnerError", "ScheduleConfig", "ScheduleState",
     "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
-    "TensorRows", "Unit", "UsageError", "available_memory", "describe_randomness", "effect", "files_of_data",
+    "TensorRows", "Unit", "UsageError", "ZarrDataset", "available_memory", "describe_randomness",
+    "effect", "files_of_data",
     "fingerprint_of_data", "fingerprint_of_files", "format_size",
     "map_tensors", "nbytes", "parse_size", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",
     "stored_tensors", "tensors",

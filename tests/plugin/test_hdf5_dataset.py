@@ -20,7 +20,7 @@ from records import drawn, source_of
 
 from runner.api import Hdf5Dataset, UsageError
 from runner.plugin.fingerprint import fingerprint_of_data
-from runner.plugin.hdf5_dataset import _OPEN
+from runner.plugin.chunked_dataset import _OPEN
 from runner.plugin.inspection import is_stream
 
 ARRAYS = {"x": "image", "y": "label"}

@@ -8,10 +8,11 @@ from hdf5_files import SAMPLES, damage, images
 from hypothesis import given
 from hypothesis import strategies as st
 from running import NoDisplay
+from zarr_groups import zarr_images
 
 from runner.api import UsageError
 from runner.plugin.registry import Registry
-from runner.plugins.vision.hdf5_images import held_out_rows
+from runner.plugins.vision.stored_images import held_out_rows
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
 from runner.tracking import Workspace
@@ -152,3 +153,15 @@ def test_another_image_is_another_fingerprint(file):
     images(file, image=np.zeros((SAMPLES, 3, 8, 8), np.uint8))
     assert first is not None
     assert pipeline(file).source.fingerprint() != first
+
+
+def test_a_zarr_group_is_the_same_data(file):
+    zarr_images(file.with_name("images.zarr"))
+    expected = pipeline(file, "data.workers=1").source
+    source = pipeline(file, "data.workers=1", "data.kind=zarr_images", "data.file=images.zarr").source
+    for left, right in zip(expected.held_out_batches(), source.held_out_batches(), strict=True):
+        assert torch.equal(left["image"], right["image"])
+        assert torch.equal(left["label"], right["label"])
+    assert source.fingerprint() is not None
+    with pytest.raises(RecipeError, match=r"data\.file: no such file or folder: .*nowhere\.zarr"):
+        pipeline(file, "data.kind=zarr_images", "data.file=nowhere.zarr")

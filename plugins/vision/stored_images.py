@@ -1,21 +1,29 @@
-"""Images in an HDF5 file, read at each access."""
+"""Images in the arrays of one file, read at each access."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.api import Batch, DatasetSource, Hdf5Dataset, Learner, UsageError
+from runner.api import (
+    Batch,
+    ChunkedDataset,
+    DatasetSource,
+    Hdf5Dataset,
+    Learner,
+    UsageError,
+    ZarrDataset,
+)
 
 from .sample_grid import COLUMNS, draw_sample_grid
 
 if TYPE_CHECKING:
-    from .hdf5_config import Hdf5ImagesConfig
+    from .stored_config import Hdf5ImagesConfig, StoredImagesConfig, ZarrImagesConfig
 
 WHITE = {
     "bool": 1,
@@ -30,20 +38,25 @@ MOST_CLASSES = 2**16
 _SETTINGS = {"image": "data.image", "label": "data.label"}
 
 
-class Hdf5Images(DatasetSource):
+class StoredImages(DatasetSource):
     """Source of images and labels in two arrays of a file."""
 
-    def datasets(self, config: Hdf5ImagesConfig) -> tuple[Any, Any]:
+    reader: ClassVar[type[ChunkedDataset]]
+    """The dataset of the file's format."""
+
+    def datasets(self, config: Hdf5ImagesConfig | ZarrImagesConfig) -> tuple[Any, Any]:
         """Returns the training and the held-out images.
 
         Raises:
-            UsageError: h5py is not installed, or file and arrays do not contain labelled images.
+            UsageError: The package of the format is not installed, or there are no labelled images.
         """
-        path = config.locate(config.file)
+        # Each kind of settings has another type of path.
+        settings: Any = config
+        path = settings.locate(settings.file)
         if path is None:
-            raise UsageError(f"data.file: {config.nowhere(config.file)}")
+            raise UsageError(f"data.file: {settings.nowhere(settings.file)}")
         arrays = {"image": config.image, "label": config.label}
-        samples = Hdf5Dataset(path, arrays, array_settings=_SETTINGS)
+        samples = self.reader(path, arrays, array_settings=_SETTINGS)
         self._white = _white(samples, config)
         labels = _labels(samples, config)
         samples.close()
@@ -54,7 +67,7 @@ class Hdf5Images(DatasetSource):
         self._path = path
         self._channels_last = config.channels_last
         parts = [
-            Hdf5Dataset(
+            self.reader(
                 path,
                 arrays,
                 rows,
@@ -80,7 +93,7 @@ class Hdf5Images(DatasetSource):
 
     def show_data(self, learner: Learner, canvas: Any) -> None:
         """Draws training images of each class."""
-        train: Hdf5Dataset = self.train
+        train: ChunkedDataset = self.train
         labels = self.labels()
         assert labels is not None
         drawn = {}
@@ -99,6 +112,18 @@ class Hdf5Images(DatasetSource):
         draw_sample_grid(drawn, title, canvas)
 
 
+class Hdf5Images(StoredImages):
+    """Images in an HDF5 file."""
+
+    reader = Hdf5Dataset
+
+
+class ZarrImages(StoredImages):
+    """Images in a Zarr group."""
+
+    reader = ZarrDataset
+
+
 def held_out_rows(count: int, share: float) -> NDArray[np.bool_]:
     """Returns which of the first rows are held out, [count], by their numbers alone."""
     # The output function of SplitMix64 (Steele et al. 2014), which scatters consecutive numbers.
@@ -110,7 +135,7 @@ def held_out_rows(count: int, share: float) -> NDArray[np.bool_]:
     return is_held_out
 
 
-def _white(samples: Hdf5Dataset, config: Hdf5ImagesConfig) -> int:
+def _white(samples: ChunkedDataset, config: StoredImagesConfig) -> int:
     """Returns the value of a white pixel.
 
     Raises:
@@ -134,7 +159,7 @@ def _white(samples: Hdf5Dataset, config: Hdf5ImagesConfig) -> int:
     return WHITE[kind]
 
 
-def _labels(samples: Hdf5Dataset, config: Hdf5ImagesConfig) -> Tensor:
+def _labels(samples: ChunkedDataset, config: StoredImagesConfig) -> Tensor:
     """Returns the label of every row, [N].
 
     Raises:
