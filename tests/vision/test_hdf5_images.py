@@ -156,12 +156,12 @@ def test_another_image_is_another_fingerprint(file):
 
 
 def test_a_zarr_group_is_the_same_data(file):
-    zarr_images(file.with_name("images.zarr"))
+    group = zarr_images(file.with_name("images.zarr"))
     expected = pipeline(file, "data.workers=1").source
-    source = pipeline(file, "data.workers=1", "data.kind=zarr_images", "data.file=images.zarr").source
+    source = pipeline(file, "data.workers=1", "data.kind=zarr_images", f"data.file={group}").source
     for left, right in zip(expected.held_out_batches(), source.held_out_batches(), strict=True):
         assert torch.equal(left["image"], right["image"])
         assert torch.equal(left["label"], right["label"])
     assert source.fingerprint() is not None
     with pytest.raises(RecipeError, match=r"data\.file: no such file or folder: .*nowhere\.zarr"):
-        pipeline(file, "data.kind=zarr_images", "data.file=nowhere.zarr")
+        pipeline(file, "data.kind=zarr_images", f"data.file={group.with_name('nowhere.zarr')}")
