@@ -66,11 +66,11 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Trains all cases and writes ``result.json``."""
+    """Trains all cases and writes ``results.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     chosen = parser.parse_args().cases
-    file = FOLDER / "result.json"
+    file = FOLDER / "results.json"
     result = json.loads(file.read_text()) if file.exists() else {"cases": {}}
     result |= {"date": str(datetime.date.today()), "machine": f"{cpu_model()}, 1 thread"}
     for name in chosen:

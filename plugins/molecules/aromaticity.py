@@ -136,7 +136,9 @@ def _fused_systems(rings: Sequence[AtomRing]) -> Iterator[list[int]]:
         system = [first]
         for number in system:
             fused = {
-                other for other in remaining if _are_fused(rings[number], rings[other])
+                candidate
+                for candidate in remaining
+                if _are_fused(rings[number], rings[candidate])
             }
             remaining -= fused
             system += sorted(fused)

@@ -25,7 +25,7 @@ class _Distances(NamedTuple):
 def relevant_rings(
     in_ring: Collection[tuple[int, int]],
 ) -> list[AtomRing]:
-    """Returns the rings that are no combination of smaller ones (Vismara 1997).
+    """Returns the rings that smaller ones cannot be combined to (Vismara 1997).
 
     They are the union of all smallest sets of smallest rings, so they do not depend on the numbers
     of the atoms.
@@ -42,7 +42,7 @@ def relevant_rings(
     missing = len(in_ring) - len(adjacent) + _components(distances)
 
     rings: list[AtomRing] = []
-    # Sets of bonds as bits of a number; each has a highest bit of its own.
+    # Sets of bonds as bits of a number; no two have the same highest bit.
     basis: dict[int, int] = {}
     length = 3
     while len(basis) < missing:
@@ -108,11 +108,13 @@ def _rings(
             else:
                 ends = list(combinations(previous[atom], 2))
             for left_end, right_end in ends:
-                for left in _paths(left_end, start, previous):
-                    for right in _paths(right_end, start, previous):
-                        if set(left).isdisjoint(right):
+                for left_path in _paths(left_end, start, previous):
+                    for right_path in _paths(right_end, start, previous):
+                        if set(left_path).isdisjoint(right_path):
                             last = () if length % 2 else (atom,)
-                            yield _ring((start, *left, *last, *reversed(right)))
+                            yield _ring(
+                                (start, *left_path, *last, *reversed(right_path))
+                            )
 
 
 def _paths(
@@ -124,8 +126,8 @@ def _paths(
         return
     if end < start:
         return
-    for before in previous[end]:
-        for path in _paths(before, start, previous):
+    for neighbour in previous[end]:
+        for path in _paths(neighbour, start, previous):
             yield (*path, end)
 
 

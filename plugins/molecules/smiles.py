@@ -110,7 +110,7 @@ def parse(text: str) -> Structure:
     """Returns the atoms and bonds as they are written.
 
     Raises:
-        ValueError: It is no SMILES; the message contains the place and the reason.
+        ValueError: The text is not a SMILES; the message contains the place and the reason.
     """
     atoms: list[_WrittenAtom] = []
     bonds: dict[tuple[int, int], int] = {}

@@ -77,9 +77,9 @@ def valences(element: str, charge: int) -> tuple[int, ...]:
     outer = OUTER_ELECTRONS.get(element)
     if outer is None:
         return ()
-    known = _VALENCES.get(outer - charge, ())
+    neutral = _VALENCES.get(outer - charge, ())
     # Atoms of the second row have no room for more than eight electrons.
-    return known[:1] if element in _SECOND_ROW else known
+    return neutral[:1] if element in _SECOND_ROW else neutral
 
 
 def complete(structure: Structure) -> None:
@@ -141,7 +141,7 @@ def _implied_hydrogens(structure: Structure, atom: int) -> int:
 
 
 def _set_double_bonds(structure: Structure) -> None:
-    """Replaces aromatic bonds by single and double ones: every atom that lacks an electron pair
+    """Replaces aromatic bonds by single and double ones: every atom with a missing bond
     gets one double bond.
     """
     lacking = {
@@ -172,7 +172,7 @@ def _pairs(partners: dict[int, set[int]]) -> set[tuple[int, int]]:
     """Returns pairs of neighbours that contain every atom once.
 
     Raises:
-        ValueError: There are no such pairs.
+        ValueError: Not all atoms can be paired.
     """
     remaining = {atom: set(ends) for atom, ends in partners.items()}
     pairs: set[tuple[int, int]] = set()
@@ -184,9 +184,9 @@ def _pairs(partners: dict[int, set[int]]) -> set[tuple[int, int]]:
         end = min(remaining[atom], key=lambda number: (len(remaining[number]), number))
         pairs.add((atom, end))
         for done in (atom, end):
-            for other in remaining.pop(done):
-                if other in remaining:
-                    remaining[other].discard(done)
+            for neighbour in remaining.pop(done):
+                if neighbour in remaining:
+                    remaining[neighbour].discard(done)
     if remaining:
         graph = nx.Graph(
             [(atom, end) for atom, ends in partners.items() for end in ends]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from records import drawn, source_of
 
 from runner.api import Hdf5Dataset, UsageError
-from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.chunked_dataset import _OPEN
+from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.inspection import is_stream
 
 ARRAYS = {"x": "image", "y": "label"}
