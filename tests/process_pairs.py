@@ -173,10 +173,10 @@ def plain(output):
     return numbers
 
 
-def refused(group, path, name):
+def refused(group, path, name, sets=()):
     """Returns the error of a training whose model is the plugin 'odd' of a file."""
     files = [*PLUGINS, path]
-    recipe = tiny_recipe(name, "model.kind=odd", registry=Registry(files))
+    recipe = tiny_recipe(name, "model.kind=odd", *sets, registry=Registry(files))
     try:
         step = Step(assemble(recipe, files, processes=group))
         for _ in range(2):

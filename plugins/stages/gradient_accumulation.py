@@ -72,6 +72,7 @@ class GradientAccumulationConfig(StageConfig):
     implementation = "GradientAccumulation"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"forward_backward"})
+    cuts_batches: ClassVar[bool] = True
 
     micro_batch: Annotated[int, Field(ge=1)] = 8
     """Samples that are in memory at a time."""

@@ -73,8 +73,10 @@ class ResidualNet(nn.Module):
         widths: list[int],
         classes: int,
         convolve: Convolve = convolution,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.dropout = dropout
         channels, height, width = shape
         stem = Convolution(
             channels, widths[0], 3, padding=1, bias=False, convolve=convolve
@@ -98,7 +100,10 @@ class ResidualNet(nn.Module):
         x = self.stem(image)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.pool(x).flatten(1))
+        features = self.pool(x).flatten(1)
+        if self.dropout:
+            features = F.dropout(features, self.dropout, self.training)
+        logits: Tensor = self.head(features)
         return logits
 
 
@@ -110,7 +115,9 @@ class Classifier(ConvolutionalClassifier):
 
     def network(self, config: ClassifierConfig, classes: int) -> nn.Module:
         """Returns the residual network."""
-        return ResidualNet(self.shape, config.widths, classes, self.conv_slot)
+        return ResidualNet(
+            self.shape, config.widths, classes, self.conv_slot, config.dropout
+        )
 
     def prunable(self) -> Iterator[Prunable]:
         """Yields the channels inside of the blocks."""

@@ -106,6 +106,12 @@ class ClassifierConfig(ConvolutionalClassifierConfig):
         default_factory=lambda: [16, 32], min_length=1
     )
     """Channels of the blocks: two blocks of every width."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the inputs of the last layer that is dropped in training."""
+
+    def draws(self) -> bool:
+        """Returns whether dropout is used."""
+        return self.dropout > 0
 
 
 class ConvClassifierConfig(ConvolutionalClassifierConfig):

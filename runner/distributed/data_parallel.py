@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from runner.distributed.random_rows import RandomRows, uneven
 from runner.distributed.reduction import ResultSums, sum_gradients
 from runner.plugin.end_training import EndTraining
 from runner.system.errors import RunnerError, UsageError
@@ -42,9 +44,9 @@ class DataParallel:
     """Lets every process compute the gradient of a part of each batch.
 
     Every process draws the same batches and random numbers as a single process. An update takes
-    the rows of the process; gradients are added up before they are clipped, once for each step of
-    an optimizer. Losses are divided by the count of the entire batch, so that the sum is the
-    gradient of a single process.
+    the rows of the process, also of the random numbers that it draws itself (dropout); gradients
+    are added up before they are clipped, once for each step of an optimizer. Losses are divided by
+    the count of the entire batch, so that the sum is the gradient of a single process.
 
     Args:
         group: The processes.
@@ -69,6 +71,9 @@ class DataParallel:
         self.is_inside_loss = False
         self.has_loss = False
         self.updates = 0
+        self.random_rows: RandomRows | None = None
+        if config.draws():
+            self.random_rows = RandomRows(pipeline.learner.modules(), config.kind)
         self._generator = torch.default_generator
         if pipeline.device.type == "cuda":
             index = pipeline.device.index or 0
@@ -130,18 +135,19 @@ class DataParallel:
         self._begin(batch)
         size = self.source.size(batch)
         rows = self.rows(size)
+        # After 0, 1, 2, 4, ... updates of the training, resumed or not.
+        if self.random_rows is not None and progress.updates & (progress.updates - 1) == 0:
+            rows = uneven(rows, size, self.group.rank, self.group.count)
         self.share = (rows.stop - rows.start) / size
-        state = self._generator.get_state()
         part_of_batch = self.source.take(batch, rows)
         part_of_noise = self._noise_of(noise, rows, size)
         try:
-            output: Any = step(part_of_batch, part_of_noise, progress)
+            with self._drawing(size, rows):
+                output: Any = step(part_of_batch, part_of_noise, progress)
         except EndTraining as ended:
             method = method_named(self.learner, "update")
             problem = "cannot end a training on several processes"
             raise RunnerError(f"{method}: EndTraining in an update {problem}") from ended
-        if not torch.equal(state, self._generator.get_state()):
-            self._refuse_draws()
         self._equalize_buffers()
         # The step reports other results than dictionaries.
         return self._added_up(output) if isinstance(output, dict) else output
@@ -149,6 +155,18 @@ class DataParallel:
     def rows(self, size: int) -> slice:
         """Returns the rows of this process in a batch of that size."""
         return self.group.rows(size)
+
+    @contextmanager
+    def _drawing(self, size: int, rows: slice) -> Iterator[None]:
+        """Lets an update draw the random numbers of its rows, if its settings declare that."""
+        if self.random_rows is not None:
+            with self.random_rows.of(size, rows):
+                yield
+            return
+        state = self._generator.get_state()
+        yield
+        if not torch.equal(state, self._generator.get_state()):
+            self._refuse_draws()
 
     def _wrap_loss(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Divides losses by the count of the entire batch."""
@@ -260,7 +278,16 @@ class DataParallel:
         """Returns the results of the entire batch, and counts the votes for a stop."""
         vote = self.group.vote
         votes = [float(vote.pending == number) for number in STOP_SIGNALS]
+        fingerprint = 0.0
+        if self.random_rows is not None:
+            fingerprint = self.random_rows.fingerprint(self._generator)
+            votes += [fingerprint, fingerprint**2]
         results, counts = self.results.add_up(output, self.share, votes)
+        if self.random_rows is not None:
+            *counts, total, total_of_squares = counts
+            # The variance over the processes; the numbers are exact.
+            if self.group.count * total_of_squares != total**2:
+                self._refuse_other_draws()
         for number, count in zip(STOP_SIGNALS, counts, strict=True):
             if count and not vote.agreed:
                 vote.agreed = number
@@ -284,10 +311,19 @@ class DataParallel:
         self.group.require_equal(digest, problem)
 
     def _refuse_draws(self) -> None:
+        config = self.learner.config
+        raise RunnerError(
+            f"model: an update of '{config.kind}' draws random numbers (dropout), which would be "
+            f"others in parts of a batch; declare it by {type(config).__name__}.draws(), draw them "
+            "in noise(), or switch them off"
+        )
+
+    def _refuse_other_draws(self) -> None:
         kind = self.learner.config.kind
         raise RunnerError(
-            f"model: an update of '{kind}' draws random numbers (dropout), which would be others "
-            "in parts of a batch; draw them in noise(), or switch them off"
+            f"model: updates of '{kind}' draw random numbers (dropout) of different shapes in each "
+            "process, such as those of differently padded samples; draw them in noise(), set the "
+            f"dropout of '{kind}' to 0, or use one process"
         )
 
     def _refuse_loss(self) -> None:

@@ -41,17 +41,17 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
             f"model: the loss of '{model.kind}' couples the samples of a batch, so {processes} "
             "would train another model; use one process"
         )
-    # Each process draws for its part of the batch alone.
-    if model.draws():
-        yield (
-            f"model: '{model.kind}' draws random numbers in an update (dropout), which would be "
-            f"others in {processes}; switch its dropout off, or use one process"
-        )
     # A process without samples would have no gradients to exchange.
     if train.batch_size < count:
         yield (
             f"train.batch_size: {train.batch_size} samples cannot be divided among {processes}; "
             "use a larger batch or fewer processes"
+        )
+    # With one sample everywhere, another dimension of size 1 cannot be told from the samples.
+    elif train.batch_size == count and model.draws():
+        yield (
+            f"train.batch_size: {count} samples, one in each of {processes}, cannot be trained with "
+            "random numbers in an update (dropout); use a larger batch, or switch the dropout off"
         )
     if train.sentinel is not None:
         yield "train.sentinel: updates of several processes are not compared; remove it"
@@ -78,5 +78,15 @@ def refuse_stages(stages: Mapping[str, StageConfig], setting: Setting) -> None:
         reason = stage.one_process
         if stage.prepares or stage.tunes(setting):
             reason = "it selects by measuring, and processes would select differently"
+        elif setting.model.draws() and stage.cuts_batches:
+            reason = (
+                f"'{setting.model.kind}' draws random numbers in an update (dropout), which would be "
+                "others in parts of a batch"
+            )
+        elif setting.model.draws() and stage.traces:
+            reason = (
+                f"'{setting.model.kind}' draws random numbers in an update (dropout), and compiled "
+                "code draws its own in each process"
+            )
         if reason:
             raise UsageError(f"optimization.{kind}: not with several processes: {reason}; switch it off")

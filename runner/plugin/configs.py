@@ -434,6 +434,8 @@ class StageConfig(PluginConfig, ABC):
     """
     captures: ClassVar[bool] = False
     """Whether it captures an update and launches it as a whole, so that it cannot end half-way."""
+    cuts_batches: ClassVar[bool] = False
+    """Whether an update computes parts of its batch one after the other."""
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
     one_process: ClassVar[str] = ""

@@ -117,7 +117,10 @@ def mirror(
             elif name == "load":
                 LearnerState(trainings[number].complete_step).load_state_dict(value)
             else:
-                trainings[number].step(value)
+                # An update draws the random numbers of the entire batch in every process.
+                states, record = value
+                generators.load_state_dict(states)
+                trainings[number].step(record)
 
 
 class _Leader:
@@ -141,7 +144,8 @@ class _Leader:
 
         def step(record: Any) -> dict[str, Any]:
             # A prediction after the update is made by the first process alone.
-            self._send("step", number, record._replace(inputs=None))
+            mirrored = record._replace(inputs=None)
+            self._send("step", number, (generators.state_dict(), mirrored))
             return training.step(record)
 
         return Subject(

@@ -184,7 +184,7 @@ KINDS = {
         "    def loss(self, batch, noise, progress):\n"
         "        torch.rand(1)\n        return super().loss(batch, noise, progress)\n",
         "images",
-        "draws random numbers",
+        "declare it by K.draws()",
     ),
     "rows": (
         "class K(Classifier):\n    kind = 'odd'\n    implementation = 'N'\n"

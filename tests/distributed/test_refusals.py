@@ -13,7 +13,7 @@ from runner.training.pipeline import setting_of
     ("recipe", "sets", "message"),
     [
         ("marl_baseline", (), "data: 'uav_path_planning' is not a dataset"),
-        ("shakespeare_gpt", ("model.dropout=0.1",), "model: 'gpt' draws random numbers"),
+        ("shakespeare_gpt", ("model.dropout=0.1", "train.batch_size=2"), "train.batch_size: 2 samples, one in each"),
         ("pgt_cora", (), "model: the loss of 'pgt' couples the samples"),
         ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
         ("digits_classifier", ("train.sentinel={share: 0.5}",), "train.sentinel"),

@@ -27,9 +27,17 @@ def compared(pair, recipe, files=(), used="DataParallel"):
     return verdict
 
 
-@pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "gps_esol"])
-def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name):
-    verdict = compared(pair, tiny(name))
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("digits_classifier", ()),
+        ("digits_classifier", ("model.dropout=0.3",)),
+        ("shakespeare_gpt", ("model.dropout=0.1",)),
+        ("gps_esol", ("model.dropout=0.2",)),
+    ],
+)
+def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name, sets):
+    verdict = compared(pair, tiny(name, *sets))
     assert verdict, verdict
     assert verdict.contract == "Close"
     assert "the same algebra" in verdict.summary
