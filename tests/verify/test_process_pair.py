@@ -31,7 +31,6 @@ def compared(pair, recipe, files=(), used="DataParallel"):
     ("name", "sets"),
     [
         ("digits_classifier", ()),
-        ("digits_classifier", ("model.dropout=0.3",)),
         ("shakespeare_gpt", ("model.dropout=0.1",)),
         ("gps_esol", ("model.dropout=0.2",)),
     ],
