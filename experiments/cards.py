@@ -17,8 +17,12 @@ def measured() -> dict[str, list[dict[str, Any]]]:
     before = json.loads(MEASURED.read_text())
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(HERE.glob("*/result.json")):
+        ablation = path.with_name("ablation.json")
+        # Other experiments have results of another form.
+        if not ablation.exists():
+            continue
         result = json.loads(path.read_text())
-        machine, torch = result["machine"]["cpu"], json.loads(path.with_name("ablation.json").read_text())["torch"]
+        machine, torch = result["machine"]["cpu"], json.loads(ablation.read_text())["torch"]
         for case in result["cases"]:
             threads = "1 thread" if case["threads"] == 1 else f"{case['threads']} threads"
             where = {

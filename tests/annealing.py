@@ -22,9 +22,9 @@ class Annealed(Toy):
         return {"number": torch.rand((), generator=generator)}
 
     def loss(self, batch, noise, progress):
-        total, count, _ = super().loss(batch, noise, progress)
+        loss = super().loss(batch, noise, progress)
         also = {"fraction": Mean(progress.fraction, 1), "number": Mean(noise["number"], 1)}
-        return Loss(total + self.config.rise * progress.fraction * count, count, also)
+        return Loss(loss.sum + self.config.rise * progress.fraction * loss.count, loss.count, also)
 
 
 class AnnealedPairConfig(PairConfig):

@@ -21,7 +21,7 @@ def recipe(name="marl", experiment="tests", system_metrics=False, **settings):
         headline=(),
         overrides={},
         values=lambda: settings,
-        tracking=SimpleNamespace(experiment=experiment, system_metrics=system_metrics),
+        tracking=SimpleNamespace(experiment=experiment, system_metrics=system_metrics, second_copy=None),
         data=SimpleNamespace(is_synthetic=lambda: False),
         train=SimpleNamespace(smoke=False),
     )

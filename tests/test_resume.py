@@ -141,7 +141,7 @@ def uninterrupted(train_elsewhere):
     return train_elsewhere(SHORT_RUN)
 
 
-SHORT_RUN = arguments("mlp", *SHORT)
+SHORT_RUN = arguments("mlp", *SHORT, "data.test=0.5")
 RUN_WITH_BUFFER = arguments("marl_phase1", "train.env_steps=120", "train.checkpoint_every=40")
 OF_BUFFER = "checkpoint.segment"
 """The point at which rows of a replay buffer are written, which the short run does not have."""

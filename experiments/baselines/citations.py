@@ -3,7 +3,7 @@
 import time
 
 import torch
-from results import Result
+from results import TEST, Result
 from scipy import sparse
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -109,7 +109,7 @@ BASELINES = {
 def measure(seeds):
     """Returns the accuracy on the test nodes; only the untrained encoder depends on the seed."""
     for file in GRAPHS:
-        data = load("gcn_cora", ["device=cpu", f"data.file={file}"], Registry()).data
+        data = load("gcn_cora", ["device=cpu", f"data.file={file}", *TEST], Registry()).data
         graph = read(data)
         validated = read(data.model_copy(update={"held_out": "validation"})).held_out
         recipes = "gcn_cora, emma_cora" if file == "cora.npz" else f"gcn_cora data.file={file}"
@@ -124,7 +124,7 @@ def probes(seeds):
     """Returns the accuracy of the probe of ``pgt_cora`` on what the encoder reads, and on an untrained encoder."""
     untrained = {}
     for seed in seeds:
-        pipeline = assemble(load("pgt_cora", ["device=cpu", f"seed={seed}"], Registry()))
+        pipeline = assemble(load("pgt_cora", ["device=cpu", f"seed={seed}", *TEST], Registry()))
         started = time.perf_counter()
         untrained[seed] = evaluated(pipeline)["accuracy"]
         seconds = time.perf_counter() - started

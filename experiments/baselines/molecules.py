@@ -8,7 +8,7 @@ from collections import Counter
 
 import networkx as nx
 import numpy as np
-from results import Result
+from results import TEST, Result
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
@@ -148,7 +148,8 @@ def measure(seeds):
         values = {}
         seconds = {}
         for seed in seeds:
-            recipe = load("gps_esol", ["device=cpu", f"seed={seed}", f"data.file={name}"], Registry())
+            sets = ["device=cpu", f"seed={seed}", f"data.file={name}", *TEST]
+            recipe = load("gps_esol", sets, Registry())
             table = Table(recipe.data, seed)
             targets = np.array(table.targets)
             for features, function in FEATURES.items():

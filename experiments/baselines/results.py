@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+TEST = ("data.held_out=test",)
+"""Settings of recipes by which their held-out part is the published test part."""
+
 
 class Result(NamedTuple):
     """A metric of one baseline, on the data and the split of a recipe.

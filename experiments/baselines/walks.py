@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 from kneser_ney import KneserNey, windows_of
-from results import Result
+from results import TEST, Result
 
 from runner.plugin.registry import Registry
 from runner.plugins.sequences.walks import NUMBERS, VOCABULARY
@@ -66,7 +66,7 @@ def measure(seeds):
     values = {order: {} for order in ORDERS}
     seconds = dict.fromkeys(ORDERS, 0.0)
     for seed in seeds:
-        source = assemble(load("graphgpt_esol", ["device=cpu", f"seed={seed}"], Registry())).source
+        source = assemble(load("graphgpt_esol", ["device=cpu", f"seed={seed}", *TEST], Registry())).source
         molecules = range(len(source.train))
         train = [
             relative(source.train.walk(index, variant).tokens.tolist())

@@ -90,7 +90,7 @@ def _from_environment() -> ProcessGroup:
 
     store, rank, count = next(rendezvous("env://"))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     return ProcessGroup(store, rank, count, local_rank, local_count)
 
 

@@ -109,7 +109,9 @@ class ProcessGroup:
         vote: The signal at which the group stops.
     """
 
-    def __init__(self, store: Store, rank: int, count: int, local_rank: int = 0, local_count: int = 1) -> None:
+    def __init__(
+        self, store: Store, rank: int, count: int, local_rank: int = 0, local_count: int | None = None
+    ) -> None:
         """Creates the group.
 
         Args:
@@ -117,13 +119,13 @@ class ProcessGroup:
             rank: Number of this process.
             count: Number of processes.
             local_rank: Number of this process on its machine.
-            local_count: Number of processes on its machine.
+            local_count: Number of processes on its machine; all by default.
         """
         self.rank = rank
         self.count = count
         self.local_rank = local_rank
         first_rank = rank - local_rank
-        self.local_ranks = range(first_rank, first_rank + local_count)
+        self.local_ranks = range(first_rank, first_rank + (local_count or count))
         self.vote = SignalVote()
         self._store = store
         self._timeout_s = TIMEOUT_SECONDS

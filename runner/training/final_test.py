@@ -23,7 +23,7 @@ TEST = "test/"
 NOT_FINISHED = "the training is not finished"
 SMOKE = "a smoke test measures no result"
 NO_TEST_PART = "the data have no test part"
-SELECTED = f"{NO_TEST_PART}: eval is of the part that selected the best checkpoint"
+SELECTED = f"{NO_TEST_PART}; results are of the data that selected the best checkpoint"
 
 
 def untested(recipe: Recipe, source: Source, *, is_complete: bool) -> str | None:
@@ -38,7 +38,11 @@ def untested(recipe: Recipe, source: Source, *, is_complete: bool) -> str | None
     if recipe.objective is None or recipe.train.evaluate_every is None:
         return NO_TEST_PART
     can_set_aside = isinstance(recipe.data, DatasetConfig) and recipe.data.divisible
-    return f"{SELECTED}; data.test=0.5 sets half aside" if can_set_aside else SELECTED
+    return (
+        f"{SELECTED}; data.test=0.5 sets half of them aside"
+        if can_set_aside
+        else SELECTED
+    )
 
 
 def test_best(loop: Loop, run_dir: Path) -> dict[str, float]:

@@ -6,8 +6,8 @@ import torch
 
 from runner.plugins.stages import sample_cache, sample_key
 from runner.plugins.stages.sample_cache import CachedBatches, SampleCache, SampleCacheConfig
-from runner.plugins.vision.hdf5_config import Hdf5ImagesConfig
-from runner.plugins.vision.hdf5_images import Hdf5Images
+from runner.plugins.vision.stored_config import Hdf5ImagesConfig
+from runner.plugins.vision.stored_images import Hdf5Images
 
 
 class NoNumberBatches(CachedBatches):

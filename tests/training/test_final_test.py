@@ -208,7 +208,7 @@ def resumed(folder):
 
 def test_a_run_without_a_test_part_reports_why(train):
     result = train(data="toy_words")
-    assert "eval is of the part that selected the best checkpoint; data.test=0.5 sets half" in result.untested
+    assert "results are of the data that selected the best checkpoint; data.test=0.5 sets half" in result.untested
     registry, folder = Registry(PLUGINS), RunFolder(Path(result.run_dir))
     recipe = load(Path(result.lock), (), registry)
     with pytest.raises(UsageError, match="--part test: 'toy_words' has no test part; use --part validation"):

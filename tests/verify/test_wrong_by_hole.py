@@ -38,7 +38,7 @@ FOUND = [
     ("dimmed", "close", r"the sample is not the same: update 1, slot 'next_batch': 'batch\.image'"),
     ("unwanted_decay", "close", r"update 1, slot 'step': 'predict' differs"),
     ("decoded_by_name", "exact", r"slot 'next_batch': 'image' differs"),
-    ("tokens_by_shape", "exact", r"update 2, slot 'step': 'predict' differs"),
+    ("tokens_by_shape", "exact", r"update 2, slot 'step': 'predict.grasp' differs"),
 ]
 """Stages, what they promise, and where each is found out."""
 
