@@ -213,6 +213,9 @@ def write_page(results: dict[str, Any]) -> None:
         lines.append(f"| {workload.recipe} | {workload.batch_size} | {size} | {parts} | {beside} |")
     lines += [
         "",
+        "The prediction leaves out what processes wait for each other and compute for the exchange, which is most of "
+        "the time of a small model.",
+        "",
         f"Two processes of this machine: {1e6 * machine.latency_s:.0f} µs for a message, "
         f"{machine.bytes_per_s / 1e9:.2f} GB/s. "
         "`marl_phase2` has a simulator, which the runner does not divide: its rows are computed.",
