@@ -1,4 +1,5 @@
 # Serves a model of a workspace that is mounted: docker run ... IMAGE MODEL [RECIPE]; docs/serving.md has the whole command.
+# docs/compose/compose.yaml also trains with it, and runs MLflow's server.
 FROM python:3.12-slim
 
 ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RUNNER_WORKSPACE=/srv/.runner
@@ -9,9 +10,9 @@ COPY plugins plugins
 COPY recipes recipes
 # torch comes from the index of builds for CPUs, several GB smaller than the usual ones.
 RUN pip install --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt 'torch==2.13.0+cpu' \
-    && pip install -c constraints.txt '.[serve,vision]' \
+    && pip install -c constraints.txt '.[plots,postgres,serve,vision]' \
     && useradd --create-home --uid 10001 runner \
-    && mkdir -p /srv/.runner && chown runner /srv/.runner
+    && mkdir -p /srv/.runner /workspace /artifacts && chown runner /srv/.runner /workspace /artifacts
 
 USER runner
 WORKDIR /srv

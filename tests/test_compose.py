@@ -56,8 +56,13 @@ def test_services_depend_on_what_they_use():
     assert services["serve"]["depends_on"] == {"runner": {"condition": "service_completed_successfully"}}
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", ()))
     assert "POSTGRES_PASSWORD:-" not in FILE.read_text()
-    dockerfile = ROOT / "docs" / "compose" / services["mlflow"]["build"]["dockerfile"].rpartition("/")[2]
-    assert "COPY . ." in dockerfile.read_text()
+    context = (FILE.parent / services["mlflow"]["build"]).resolve()
+    assert context == ROOT
+    assert all(service["entrypoint"] == [] for name, service in services.items() if name != "postgres")
+    image = (context / "Dockerfile").read_text()
+    extras = set(re.search(r"'\.\[(.*)\]'", image)[1].split(","))
+    assert {"postgres", "serve", "vision"} <= extras
+    assert all(f"/{name}" in image.partition("mkdir")[2] for name in ("workspace", "artifacts"))
 
 
 @pytest.fixture
@@ -100,7 +105,6 @@ class Services:
             **{f":{port}": f":{own}" for port, own in self.ports.items()},
             "/workspace": str(folder / "workspace"),
             "/artifacts": str(folder / "artifacts"),
-            "/opt/runner": str(ROOT),
         }
 
     def start(self, name, *words):
