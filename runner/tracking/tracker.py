@@ -96,9 +96,10 @@ class Tracker(Recorder):
         ]
         self._feeds: list[tuple[SinkFeed, Periodic]] = []
         url = recipe.tracking.second_copy
-        self._copy = None if url is None else RunCopy(url, self.run_dir)
-        if self._copy is not None:
-            self._threads.insert(0, Periodic("second copy", seconds=5.0, action=self._copy.update))
+        self._copy: tuple[RunCopy, Periodic] | None = None
+        if url is not None:
+            copy = RunCopy(url, self.run_dir)
+            self._copy = copy, Periodic("second copy", seconds=5.0, action=copy.update)
 
     def _tags(self, recipe: Recipe) -> dict[str, str]:
         """Returns the tags by which the runner finds and describes the run."""
@@ -306,12 +307,14 @@ class Tracker(Recorder):
 
     def _close_copy(self, patience: float) -> None:
         """Completes the second copy in a separate thread, because storage may hang."""
-        copy = self._copy
-        if copy is None:
+        if self._copy is None:
             return
+        copy, updates = self._copy
         errors: list[Exception] = []
 
         def finish() -> None:
+            # It waits for an update that is under way.
+            updates.stop()
             try:
                 copy.close()
             # Whatever the drivers of a storage raise.

@@ -308,6 +308,4 @@ class RunFolder:
     def _lives_elsewhere(self) -> bool:
         """Returns whether its process may be alive on a machine that the lock may not reach."""
         record = self.record()
-        if record is None or not record.at_work or record.owner.boot_id == boot_id():
-            return False
-        return record.owner.alive is not False
+        return record is not None and record.at_work and record.owner.boot_id != boot_id()

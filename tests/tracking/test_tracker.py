@@ -13,6 +13,7 @@ from runner.system.secrets import MASK
 from runner.tracking import RunFolder, Workspace
 from runner.tracking.keys import mlflow_key
 from runner.tracking.record import Status
+from runner.tracking.run_copy import RunCopy
 from runner.tracking.store import STATUS, Store
 from runner.tracking.tracker import Tracker
 
@@ -165,6 +166,26 @@ def test_a_store_that_hangs_is_not_waited_for_at_the_end(monkeypatch, caplog):
     assert not tracker.close("FINISHED", patience=0.1)
     assert not released.is_set()
     assert f"runner sync {tracker.run_name}" in caplog.text
+    released.set()
+
+
+def test_a_second_copy_that_hangs_is_not_waited_for_at_the_end(monkeypatch, caplog):
+    """The update that hangs is that of the thread, before the end."""
+    begun = threading.Event()
+    released = threading.Event()
+
+    def hang(*_):
+        begun.set()
+        released.wait(60)
+
+    monkeypatch.setattr(RunCopy, "update", hang)
+    copied = recipe()
+    copied.tracking.second_copy = "memory://copies"
+    tracker = Tracker.open(Workspace(), copied, {"device": "cpu"})
+    assert begun.wait(60)
+    tracker.close("FINISHED", patience=0.1)
+    assert not released.is_set()
+    assert f"the second copy of {tracker.run_name} is incomplete: no answer for 0.1 s" in caplog.text
     released.set()
 
 
