@@ -20,12 +20,12 @@ from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.tracking.keys import mlflow_key
+from runner.tracking.seeds import TEST
 from runner.tracking.workspace import RunFolder
 from runner.training.checkpoint import best, checkpoints
 from runner.training.checkpoint_files import read_manifest
 from runner.training.checkpoint_selection import Which, load_chosen
 from runner.training.evaluation import Part, evaluated
-from runner.training.final_test import TEST
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.result import RunResult
 from runner.training.trained_run import trained

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from runner.plugin.configs import DatasetConfig
 from runner.recipe.recipe import Recipe
 from runner.tracking import RunFolder
+from runner.tracking.seeds import TEST
 from runner.training.checkpoint_selection import load_chosen
 from runner.training.evaluation import evaluated
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from runner.training.loop import Loop
     from runner.training.pipeline import Assembly
 
-TEST = "test/"
-"""Prefix of the metrics of a test."""
 NOT_FINISHED = "the training is not finished"
 SMOKE = "a smoke test measures no result"
 NO_TEST_PART = "the data have no test part"
