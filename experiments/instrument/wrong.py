@@ -12,6 +12,7 @@ A new verdict replaces the earlier one in ``wrong.json``; ``wrong.md`` is writte
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import re
 from collections import Counter
@@ -125,6 +126,15 @@ def _row(*cells: Any) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+def add(name: str, row: dict[str, Any]) -> None:
+    """Adds a verdict to those of the file, which another shard may write at the same time."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[name] = row
+        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="files, and kinds, numbers of holes or recipes, with commas")
@@ -142,10 +152,7 @@ def main() -> None:
         if arguments.missing and f"{case['kind']} {promise}" in results:
             continue
         row = case | {"promised": promise} | in_child(judged, case, promise)
-        if RESULTS.exists():  # another shard may have written meanwhile
-            results = json.loads(RESULTS.read_text())
-        results[f"{case['kind']} {promise}"] = row
-        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+        add(f"{case['kind']} {promise}", row)
         print(f"{case['hole']:2} {case['kind']:28} {promise:6} {row['verdict']:13} {row['seconds']:5} s "
               f"{row['summary'][:150]}", flush=True)  # fmt: skip
     TABLE.write_text(table(json.loads(RESULTS.read_text())))
