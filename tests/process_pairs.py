@@ -14,6 +14,7 @@ from fork_server import CONTEXT, begin
 from runner.distributed import data_parallel
 from runner.distributed.data_parallel import DataParallel
 from runner.distributed.process_group import ProcessGroup
+from runner.plugin.averages import AVERAGES
 from runner.plugin.registry import Registry
 from runner.recipe.loader import from_values, load
 from runner.system.errors import RunnerError
@@ -147,7 +148,7 @@ def train(group, name, sets=(), updates=3, used="DataParallel"):
     finally:
         torch.set_default_dtype(torch.float32)
     state = pipeline.learner.complete_state()
-    return {"modules": state["modules"], "averages": state.get("averages", {}), "outputs": outputs}
+    return {"modules": state["modules"], "averages": state.get(AVERAGES, {}), "outputs": outputs}
 
 
 def evaluate(group, name, *sets):

@@ -150,7 +150,7 @@ def _verify_processes(
     join_training(recipe, group)
     with sharing_processor(recipe):
         if group.rank:
-            mirror(recipe, registry, close_stages(recipe), group)
+            mirror(recipe, registry, close_stages(recipe, group.count), group)
             raise Exit
         return verify_processes(recipe, registry, group, options.updates)
 

@@ -238,7 +238,7 @@ class DataParallel:
         self.summed.add(id(optimizer))
         groups = optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        trained = [parameter for parameter in self._whole(parameters) if parameter.requires_grad]
         if trained:
             sum_gradients(trained, self.group, self.slots.sum_gradients)
 
@@ -306,9 +306,15 @@ class DataParallel:
                 self.group.copy_first(buffer)
 
     def _require_equal_parameters(self, problem: str) -> None:
-        named = self.learner.named_parameters()
-        digest = digest_of(parameter for _, parameter in named)
-        self.group.require_equal(digest, problem)
+        parameters = (parameter for _, parameter in self.learner.named_parameters())
+        self.group.require_equal(digest_of(self._whole(parameters)), problem)
+
+    def _whole(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yields the parameters of which every process has all numbers."""
+        sharding = self.learner.sharding
+        for parameter in parameters:
+            if sharding is None or not sharding.is_divided(parameter):
+                yield parameter
 
     def _refuse_draws(self) -> None:
         config = self.learner.config

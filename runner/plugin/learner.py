@@ -21,6 +21,7 @@ from runner.plugin.module_state import load_module
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
 from runner.plugin.role import Role
+from runner.plugin.sharding import divided_state, whole_state
 from runner.system.errors import RunnerError, UsageError
 from runner.system.generators import seed_torch
 from runner.system.suggestions import method_named, suggestion
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from runner.plugin.configs import ServedResponse
     from runner.plugin.context import Context
     from runner.plugin.prunable import Prunable
+    from runner.plugin.sharding import Sharding
     from runner.plugin.source import Batch, State
 
 
@@ -58,6 +60,8 @@ class Learner(ABC):
     """
     averages: WeightAverages | None = None
     """Averages of the parameters in ``modules``, if the recipe sets ``train.ema``."""
+    sharding: Sharding | None = None
+    """Set by a stage that divides parameters among processes."""
     _evaluating = False
     sensitive: ClassVar[tuple[str, ...]] = ()
     """Modules that need their digits when the others are rounded, as patterns of their names:
@@ -313,7 +317,10 @@ class Learner(ABC):
         return modules
 
     def complete_state(self) -> State:
-        """Returns ``state_dict`` and the common state: averages, and names of frozen parameters."""
+        """Returns ``state_dict`` and the common state: averages, and names of frozen parameters.
+
+        Its tensors are whole, also where processes have parts of them; then all have to call it.
+        """
         frozen: dict[str, list[str]] = {}
         for module_name, module in self.modules().items():
             parameters = module.named_parameters()
@@ -321,15 +328,17 @@ class Learner(ABC):
                 name for name, parameter in parameters if not parameter.requires_grad
             ]
         state = {**self.state_dict(), FROZEN: frozen}
-        if self.averages is None:
-            return state
-        if self._evaluating:
-            problem = "a learner has no state during an evaluation"
-            raise RuntimeError(f"{problem}, which swaps its parameters")
-        return {**state, AVERAGES: self.averages.state_dict()}
+        if self.averages is not None:
+            if self._evaluating:
+                problem = "a learner has no state during an evaluation"
+                raise RuntimeError(f"{problem}, which swaps its parameters")
+            state[AVERAGES] = self.averages.state_dict()
+        return state if self.sharding is None else whole_state(state, self.sharding)
 
     def load_complete_state(self, state: State) -> None:
         """Restores what ``complete_state`` returned, in place."""
+        if self.sharding is not None:
+            state = divided_state(state, self, self.sharding)
         common = (FROZEN, AVERAGES)
         remaining = {key: value for key, value in state.items() if key not in common}
         self.load_state_dict(remaining)

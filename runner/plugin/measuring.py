@@ -42,9 +42,10 @@ def measure(
 ) -> dict[str, float]:
     """Returns the learner's metrics over held-out batches.
 
-    Several processes measure the batches in turns; all have to call it.
+    Several processes measure the batches in turns; all have to call it. Where each has only a part
+    of the parameters, all of them measure every batch together.
     """
-    processes = context.processes
+    processes = context.processes if learner.sharding is None else None
     measured: list[_Measured] = []
     seed = derived_seed(context.seed, "evaluation")
     with seeded(seed), learner.evaluating():

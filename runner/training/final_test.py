@@ -13,6 +13,7 @@ from runner.tracking import RunFolder
 from runner.tracking.seeds import TEST
 from runner.training.checkpoint_selection import load_chosen
 from runner.training.evaluation import evaluated
+from runner.training.pipeline import assemble
 
 if TYPE_CHECKING:
     from runner.plugin.source import Source
@@ -47,8 +48,8 @@ def untested(recipe: Recipe, source: Source, *, is_complete: bool) -> str | None
 def test_best(loop: Loop, run_dir: Path) -> dict[str, float]:
     """Returns the test metrics of the best checkpoint, or of the last one without an objective.
 
-    The learner has the parameters of that checkpoint afterwards. Only one of several processes may
-    call it.
+    Only one of several processes may call it. The learner has the parameters of that checkpoint
+    afterwards, unless processes have parts of them: then another one is evaluated.
 
     Args:
         loop: A training that is complete, and whose checkpoints are written.
@@ -58,8 +59,8 @@ def test_best(loop: Loop, run_dir: Path) -> dict[str, float]:
         CheckpointError: No checkpoint can be used.
         RunnerError: The evaluation failed.
     """
-    pipeline = loop.pipeline
-    with loop.display.phase("evaluating the test part"), _alone(pipeline):
+    alone = _alone(loop.pipeline)
+    with loop.display.phase("evaluating the test part"), alone as pipeline:
         _, state = load_chosen(RunFolder(run_dir), "best", is_training=True)
         pipeline.load_learnt(state["pipeline"])
         metrics = evaluated(pipeline, "test")
@@ -67,15 +68,20 @@ def test_best(loop: Loop, run_dir: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _alone(pipeline: Assembly) -> Iterator[None]:
-    """Lets one process evaluate without the others, and restores the progress afterwards."""
+def _alone(pipeline: Assembly) -> Iterator[Assembly]:
+    """Yields a pipeline that evaluates without other processes, and restores the progress
+    afterwards.
+    """
+    if pipeline.learner.sharding is not None:
+        yield assemble(pipeline.recipe, pipeline.plugin_files)
+        return
     context = pipeline.context
     processes = context.processes
     progress = pipeline.progress.state_dict()
     # The other processes have ended, or wait for nothing.
     context.processes = None
     try:
-        yield
+        yield pipeline
     finally:
         context.processes = processes
         pipeline.progress.load_state_dict(progress)

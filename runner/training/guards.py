@@ -309,6 +309,12 @@ class GradientGuard:
             id(parameter): name for name, parameter in named if parameter.requires_grad
         }
 
+    def _address(self, parameter: Tensor) -> int:
+        """Returns where the numbers of a parameter are in the memory of this process."""
+        sharding = self.learner.sharding
+        held = parameter if sharding is None else sharding.part_of(parameter)
+        return held.untyped_storage().data_ptr()
+
     def _without_optimizer(self, names: Mapping[int, str]) -> list[str]:
         """Returns the parameters of these names whose memory no optimizer has.
 
@@ -316,13 +322,13 @@ class GradientGuard:
         """
         # An optimizer may have a stacked tensor, of which the parameters are views.
         stepped = {
-            parameter.untyped_storage().data_ptr()
+            self._address(parameter)
             for _, optimizer in self.learner.optimizers()
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         addresses = {
-            name: parameter.untyped_storage().data_ptr()
+            name: self._address(parameter)
             for name, parameter in self.learner.named_parameters()
             if parameter.numel()
         }

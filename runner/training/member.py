@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.media import MediaLog
 from runner.plugin.plugin_errors import told
 from runner.recipe.lock import locked_threads
 from runner.system import generators
@@ -91,6 +92,9 @@ def follow_training(
         scratch = Path(
             stack.enter_context(TemporaryDirectory(prefix="runner-process-"))
         )
+        if pipeline.learner.sharding is not None:
+            # The first process cannot draw with its part of the parameters alone.
+            pipeline.context.media = MediaLog(scratch, pipeline.progress, _forget)
         output = NoOutput()
         loop = Loop(pipeline, scratch, output, output, stop)
         loop.writer = NoWriter(scratch / CHECKPOINTS)
@@ -118,6 +122,10 @@ def _resumed(
     state = load_resumed(folder.checkpoints)
     announce_checkpoint(group, state)
     return state, locked_threads(folder.path / LOCK_NAME)
+
+
+def _forget(path: Path) -> None:
+    """Keeps no file of a process that is not the first."""
 
 
 def _give_up(recipe: Recipe, received: Any) -> None:

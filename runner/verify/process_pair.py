@@ -24,11 +24,14 @@ from runner.verify.subjects import (
     recipe_with,
     recorded,
 )
-from runner.verify.variants import contract_of, variants_of
+from runner.verify.variants import contract_of, inactive_stages
 from runner.verify.verification import StageVerdict, Verification
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from runner.distributed.process_group import ProcessGroup
+    from runner.plugin.learner import Learner
     from runner.plugin.registry import Registry
     from runner.plugin.source import State
     from runner.recipe.recipe import Recipe
@@ -52,7 +55,7 @@ def verify_processes(
         updates: Number of compared updates.
     """
     started = time.perf_counter()
-    stages = close_stages(recipe)
+    stages = close_stages(recipe, group.count)
     verdict = compare_processes(recipe, registry, stages, group, updates)
     row = StageVerdict(
         f"{group.count} processes",
@@ -66,15 +69,17 @@ def verify_processes(
     return Verification(recipe.name, (row,), {}, seconds)
 
 
-def close_stages(recipe: Recipe) -> tuple[str, ...]:
-    """Returns the kinds of the active stages that promise at least the same algebra."""
+def close_stages(recipe: Recipe, count: int) -> tuple[str, ...]:
+    """Returns the kinds of the stages that are active with this number of processes, and promise at
+    least the same algebra.
+    """
     device = resolve_device(recipe.device)
-    inactive = variants_of(recipe, device, {"all"}).inactive
+    inactive = inactive_stages(recipe, recipe.stages, device, count)
     return tuple(
         kind
         for kind in recipe.stages
         if kind not in inactive
-        and not isinstance(contract_of(recipe, kind), Statistical)
+        and not isinstance(contract_of(recipe, kind, count), Statistical)
     )
 
 
@@ -116,6 +121,10 @@ def mirror(
                 trainings[number] = Training(pipeline)
             elif name == "load":
                 LearnerState(trainings[number].complete_step).load_state_dict(value)
+            elif name == "state":
+                trainings[number].pipeline.learner.complete_state()
+            elif name == "gradients":
+                _whole_gradients(trainings[number].pipeline.learner)
             else:
                 # An update draws the random numbers of the entire batch in every process.
                 states, record = value
@@ -141,24 +150,38 @@ class _Leader:
         pipeline = assemble(self.recipe, self.registry.files, processes=self.group)
         training = Training(pipeline)
         state = _MirroredState(training, self, number)
+        learner = pipeline.learner
 
         def step(record: Any) -> dict[str, Any]:
-            # A prediction after the update is made by the first process alone.
-            mirrored = record._replace(inputs=None)
+            # A prediction after the update is made by the first process alone, unless each has only
+            # a part of the parameters.
+            mirrored = (
+                record._replace(inputs=None) if learner.sharding is None else record
+            )
             self._send("step", number, (generators.state_dict(), mirrored))
             return training.step(record)
+
+        def gradients() -> dict[str, Tensor | None]:
+            if learner.sharding is None:
+                return learner.gradients()
+            self._send("gradients", number)
+            return _whole_gradients(learner)
 
         return Subject(
             step,
             {"learner": state},
             seed=training.complete_step.seed,
-            parameters=pipeline.learner.named_parameters,
-            gradients=pipeline.learner.gradients,
+            parameters=learner.named_parameters,
+            gradients=gradients,
         )
 
     def load(self, number: int, state: State) -> None:
         """Loads a state in the other processes."""
         self._send("load", number, state)
+
+    def collect(self, number: int) -> None:
+        """Lets the other processes send their parts of a state."""
+        self._send("state", number)
 
     def shortened(self, record: Recorded) -> Recorded:
         """Returns the input of an update without its last sample, if a batch can miss one."""
@@ -182,6 +205,12 @@ class _MirroredState(LearnerState):
         super().__init__(training.complete_step)
         self._leader = leader
         self._number = number
+        if training.pipeline.learner.sharding is not None:
+            self.state_dict = self._collected
+
+    def _collected(self) -> State:
+        self._leader.collect(self._number)
+        return self.step.learner.complete_state()
 
     def load_state_dict(self, state: State) -> None:
         """Restores a result of ``state_dict``."""
@@ -205,6 +234,16 @@ def _single(recipe: Recipe, registry: Registry) -> Build:
         )
 
     return build
+
+
+def _whole_gradients(learner: Learner) -> dict[str, Tensor | None]:
+    """Returns the gradients of divided parameters; all processes have to call it."""
+    sharding = learner.sharding
+    assert sharding is not None
+    return {
+        name: None if gradient is None else sharding.whole(gradient)
+        for name, gradient in learner.gradients().items()
+    }
 
 
 @contextmanager

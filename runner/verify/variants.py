@@ -84,14 +84,14 @@ def variants_of(
     Raises:
         UsageError: None of them may run on this machine.
     """
-    inactive = _inactive(recipe, recipe.stages, device)
+    inactive = inactive_stages(recipe, recipe.stages, device)
     active = [kind for kind in recipe.stages if kind not in inactive]
     # A set with several names is measured once.
     names_of_sets: dict[tuple[str, ...], list[str]] = {}
     refused: dict[str, str] = {}
     for name, stages in _named_sets(recipe.stages, active, groups):
         try:
-            idle = _inactive(recipe, stages, device)
+            idle = inactive_stages(recipe, stages, device)
         except UsageError as error:
             refused[name] = str(error)
             continue
@@ -158,16 +158,19 @@ def _named_sets(
             yield f"all but {kind}", ordered(set(active) - dependent - {kind})
 
 
-def _inactive(
-    recipe: Recipe, kinds: Collection[str], device: torch.device
+def inactive_stages(
+    recipe: Recipe, kinds: Collection[str], device: torch.device, processes: int = 1
 ) -> dict[str, str]:
     """Returns the stages among these that have nothing to do when exactly these are
     active, with the reason.
+
+    Raises:
+        UsageError: One of them may not run on this machine.
     """
     # Files of ablations are read without torch, which comes with this import.
     from runner.training.pipeline import setting_of
 
-    setting = setting_of(recipe, device, kinds)
+    setting = setting_of(recipe, device, kinds, processes)
     reasons: dict[str, str] = {}
     for kind, stage in setting.stages.items():
         try:
@@ -194,11 +197,12 @@ def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
     return max(contracts, key=weakness, default=Exact())
 
 
-def contract_of(recipe: Recipe, kind: str) -> Contract:
+def contract_of(recipe: Recipe, kind: str, processes: int = 1) -> Contract:
     """Returns the contract of a recipe's stage on this machine."""
     from runner.training.pipeline import resolve_device, setting_of
 
-    setting = setting_of(recipe, resolve_device(recipe.device))
+    device = resolve_device(recipe.device)
+    setting = setting_of(recipe, device, processes=processes)
     return recipe.stages[kind].contract(setting)
 
 

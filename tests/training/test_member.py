@@ -62,8 +62,9 @@ def record_of(run):
     return json.loads((run / "run.json").read_text())
 
 
-def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, migrated_workspace):
-    words = command(tmp_path)
+@pytest.mark.parametrize("sets", [(), ("optimization.fsdp=on",)], ids=["whole", "divided"])
+def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, migrated_workspace, sets):
+    words = command(tmp_path, *sets)
     with two(tmp_path / "whole", *words) as (first, second):
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
     reference = first.data()

@@ -19,7 +19,7 @@ def pair():
 
 def compared(pair, recipe, files=(), used="DataParallel"):
     """Returns the verdict on two processes."""
-    stages = close_stages(recipe)
+    stages = close_stages(recipe, 2)
     pair.start(follow, recipe.values(masked=False), files, stages, used)
     with mechanism(used):
         verdict = compare_processes(recipe, Registry(files), stages, pair.group, UPDATES)
@@ -56,7 +56,7 @@ def test_a_loss_that_couples_samples_fails(pair):
 
 def test_the_report_names_the_processes_and_the_stages(pair):
     recipe = tiny_recipe("tokens", "optimization.gradient_accumulation={micro_batch: 2}")
-    pair.start(follow, recipe.values(masked=False), PLUGINS, close_stages(recipe))
+    pair.start(follow, recipe.values(masked=False), PLUGINS, close_stages(recipe, 2))
     report = verify_processes(recipe, Registry(PLUGINS), pair.group, UPDATES)
     assert pair.wait() == (None,)
     (row,) = report.rows
