@@ -146,8 +146,12 @@ class CompressedGradients(Stage):
         from torch import distributed
 
         by_rank = state["powers"]
-        rank = distributed.get_rank() if distributed.is_initialized() else 0
-        self._stored = by_rank[min(rank, len(by_rank) - 1)]
+        is_connected = distributed.is_initialized()
+        count = distributed.get_world_size() if is_connected else 1
+        if len(by_rank) == count:
+            self._stored = by_rank[distributed.get_rank() if is_connected else 0]
+        else:
+            self._stored = shared_powers(by_rank, count)
         self._powers = {}
 
 
@@ -194,6 +198,22 @@ def bytes_of_powersgd(shapes: Sequence[torch.Size], item_bytes: int, rank: int |
         is_smaller = rank is not None and compressed * LEAST_COMPRESSION < size
         numbers += compressed if is_smaller else size
     return numbers * item_bytes
+
+
+def shared_powers(by_rank: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """Returns the state of PowerSGD for each of another number of processes.
+
+    Each has an equal part of what all processes together have yet to send.
+
+    Args:
+        by_rank: The states of the processes that were saved.
+        count: Number of processes that continue.
+    """
+    powers = {}
+    for key, first in by_rank[0].items():
+        errors = {index: sum(state[key]["errors"][index] for state in by_rank) / count for index in first["errors"]}
+        powers[key] = {**first, "errors": errors}
+    return powers
 
 
 def _state_of(power: PowerSGDState) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+from typer import Option
 
 from runner.cli.common import (
     AsJson,
@@ -35,6 +37,10 @@ def resume(
     run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
     plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
     quiet: Quiet = False, as_json: AsJson = False,
+    nproc: Annotated[
+        int | None,
+        Option("--nproc", min=1, help="Another number of processes on this machine than before, for datasets."),
+    ] = None,
 ) -> NoReturn:  # fmt: skip
     """Continue a run that was killed, stopped or failed, from its newest undamaged checkpoint.
 
@@ -45,6 +51,8 @@ def resume(
     [bold]runner resume[/]
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
+
+    [bold]runner resume shakespeare_gpt-3f2a91c0 --nproc 2[/]
     """
     from runner.recipe.lock import locked_processes
     from runner.system.text_lines import amount
@@ -60,7 +68,7 @@ def resume(
     command = f"runner resume {folder.name}"
     recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, command, "--allow-drift")
     if current() is None:
-        start_processes(recipe, locked_processes(lock))
+        start_processes(recipe, nproc or locked_processes(lock))
     say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:

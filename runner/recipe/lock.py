@@ -210,9 +210,10 @@ def update_lock(
     step: int,
     fingerprint: str | None = None,
     is_changed: bool = True,
+    processes: int = 1,
 ) -> None:
-    """Replaces the lock of a run that is resumed if settings, code or packages have changed, or if
-    it is not signed.
+    """Replaces the lock of a run that is resumed if settings, code, packages or the number of
+    processes have changed, or if it is not signed.
 
     If something has changed, the previous lock is saved next to it, with the last step for which it
     was valid in its name.
@@ -243,6 +244,7 @@ def update_lock(
     locked.pop("code", None)
     if fingerprint is not None:
         locked[DATA] = {"fingerprint": fingerprint}
+    locked[PROCESSOR] = {**(locked.get(PROCESSOR) or {}), PROCESSES: processes}
     locked["digest"] = recipe.digest
     locked["origins"] = redact_values(origins)
     locked |= _plugin_facts(recipe, run_dir, catalog)

@@ -188,6 +188,7 @@ class Tracker(Recorder):
         cursor: int,
         step: int,
         began: float | None = None,
+        processes: int = 1,
     ) -> Self:
         """Continues a run whose process is dead and whose folder this process has claimed.
 
@@ -213,6 +214,7 @@ class Tracker(Recorder):
             "heartbeat": time.time(),
             "status": "RUNNING",
             "reason": "",
+            "processes": processes,
             "overrides": {**record.overrides, **params_of(recipe.overrides)},
         }
         resumed_record = record.model_copy(update=changes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.distributed.refusals import refuse_recipe
+from runner.plugin.configs import DatasetConfig
 from runner.recipe.lock import locked_processes
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.training.signals import GroupStop, GroupVote, Stop
@@ -46,15 +47,24 @@ def vote_of(group: ProcessGroup | None) -> GroupVote | None:
     return None if group is None else group.vote
 
 
-def refuse_other_count(lock: Path, group: ProcessGroup | None) -> None:
-    """Raises a UsageError if another number of processes has trained a run."""
-    count = count_of(group)
+def changed_count(recipe: Recipe, lock: Path, count: int) -> list[str]:
+    """Returns a remark if another number of processes has trained a run until now.
+
+    Raises:
+        UsageError: Its data have a state in every process.
+    """
     locked = locked_processes(lock)
-    if count != locked:
+    if count == locked:
+        return []
+    if not isinstance(recipe.data, DatasetConfig):
+        trained = f"run {lock.parent.name} was trained by {locked} processes"
         raise UsageError(
-            f"run {lock.parent.name} was trained by {locked} processes, and this would be {count}; "
-            "runner resume starts as many as before"
+            f"{trained}, and this would be {count}: '{recipe.data.kind}' has "
+            "a state in each; runner resume starts as many as before"
         )
+    return [
+        f"number of processes: {count} instead of {locked}, so sums are rounded in another order"
+    ]
 
 
 def release_checkpoint(group: ProcessGroup | None) -> None:

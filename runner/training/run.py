@@ -53,9 +53,9 @@ from runner.training.checkpoint_selection import load_resumed
 from runner.training.final_test import test_best, untested
 from runner.training.group_steps import (
     announce_checkpoint,
+    changed_count,
     count_of,
     join_training,
-    refuse_other_count,
     release_checkpoint,
     report_stop,
     start_together,
@@ -162,6 +162,7 @@ def run(
     started = time.perf_counter() if started is None else started
     state = None
     changes: list[Change] = []
+    count = count_of(processes)
     with ExitStack() as stack:
         # The environment: reports of stalls, generators, errors of plugins, the log.
         stall_report = StallReport(display, join_training(recipe, processes))
@@ -185,7 +186,10 @@ def run(
         pipeline, fingerprint = _assembled(
             recipe, registry, state, retune, display, processes
         )
-        drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
+        drift = [
+            *drift,
+            *_changes_since(recipe, folder, fingerprint, allow_drift, count),
+        ]
 
         # The run in MLflow.
         checkout = None if state else source(recipe.path)
@@ -209,12 +213,19 @@ def run(
                     note,
                     group,
                     started,
-                    count_of(processes),
+                    count,
                 )
             else:
                 cursor = state["cursor"] if state else 0
                 tracker = Tracker.reopen(
-                    workspace, folder, recipe, tags, cursor, step, started
+                    workspace,
+                    folder,
+                    recipe,
+                    tags,
+                    cursor,
+                    step,
+                    started,
+                    count,
                 )
         tracker.feed(sinks)
         stop.give_up = partial(_give_up, tracker, recipe, stall_report)
@@ -238,12 +249,10 @@ def run(
         else:
             if state is not None:
                 loop.load_state_dict(state)
-            has_changed = bool(changes or drift)
-            update_lock(
-                recipe, tracker.run_dir, registry, step, fingerprint, has_changed
+            is_changed = bool(changes or drift)
+            _update_start(
+                pipeline, tracker.run_dir, registry, step, fingerprint, is_changed
             )
-            _record_tuning(pipeline, tracker.run_dir)
-            reach("resume.loaded")
         stall_report.start_training(loop)
         start_together(processes)
         with interruptible(loop, stop):
@@ -257,11 +266,10 @@ def _resumed(
     recipe: Recipe, folder: RunFolder, processes: ProcessGroup | None
 ) -> tuple[dict[str, Any] | None, list[Change]]:
     """Returns the checkpoint of a run that is resumed, and the settings that have changed."""
-    lock = folder.path / LOCK_NAME
-    refuse_other_count(lock, processes)
     state = load_resumed(folder.checkpoints)
     release_checkpoint(processes)
-    return state, refuse_fixed(read_lock(lock)["recipe"], recipe)
+    locked = read_lock(folder.path / LOCK_NAME)
+    return state, refuse_fixed(locked["recipe"], recipe)
 
 
 def _assembled(
@@ -336,6 +344,23 @@ def _write_start(
     reach("start.locked")
 
 
+def _update_start(
+    pipeline: Assembly,
+    run_dir: Path,
+    registry: Registry,
+    step: int,
+    fingerprint: str | None,
+    is_changed: bool,
+) -> None:
+    """Writes what has changed into the lock of a run that is resumed."""
+    recipe = pipeline.recipe
+    processes = pipeline.context.processes
+    count = 1 if processes is None else processes.count
+    update_lock(recipe, run_dir, registry, step, fingerprint, is_changed, count)
+    _record_tuning(pipeline, run_dir)
+    reach("resume.loaded")
+
+
 def _report_start(pipeline: Assembly) -> None:
     """Prints what is unusual about the first weights, if they are those of another run."""
     if pipeline.start is None:
@@ -344,6 +369,28 @@ def _report_start(pipeline: Assembly) -> None:
     locked = read_lock(path).get("init_from") if is_lock(path) else None
     for remark in pipeline.start.remarks(locked):
         _log.warning(remark)
+
+
+def _changes_since(
+    recipe: Recipe,
+    folder: RunFolder | None,
+    fingerprint: str | None,
+    allow_drift: bool,
+    count: int,
+) -> list[str]:
+    """Returns and prints what differs from the run that is resumed, or from the lock that is run
+    again: data, number of processes.
+
+    Raises:
+        UsageError: The data of a run have changed, and that was not allowed, or another number of
+            processes cannot continue it.
+    """
+    if folder is None:
+        return _changed_data(recipe, None, fingerprint, allow_drift)
+    remarks = changed_count(recipe, folder.path / LOCK_NAME, count)
+    for remark in remarks:
+        _log.warning("%s", remark)
+    return [*remarks, *_changed_data(recipe, folder, fingerprint, allow_drift)]
 
 
 def _changed_data(

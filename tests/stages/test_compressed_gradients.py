@@ -5,6 +5,7 @@ import torch
 from compressed import SHAPES, computed_bytes, gradients_of, sums
 from process_pairs import started_pair, tiny_recipe, train
 
+from runner.plugins.stages.compressed_gradients import shared_powers
 from runner.training.pipeline import assemble
 
 FORMATS = {"fp16": 2**-11, "bf16": 2**-8}
@@ -105,3 +106,17 @@ def test_one_process_sends_nothing():
     recipe = tiny_recipe("images", "optimization.compressed_gradients=on")
     (report,) = [each for each in assemble(recipe, []).reports.values() if each.kind == "compressed_gradients"]
     assert (report.active, report.reason) == (False, "one process sends no gradients")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_another_number_of_processes_sends_what_was_lost_later(pair, count):
+    (_, state, _), _ = pair.call(sums, {"format": "powersgd", "rank": 1}, 6)
+    by_rank = state["powers"]
+    shared = shared_powers(by_rank, count)
+    assert shared.keys() == by_rank[0].keys()
+    for key, power in shared.items():
+        assert power["errors"]
+        for index, error in power["errors"].items():
+            lost = sum(each[key]["errors"][index] for each in by_rank)
+            assert torch.allclose(count * error, lost, atol=1e-12)
+            assert float(lost.abs().max()) > 0

@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from children import free_port, start
 from interrupted import learnt, same
+from running import tiny
 from toy_runs import TOYS, written
 
-from runner.distributed.process_group import ProcessGroup
 from runner.recipe.lock import locked_processes
 from runner.system.errors import UsageError
 from runner.training import checkpoint
-from runner.training.group_steps import refuse_other_count
+from runner.training.group_steps import changed_count
 
 PACED = str(Path(__file__).with_name("paced.py"))
 SETS = (
@@ -104,11 +103,35 @@ def test_two_processes_are_one_run_that_can_be_stopped_and_resumed(tmp_path, mig
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
     same(learnt(first.data()), learnt(reference))
 
-    # Another number of processes is another training.
-    group = ProcessGroup(torch.distributed.HashStore(), 0, 3)
-    for other, count in ((group, 3), (None, 1)):
-        with pytest.raises(UsageError, match=f"trained by 2 processes, and this would be {count}"):
-            refuse_other_count(stopped / "recipe.lock.yaml", other)
+
+def continued(folder, run, *arguments):
+    """Resumes a run of the paced toy, and returns what it prints as JSON."""
+    words = ["resume", run, "--quiet", "--json", "--plugin", str(TOYS), "--plugin", PACED, *arguments]
+    process = start(folder, *words)
+    assert process.wait() == 0, process.stderr
+    return process
+
+
+def test_another_number_of_processes_continues_a_training_on_a_dataset(tmp_path, migrated_workspace):
+    words = command(tmp_path)
+    reference = start(tmp_path / "reference", *words).data()
+    earlier = set(migrated_workspace.glob("runs/*"))
+    process = start(tmp_path / "stopped", *words)
+    folder = wait_for_checkpoint(migrated_workspace, [process], earlier)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.stderr
+    remark = "number of processes: 2 instead of 1, so sums are rounded in another order"
+    resumed = continued(tmp_path / "resumed", folder.name, "--nproc", "2")
+    assert remark in resumed.stderr
+    data = resumed.data()
+    assert data["metrics"]["train/loss"] == pytest.approx(reference["metrics"]["train/loss"], rel=1e-4)
+    assert record_of(folder)["processes"] == 2
+    assert locked_processes(folder / "recipe.lock.yaml") == 2
+
+    # A simulator has a state in each process.
+    for count in (1, 3):
+        with pytest.raises(UsageError, match=f"was trained by 2 processes, and this would be {count}: 'uav_path"):
+            changed_count(tiny("marl_baseline"), folder / "recipe.lock.yaml", count)
 
 
 def test_an_error_of_all_processes_is_printed_by_the_first(tmp_path, migrated_workspace):
