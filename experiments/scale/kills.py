@@ -79,9 +79,12 @@ TRAININGS = (
         ),
     ),
     Training(
-        "gcn_cora",
+        "digits_classifier",
         2,
-        ("train={epochs: 150, log_every: 1, evaluate_every: 10, checkpoint_every: 5}", "model.dropout=0"),
+        (
+            "train={epochs: 30, batch_size: 64, log_every: 1, evaluate_every: 5, checkpoint_every: 2, ema: 0.9}",
+            "optimization.fsdp=on",
+        ),
     ),
 )
 
