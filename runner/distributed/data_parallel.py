@@ -107,7 +107,7 @@ class DataParallel:
         if is_coupled:
             raise UsageError(
                 f"model: '{config.kind}' has batch normalisation, which would see the samples of "
-                "one process; use one process, or another normalisation"
+                "one process; switch optimization.synchronized_batch_norm on, or use another normalisation"
             )
         if self.sums_counts or config.losses_are_means:
             return

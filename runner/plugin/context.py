@@ -149,6 +149,9 @@ class Processes(Protocol):
     def gather(self, value: Value) -> list[Value]:
         """Returns the values of all processes, by rank; all have to call it."""
 
+    def sum_in_place(self, tensor: torch.Tensor) -> None:
+        """Replaces a tensor by its sum over all processes; all have to call it."""
+
 
 @dataclass
 class Context:
