@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from fork_server import CONTEXT, begin
 
-from runner.distributed import data_parallel
+from runner.distributed import data_parallel, divided_draws
 from runner.distributed.data_parallel import DataParallel
+from runner.distributed.divided_draws import DividedDraws
 from runner.distributed.process_group import ProcessGroup
 from runner.plugin.averages import AVERAGES
 from runner.plugin.registry import Registry
@@ -50,11 +51,23 @@ class RepeatedSamples(DataParallel):
         return slice(0, -(-size // self.group.count))
 
 
-MECHANISMS = {cls.__name__: cls for cls in (DataParallel, MeanOfMeans, EarlyClipping, RepeatedSamples)}
+class MeanOfParts(DividedDraws):
+    """Weights the losses of all processes equally, however many samples they have."""
+
+    def _divide(self, batch, noise, progress):
+        part = super()._divide(batch, noise, progress)
+        return part._replace(size=(part.rows.stop - part.rows.start) * self.group.count)
+
+
+MECHANISMS = {
+    cls.__name__: cls for cls in (DataParallel, MeanOfMeans, EarlyClipping, RepeatedSamples, DividedDraws, MeanOfParts)
+}
 
 
 def mechanism(name):
     """Lets pipelines divide batches by the class of that name inside the ``with``."""
+    if issubclass(MECHANISMS[name], DividedDraws):
+        return patch.object(divided_draws, "DividedDraws", MECHANISMS[name])
     return patch.object(data_parallel, "DataParallel", MECHANISMS[name])
 
 

@@ -70,6 +70,7 @@ class MasacConfig(LearnerConfig):
         "model.critic_eps": "optimizer.critic.eps",
         "model.max_grad_norm": "optimizer.actor.max_grad_norm and optimizer.critic.max_grad_norm",
     }
+    losses_are_means: ClassVar[bool] = True
     slots: ClassVar[frozenset[str]] = (
         STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
     )

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.api import Batch, Context, Learner, Progress, State, UsageError
+from runner.api import (
+    Batch,
+    BatchLayout,
+    Context,
+    Learner,
+    Progress,
+    State,
+    UsageError,
+)
 
 from .config import MasacConfig
 from .networks import Mlp, TwinCritic, squash
@@ -53,6 +61,7 @@ class Masac(Learner):
         "temperature_step",
         "target_step",
     )
+    noise_layout = BatchLayout(columns={"next", "current"})
     compilable = ("target", "critic_gradients", "actor_gradients")
 
     def __init__(

@@ -94,6 +94,9 @@ class SimulatorSource(Source):
     ``weight`` [B] and ``index`` [B]. Random numbers come from the context's generators
     ``environment``, ``exploration`` (actions of the warm-up) and ``replay``; their states are the
     context's, all others are in ``state_dict``.
+
+    Several processes divide the environments, the capacity of the buffer and every batch. Each
+    samples from its own transitions, and the counters are those of all processes.
     """
 
     activities: ClassVar[Mapping[str, str]] = {"collect": "collecting"}
@@ -102,10 +105,11 @@ class SimulatorSource(Source):
         self.config = config
         self._slots = context.slots
         self._slots.define(collect=self.collect)
+        self._context = context
         self._nominal_batch_size = context.batch_size
-        self._policy = context.generator("policy")
+        self._policy = context.process_generator("policy")
         self._steps = 0
-        """Environment steps taken."""
+        """Environment steps taken, by all processes."""
         self._uncounted = 0
         """Those of them whose updates are not all done."""
         self._credit = 0.0
@@ -113,14 +117,20 @@ class SimulatorSource(Source):
         """Updates whose batches can be drawn before the next step."""
         self._open = 0
         """Batches that were drawn and whose updates are not over."""
+        self._has_enough = False
+        """Whether the buffers of several processes are known to be full enough for a batch."""
         self._device = context.device
         self._evaluation_episodes = config.evaluation.episodes
         self._evaluation_seed = config.evaluation.seed
         self._longest_episode = config.evaluation.longest
-        self._exploration = context.generator("exploration")
-        self._envs = config.envs
+        self._exploration = context.process_generator("exploration")
+        self._envs = context.process_part(config.envs)
+        """Simulations of this process."""
         self._environment = self.make_environment(
-            config, self._envs, self._device, context.generator("environment")
+            config,
+            self._envs,
+            self._device,
+            context.process_generator("environment"),
         )
         # A copy, because an environment may reuse its memory.
         self._observation = self._environment.reset().clone()
@@ -136,9 +146,9 @@ class SimulatorSource(Source):
         }
         self.shapes = {**stored, "weight": (), "index": ()}
         storage = storage_device(config.replay, self._device)
-        generator = context.generator("replay", storage)
+        generator = context.process_generator("replay", storage)
         self._replay = make_replay(
-            config.replay, stored, self._device, generator
+            config.replay, stored, self._device, generator, context
         )
         self._finished: Tensor | None = None
         self._latest: EnvironmentStep | None = None
@@ -181,7 +191,9 @@ class SimulatorSource(Source):
         # The progress counts steps when their updates are done, and lags behind the simulator.
         if progress.unit == "env_steps" and progress.length:
             fraction = min(1.0, self._steps / progress.length)
-        batch = self._replay.sample(batch_size, fraction)
+        self._batch_size = batch_size
+        part = self._context.process_part(batch_size)
+        batch = self._replay.sample(part, fraction)
         if self.config.normalize_rewards:
             reward = batch["reward"]
             batch["reward"] = reward / self.reward_scale().to(reward.device)
@@ -192,25 +204,37 @@ class SimulatorSource(Source):
         agent with only zeros.
         """
         # In float64, because the sum grows over the entire training.
-        scale = (self._reward_squares / self._steps).sqrt()
+        squares = self._context.sum_over_processes(self._reward_squares)
+        scale = (squares / self._steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
     def _advance(self, batch_size: int) -> int:
         """Steps all environments once; returns how many updates are due."""
         warming_up = self._steps < self.config.warmup
         self._slots.collect(None if warming_up else self._explore)
-        self._steps += self._envs
-        self._uncounted += self._envs
+        self._steps += self.config.envs
+        self._uncounted += self.config.envs
         # A buffer with fewer transitions would fill a batch with repetitions.
-        if warming_up or len(self._replay) < batch_size:
+        if warming_up or not self._can_sample(batch_size):
             return 0
         # A larger batch than the recipe's has fewer updates of the same number of samples. The
         # fraction of an update remains as credit for the next step.
-        earned = self._envs * self.config.updates_per_step
+        earned = self.config.envs * self.config.updates_per_step
         self._credit += earned * self._nominal_batch_size / batch_size
         due = int(self._credit)
         self._credit -= due
         return due
+
+    def _can_sample(self, batch_size: int) -> bool:
+        """Returns whether the buffers of all processes have enough transitions for a batch."""
+        can_sample = len(self._replay) >= self._context.process_part(batch_size)
+        if self._context.processes is None:
+            return can_sample
+        # Transitions never become fewer, so the processes ask each other until all have enough.
+        if not self._has_enough:
+            fewest = torch.tensor(float(can_sample))
+            self._has_enough = bool(self._context.min_over_processes(fewest))
+        return self._has_enough
 
     def _explore(self, observation: Tensor) -> Tensor:
         actions: Tensor = self._act(observation, self._policy)
@@ -221,18 +245,21 @@ class SimulatorSource(Source):
         return self._due
 
     def size(self, batch: Batch) -> int:
-        """Returns the number of transitions."""
+        """Returns the number of transitions, those of this process."""
         return len(batch["reward"])
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """Returns what an update adds to the progress.
+        """Returns what an update of all processes adds to the progress.
 
         Environment steps count when all updates that they earned are done.
         """
         counts = {}
         if batch is not None:
             self._open -= 1
-            counts["samples"] = self.size(batch)
+            is_divided = self._context.processes is not None
+            counts["samples"] = (
+                self._batch_size if is_divided else self.size(batch)
+            )
         if not self._due and not self._open:
             counts["env_steps"] = self._uncounted
             self._uncounted = 0
@@ -370,9 +397,12 @@ class SimulatorSource(Source):
     def statistics(self) -> dict[str, float]:
         """Returns metrics of the training episodes that ended since the last call.
 
-        ``episodes`` is their number.
+        ``episodes`` is their number, in all processes.
         """
-        total = [0.0] if self._finished is None else self._finished.tolist()
+        total = [0.0]
+        # All processes have stepped equally often, so either all or none have sums.
+        if self._finished is not None:
+            total = self._context.sum_over_processes(self._finished).tolist()
         self._finished = None
         if total[0] == 0:
             return {"episodes": 0.0}
@@ -410,5 +440,6 @@ class SimulatorSource(Source):
         )
         self._reward_squares = state["reward_squares"].to(self._device)
         self._replay.load_state_dict(state["replay"])
+        self._has_enough = False
         for name in _COUNTERS:
             setattr(self, name, state["counters"][name])

@@ -1,7 +1,7 @@
 """Common settings of simulators: the number of copies, their replay buffer and their evaluation."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ class SimulatorConfig(SourceConfig):
     units: ClassVar[frozenset[Unit]] = frozenset(
         {"updates", "samples", "env_steps"}
     )
+    division: ClassVar[Literal["rows", "draws"] | None] = "draws"
     evaluation_size: ClassVar[str] = "evaluation.episodes"
     evaluation_seed: ClassVar[str] = "evaluation.seed"
     fixed: ClassVar[frozenset[str]] = frozenset({"envs", "replay", "warmup"})
@@ -65,6 +66,15 @@ class SimulatorConfig(SourceConfig):
     def largest_batch(self) -> int:
         """No more than the replay buffer holds."""
         return self.replay.capacity
+
+    def indivisible(self, processes: int) -> str | None:
+        """Each process needs an environment."""
+        if self.envs >= processes:
+            return None
+        return (
+            f"envs: {self.envs} environments cannot be divided among {processes} processes; "
+            f"use at least {processes} environments, or fewer processes"
+        )
 
     def transitions(
         self, batch_size: int, agents: int, observation: int, action: int

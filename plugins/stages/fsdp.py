@@ -55,6 +55,11 @@ class FsdpConfig(StageConfig):
             raise UsageError(
                 f"'{setting.model.kind}' trains several networks ({roles}), which fsdp does not divide; switch it off"
             )
+        if setting.data.division == "draws":
+            raise UsageError(
+                f"processes draw parts of the batches of '{setting.data.kind}', and the first evaluates alone, which "
+                "needs all parameters; switch fsdp off"
+            )
         for kind, stage in setting.stages.items():
             if stage.traces:
                 raise UsageError(f"'{kind}' traces whole parameters, which a process does not have; switch one off")

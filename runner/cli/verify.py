@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +95,8 @@ def verify(
     With --of, the stages of the recipe's inference section are judged: the answers and the
     objective of a run's model.
 
-    With --nproc, one process is compared with several that have a part of each batch: Close.
+    With --nproc, one process is compared with several that have a part of each batch: Close. If
+    they draw these parts themselves (simulators), trainings are compared, too: Statistical.
 
     Exit codes: 0 all pass, 3 a stage fails, 4 inconclusive. The verdict names what the budget does
     not cover. A budget of 0 trains nothing and has no limit.
@@ -131,7 +132,7 @@ def verify(
 
             group = current()
             if group is not None:
-                report = _verify_processes(loaded, registry, options, group)
+                report = _verify_processes(loaded, registry, options, group, bar.say)
             elif of is None:
                 report = _verify_training(loaded, registry, options, bar)
             else:
@@ -141,18 +142,23 @@ def verify(
 
 
 def _verify_processes(
-    recipe: "Recipe", registry: "Registry", options: Options, group: "ProcessGroup"
+    recipe: "Recipe",
+    registry: "Registry",
+    options: Options,
+    group: "ProcessGroup",
+    say: Callable[[str], None],
 ) -> "Verification":
     """Compares the training of several processes with that of one; all but the first process end here."""
     from runner.training.group_steps import join_training
-    from runner.verify.process_pair import close_stages, mirror, verify_processes
+    from runner.verify.process_pair import close_stages
+    from runner.verify.process_trainings import follow_verification, verify_group
 
     join_training(recipe, group)
     with sharing_processor(recipe):
         if group.rank:
-            mirror(recipe, registry, close_stages(recipe, group.count), group)
+            follow_verification(recipe, registry, close_stages(recipe, group.count), group)
             raise Exit
-        return verify_processes(recipe, registry, group, options.updates)
+        return verify_group(recipe, registry, group, options, say)
 
 
 def _verify_training(recipe: "Recipe", registry: "Registry", options: Options, bar: "LiveBar") -> "Verification":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runner.plugin.learner import Learner
     from runner.plugin.progress import Progress
     from runner.plugin.source import Batch, Source
+    from runner.recipe.recipe import Recipe
 
 STOP_SIGNALS = (1, 2, 15)
 """SIGHUP, SIGINT and SIGTERM: each has a vote in an update."""
@@ -34,10 +35,27 @@ STOP_SIGNALS = (1, 2, 15)
 class Parallelized(Protocol):
     """The pipeline whose updates are divided."""
 
+    recipe: Recipe
     slots: Slots
     learner: Learner
     source: Source
     device: torch.device
+
+
+class BatchPart(NamedTuple):
+    """The samples of a process in an update.
+
+    Attributes:
+        batch: Its samples.
+        noise: Their random numbers.
+        rows: Their numbers among the samples of all processes.
+        size: Number of samples of all processes.
+    """
+
+    batch: Batch
+    noise: Batch
+    rows: slice
+    size: int
 
 
 class DataParallel:
@@ -132,18 +150,12 @@ class DataParallel:
         Returns:
             The results of the entire batch.
         """
+        part = self._divide(batch, noise, progress)
         self._begin(batch)
-        size = self.source.size(batch)
-        rows = self.rows(size)
-        # After 0, 1, 2, 4, ... updates of the training, resumed or not.
-        if self.random_rows is not None and progress.updates & (progress.updates - 1) == 0:
-            rows = uneven(rows, size, self.group.rank, self.group.count)
-        self.share = (rows.stop - rows.start) / size
-        part_of_batch = self.source.take(batch, rows)
-        part_of_noise = self._noise_of(noise, rows, size)
+        self.share = (part.rows.stop - part.rows.start) / part.size
         try:
-            with self._drawing(size, rows):
-                output: Any = step(part_of_batch, part_of_noise, progress)
+            with self._drawing(part.size, part.rows):
+                output: Any = step(part.batch, part.noise, progress)
         except EndTraining as ended:
             method = method_named(self.learner, "update")
             problem = "cannot end a training on several processes"
@@ -151,6 +163,16 @@ class DataParallel:
         self._equalize_buffers()
         # The step reports other results than dictionaries.
         return self._added_up(output) if isinstance(output, dict) else output
+
+    def _divide(self, batch: Batch, noise: Batch, progress: Progress) -> BatchPart:
+        """Returns the part of this process in a batch that all processes have drawn."""
+        size = self.source.size(batch)
+        rows = self.rows(size)
+        # After 0, 1, 2, 4, ... updates of the training, resumed or not.
+        if self.random_rows is not None and progress.updates & (progress.updates - 1) == 0:
+            rows = uneven(rows, size, self.group.rank, self.group.count)
+        part = self.source.take(batch, rows)
+        return BatchPart(part, self._noise_of(noise, rows, size), rows, size)
 
     def rows(self, size: int) -> slice:
         """Returns the rows of this process in a batch of that size."""
@@ -257,6 +279,10 @@ class DataParallel:
             f"{type(self.learner).__name__} steps an optimizer past the slot optimizer_step, "
             "or computes something else in each process"
         )
+        self._check_batches(batch)
+
+    def _check_batches(self, batch: Batch) -> None:
+        """Raises a RunnerError if the processes have drawn different batches."""
         source = type(self.source).__name__
         self.group.require_equal(
             digest_of(tensors(batch)),
@@ -276,22 +302,36 @@ class DataParallel:
 
     def _added_up(self, output: dict[str, Any]) -> dict[str, Any]:
         """Returns the results of the entire batch, and counts the votes for a stop."""
-        vote = self.group.vote
-        votes = [float(vote.pending == number) for number in STOP_SIGNALS]
+        votes = self._votes()
         fingerprint = 0.0
         if self.random_rows is not None:
             fingerprint = self.random_rows.fingerprint(self._generator)
             votes += [fingerprint, fingerprint**2]
-        results, counts = self.results.add_up(output, self.share, votes)
+        rows = self._rows_of_results(output)
+        scalars = {name: value for name, value in output.items() if name not in rows}
+        results, counts = self.results.add_up(scalars, self.share, votes)
         if self.random_rows is not None:
             *counts, total, total_of_squares = counts
             # The variance over the processes; the numbers are exact.
             if self.group.count * total_of_squares != total**2:
                 self._refuse_other_draws()
+        self._count_votes(counts)
+        return results | rows
+
+    def _votes(self) -> list[float]:
+        """Returns 1 for the signal that this process has received, and 0 for all others."""
+        return [float(self.group.vote.pending == number) for number in STOP_SIGNALS]
+
+    def _count_votes(self, counts: Sequence[float]) -> None:
+        """Stops all processes at a signal that one of them has received."""
+        vote = self.group.vote
         for number, count in zip(STOP_SIGNALS, counts, strict=True):
             if count and not vote.agreed:
                 vote.agreed = number
-        return results
+
+    def _rows_of_results(self, output: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the results with one row per sample, which nothing adds up: none here."""
+        return {}
 
     def _equalize_buffers(self) -> None:
         """Gives all processes the same buffers: those of the first one, or their means."""

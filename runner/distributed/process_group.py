@@ -107,7 +107,11 @@ class ProcessGroup:
         local_rank: Number of this process on its machine.
         local_ranks: Numbers of the processes on its machine.
         vote: The signal at which the group stops.
+        cuts_batches: Whether every process takes its rows of entire batches that it is given, also
+            of a source whose processes draw parts: updates are compared on such batches.
     """
+
+    cuts_batches = False
 
     def __init__(
         self, store: Store, rank: int, count: int, local_rank: int = 0, local_count: int | None = None
@@ -179,6 +183,13 @@ class ProcessGroup:
         with self._collective():
             dist.all_reduce(tensor)
 
+    def min_in_place(self, tensor: Tensor) -> None:
+        """Replaces the elements of a tensor by the smallest of all processes."""
+        import torch.distributed as dist
+
+        with self._collective():
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
+
     def exchange(self, operation: Callable[[], Value]) -> Value:
         """Calls an operation of torch in which all processes take part, and returns its result."""
         with self._collective():
@@ -200,13 +211,22 @@ class ProcessGroup:
             dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, value: Any = None) -> Any:
-        """Returns the value of the first process."""
+    def gather_first(self, value: Value) -> list[Value]:
+        """Returns the values of all processes in the first one, and nothing in the others."""
+        import torch.distributed as dist
+
+        values: list[Any] = [] if self.rank else [None] * self.count
+        with self._collective():
+            dist.gather_object(value, None if self.rank else values, dst=0)
+        return values
+
+    def broadcast(self, value: Any = None, rank: int = 0) -> Any:
+        """Returns the value of a process, by default of the first."""
         import torch.distributed as dist
 
         values = [value]
         with self._collective():
-            dist.broadcast_object_list(values, src=0)
+            dist.broadcast_object_list(values, src=rank)
         return values[0]
 
     def decide(self, make: Callable[[], Value]) -> Value:
@@ -224,6 +244,19 @@ class ProcessGroup:
         with self._shared_store():
             decision: Value = self._decided(key)
         return decision
+
+    def collect(self, value: Value) -> list[Value]:
+        """Returns the values of all processes, in JSON, in the first one, and nothing in the others.
+
+        Like ``decide``, it waits without a limit of time.
+        """
+        self._decisions += 1
+        key = f"decision/{self._decisions}"
+        with self._shared_store():
+            if self.rank:
+                self._store.set(f"{key}/{self.rank}", json.dumps(value))
+                return []
+            return [value, *(self._decided(f"{key}/{rank}") for rank in range(1, self.count))]
 
     def _decided(self, key: str) -> Any:
         """Waits for a decision of the first process, and returns it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from runner.plugin.configs import DatasetConfig
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,15 +25,25 @@ def _problems(recipe: Recipe, count: int) -> Iterator[str]:
     model = recipe.model
     train = recipe.train
     processes = f"{count} processes"
-    # Each process would simulate something else.
-    if not isinstance(data, DatasetConfig):
+    if data.division is None:
         yield (
-            f"data: '{data.kind}' is not a dataset, so its batches cannot be divided among {processes}; use one process"
+            f"data: '{data.kind}' does not declare how {processes} divide its batches: draw the part "
+            f"of a process (context.process_part, context.process_generator) and set "
+            f"{type(data).__name__}.division = 'draws', or use one process"
         )
-    elif data.depends_on_feedback:
+    elif data.division == "rows" and data.depends_on_feedback:
         yield (
             f"data: batches of '{data.kind}' depend on the outputs of updates, and would differ "
             f"in {processes}; use one process"
+        )
+    reason = data.indivisible(count)
+    if reason is not None:
+        yield f"data.{reason}"
+    if data.division == "draws" and model.draws():
+        yield (
+            f"model: updates of '{model.kind}' draw random numbers (dropout), and {processes} draw "
+            f"parts of the batches of '{data.kind}' themselves; switch the dropout off, or use one "
+            "process"
         )
     if model.couples_samples:
         yield (
@@ -78,6 +87,8 @@ def refuse_stages(stages: Mapping[str, StageConfig], setting: Setting) -> None:
         reason = stage.one_process
         if stage.prepares or stage.tunes(setting):
             reason = "it selects by measuring, and processes would select differently"
+        elif setting.data.division == "draws" and stage.traces:
+            reason = "its functions compute gradients, which processes add up inside of them"
         elif setting.model.draws() and stage.cuts_batches:
             reason = (
                 f"'{setting.model.kind}' draws random numbers in an update (dropout), which would be "

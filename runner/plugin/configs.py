@@ -166,6 +166,12 @@ class SourceConfig(EvaluatedConfig, ABC):
     """The counts of the source: the possible units of a training's length."""
     depends_on_feedback: ClassVar[bool] = False
     """Whether the outputs of an update change which batches are sampled next (priorities)."""
+    division: ClassVar[Literal["rows", "draws"] | None] = None
+    """How several processes divide its batches. ``rows``: every process draws the same batch and
+    takes its rows. ``draws``: every process draws a part of each batch itself, from numbers of
+    ``Context.process_generator``; ``counts`` and ``statistics`` are those of all processes, and
+    ``draw`` returns a batch in all of them or in none. None: one process has to train.
+    """
     shapes_vary: ClassVar[bool] = False
     """Whether batches of one size may have tensors of different shapes."""
     files: ClassVar[tuple[DataFile, ...]] = ()
@@ -205,6 +211,13 @@ class SourceConfig(EvaluatedConfig, ABC):
 
     def largest_batch(self) -> int | None:
         """Returns the largest batch that can be sampled, None if there is no limit."""
+        return None
+
+    def indivisible(self, processes: int) -> str | None:
+        """Returns why these settings cannot be divided among that many processes; None if they can.
+
+        The text begins with a key of ``data``.
+        """
         return None
 
     def outline(self, batch_size: int) -> SourceOutline | None:
@@ -278,6 +291,7 @@ class DatasetConfig(SourceConfig):
     """
 
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
+    division: ClassVar[Literal["rows", "draws"] | None] = "rows"
     in_memory: ClassVar[bool] = False
     """Whether the data are in memory, that of an accelerator if they fit."""
 

@@ -149,8 +149,14 @@ class Processes(Protocol):
     def gather(self, value: Value) -> list[Value]:
         """Returns the values of all processes, by rank; all have to call it."""
 
+    def decide(self, make: Callable[[], Value]) -> Value:
+        """Returns what the first process makes, a value in JSON; the others wait for it."""
+
     def sum_in_place(self, tensor: torch.Tensor) -> None:
         """Replaces a tensor by its sum over all processes; all have to call it."""
+
+    def min_in_place(self, tensor: torch.Tensor) -> None:
+        """Replaces elements of a tensor by the smallest of all processes; all have to call it."""
 
 
 @dataclass
@@ -188,7 +194,9 @@ class Context:
     """
     generators: dict[str, torch.Generator] = field(default_factory=dict)
     processes: Processes | None = None
-    """The processes of the training if there are several. All draw the same batches."""
+    """The processes of the training if there are several. They draw the same batches, or parts of
+    them: ``SourceConfig.division``.
+    """
     overfit_batches: int | None = None
     """Number of batches that a training repeats; None trains on all data."""
     media: MediaLog | None = None
@@ -230,11 +238,52 @@ class Context:
 
         The same seed, name and device give the same numbers; the default device is the context's.
         """
+        return self._generator(name, device, name)
+
+    def process_generator(
+        self, name: str, device: torch.device | str | None = None
+    ) -> torch.Generator:
+        """Returns the generator of that name, which gives other numbers in each process.
+
+        A source that draws parts of batches (``SourceConfig.division``) draws from it. A single
+        process gets that of ``generator``.
+        """
+        if self.processes is None:
+            return self.generator(name, device)
+        return self._generator(name, device, f"{name}/process {self.processes.rank}")
+
+    def process_part(self, count: int) -> int:
+        """Returns how many of ``count`` things are this process's; parts differ by one at most."""
+        processes = self.processes
+        if processes is None:
+            return count
+        start = processes.rank * count // processes.count
+        return (processes.rank + 1) * count // processes.count - start
+
+    def sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of a tensor over all processes, which all have to call it."""
+        if self.processes is None:
+            return tensor
+        total = tensor.clone()
+        self.processes.sum_in_place(total)
+        return total
+
+    def min_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the smallest elements of all processes, which all have to call it."""
+        if self.processes is None:
+            return tensor
+        smallest = tensor.clone()
+        self.processes.min_in_place(smallest)
+        return smallest
+
+    def _generator(
+        self, name: str, device: torch.device | str | None, seed_name: str
+    ) -> torch.Generator:
         import torch
 
         if name not in self.generators:
             generator = torch.Generator(self.device if device is None else device)
-            generator.manual_seed(derived_seed(self.seed, name))
+            generator.manual_seed(derived_seed(self.seed, seed_name))
             self.generators[name] = generator
         return self.generators[name]
 

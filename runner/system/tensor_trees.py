@@ -143,6 +143,7 @@ class BatchLayout:
     Attributes:
         shared: Dotted names of entries that belong to the entire batch (a table, a mask
             over positions).
+        columns: Dotted names of tensors whose dimension 1 is the samples.
         lists: Dotted names of lists with one item per sample. A list of strings or
             numbers need not be named.
         unknown: Dotted names of entries that may be either; a batch with such an entry
@@ -150,12 +151,14 @@ class BatchLayout:
     """
 
     shared: Collection[str] = frozenset()
+    columns: Collection[str] = frozenset()
     lists: Collection[str] = frozenset()
     unknown: Collection[str] = frozenset()
 
     def size(self, batch: Any) -> int:
         """Number of samples of a batch: the rows of its first entry that has rows."""
-        sizes = (len(entry) for _, entry in self._entries(batch, ""))
+        entries = self._entries(batch, "")
+        sizes = (entry.shape[1] if name in self.columns else len(entry) for name, entry in entries)
         size = next(sizes, None)
         if size is None:
             raise ValueError("no entry of the batch has one row per sample, so its size is unknown")
@@ -205,6 +208,10 @@ def _taken(layout: BatchLayout, tree: Any, index: Index, size: int, name: str) -
         return tree
     if name in layout.unknown:
         raise ValueError(f"'{name}' may not have one row per sample")
+    if name in layout.columns:
+        if tree.shape[1] != size:
+            raise ValueError(f"'{name}' has {tree.shape[1]:,} columns in a batch of {size:,} samples")
+        return _rows(tree.movedim(1, 0), index).movedim(0, 1)
     if layout._has_rows(tree, name):
         if len(tree) != size:
             raise ValueError(f"'{name}' has {len(tree):,} rows in a batch of {size:,} samples")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.distributed.division import decide_together
 from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
 from runner.plugin.metric_names import check_metric_name
@@ -38,6 +39,15 @@ def evaluated(pipeline: Assembly, part: Part = "validation") -> dict[str, float]
         RunnerError: The evaluation returns no numbers by name, or the declared objective is
             missing.
     """
+    group = pipeline.context.processes
+    if group is not None and pipeline.draws_parts:
+        # Such a source measures a model as a whole, so one process does it for all.
+        return decide_together(group, lambda: _measured(pipeline, part))
+    return _measured(pipeline, part)
+
+
+def _measured(pipeline: Assembly, part: Part) -> dict[str, float]:
+    """Evaluates the learner in this process."""
     # Evaluations with the same random numbers can be compared.
     seed = derived_seed(pipeline.context.seed, "evaluation")
     with ExitStack() as stack:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.distributed.refusals import refuse_recipe
-from runner.plugin.configs import DatasetConfig
 from runner.recipe.lock import locked_processes
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.training.signals import GroupStop, GroupVote, Stop
@@ -47,21 +46,30 @@ def vote_of(group: ProcessGroup | None) -> GroupVote | None:
     return None if group is None else group.vote
 
 
+def refuse_other_count(recipe: Recipe, lock: Path, count: int) -> None:
+    """Raises a UsageError if another number of processes has trained a run whose data have a state
+    in every process.
+    """
+    locked = locked_processes(lock)
+    if count == locked or recipe.data.division == "rows":
+        return
+    trained = f"run {lock.parent.name} was trained by {locked} processes"
+    raise UsageError(
+        f"{trained}, and this would be {count}: '{recipe.data.kind}' has "
+        "a state in each; runner resume starts as many as before"
+    )
+
+
 def changed_count(recipe: Recipe, lock: Path, count: int) -> list[str]:
     """Returns a remark if another number of processes has trained a run until now.
 
     Raises:
         UsageError: Its data have a state in every process.
     """
+    refuse_other_count(recipe, lock, count)
     locked = locked_processes(lock)
     if count == locked:
         return []
-    if not isinstance(recipe.data, DatasetConfig):
-        trained = f"run {lock.parent.name} was trained by {locked} processes"
-        raise UsageError(
-            f"{trained}, and this would be {count}: '{recipe.data.kind}' has "
-            "a state in each; runner resume starts as many as before"
-        )
     return [
         f"number of processes: {count} instead of {locked}, so sums are rounded in another order"
     ]

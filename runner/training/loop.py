@@ -17,8 +17,8 @@ from runner.plugin.metric_names import refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
-from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.evaluation import checked, draw_evaluation, evaluated
+from runner.training.group_writer import make_writer
 from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.loop_parts import (
     count_skipped,
@@ -91,8 +91,7 @@ class Loop:
         self.resume_command = resume_command
         self.folder = run_dir
         self.progress = pipeline.progress
-        keep = pipeline.recipe.train.keep
-        self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync, keep)
+        self.writer = make_writer(pipeline, run_dir, metric_log.sync)
 
         # Intervals are counted as ``progress.position`` is; nothing is due before ``next_due``.
         self.intervals = intervals_of(pipeline.recipe.train, self.progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from runner.system import generators
 from runner.system.errors import ExitCode
 from runner.system.processor import share_processor
 from runner.system.workspace_paths import LOCK_NAME
-from runner.training.checkpoint import CHECKPOINTS, Writer
 from runner.training.checkpoint_selection import load_resumed
 from runner.training.group_steps import (
     announce_checkpoint,
@@ -26,6 +24,7 @@ from runner.training.group_steps import (
     report_stop,
     start_together,
 )
+from runner.training.group_writer import state_of_process
 from runner.training.interruption import interruptible
 from runner.training.loop import Loop
 from runner.training.outputs import NoOutput
@@ -36,23 +35,8 @@ from runner.training.signals import stop_on_signals
 if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
     from runner.plugin.registry import Registry
-    from runner.plugin.source import State
     from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder
-
-
-class NoWriter(Writer):
-    """Writes no checkpoint, because the first process writes that of all."""
-
-    def save(
-        self,
-        step: int,
-        state: State,
-        score: float | None = None,
-        done: int | None = None,
-        scores: Mapping[str, float] | None = None,
-    ) -> None:
-        """Writes nothing."""
 
 
 def follow_training(
@@ -97,7 +81,6 @@ def follow_training(
             pipeline.context.media = MediaLog(scratch, pipeline.progress, _forget)
         output = NoOutput()
         loop = Loop(pipeline, scratch, output, output, stop)
-        loop.writer = NoWriter(scratch / CHECKPOINTS)
         if state is not None:
             loop.load_state_dict(state)
         with interruptible(loop, stop):
@@ -121,6 +104,8 @@ def _resumed(
     release_checkpoint(group)
     state = load_resumed(folder.checkpoints)
     announce_checkpoint(group, state)
+    if state is not None:
+        state = state_of_process(state, group)
     return state, locked_threads(folder.path / LOCK_NAME)
 
 

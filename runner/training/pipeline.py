@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runner.child.spawn import Cause, Child, ChildError
+from runner.distributed.division import divide, draws_parts
 from runner.distributed.refusals import refuse_stages
 from runner.plugin.class_balance import ClassWeightsConfig, weights_of_classes
 from runner.plugin.configs import LearnerConfig, Setting, SourceConfig, StageConfig
@@ -52,6 +53,7 @@ class Assembly:
         prepared: Notes of stages about the batch size, which a resumed run keeps.
         base_rates: Learning rate of every parameter group before any schedule, by optimizer.
         watch: Records the slot calls of the first updates; None when these are over.
+        draws_parts: Whether every process draws a part of each batch itself.
     """
 
     folder: Path | None = None
@@ -138,11 +140,9 @@ class Assembly:
 
         watch = Watch(self.slots, outer_slots | recipe.model.answering)
         self._attach(active, watch)
+        self.draws_parts = draws_parts(recipe.data, processes)
         if processes is not None:
-            # Few trainings need the module.
-            from runner.distributed.data_parallel import DataParallel
-
-            DataParallel(processes, self).attach()
+            divide(self, processes)
         self.undeclared = watch.undeclared
         self.watch = watch if any(watch.slots_by_stage.values()) else None
         self.source.bind(self.learner)

@@ -56,6 +56,7 @@ from runner.training.group_steps import (
     changed_count,
     count_of,
     join_training,
+    refuse_other_count,
     release_checkpoint,
     report_stop,
     start_together,
@@ -266,9 +267,12 @@ def _resumed(
     recipe: Recipe, folder: RunFolder, processes: ProcessGroup | None
 ) -> tuple[dict[str, Any] | None, list[Change]]:
     """Returns the checkpoint of a run that is resumed, and the settings that have changed."""
+    lock = folder.path / LOCK_NAME
+    # The checkpoint has no part for a process that was not there.
+    refuse_other_count(recipe, lock, count_of(processes))
     state = load_resumed(folder.checkpoints)
     release_checkpoint(processes)
-    locked = read_lock(folder.path / LOCK_NAME)
+    locked = read_lock(lock)
     return state, refuse_fixed(locked["recipe"], recipe)
 
 

@@ -54,7 +54,12 @@ class Step:
         self.progress = pipeline.progress
         self.source = pipeline.source
         self.learner = pipeline.learner
-        self.noise = pipeline.context.generator("noise")
+        context = pipeline.context
+        # Samples that a process draws itself have random numbers of their own, too.
+        generator = (
+            context.process_generator if pipeline.draws_parts else context.generator
+        )
+        self.noise = generator("noise")
         # A call that does nothing delays every update of a small model.
         self._has_noise = not _is_method(self.learner.noise, Learner.noise)
         self._has_feedback = not _is_method(self.source.feedback, Source.feedback)

@@ -69,17 +69,21 @@ def verify_processes(
     return Verification(recipe.name, (row,), {}, seconds)
 
 
+def active_stages(recipe: Recipe, count: int) -> tuple[str, ...]:
+    """Returns the kinds of the stages that are active with this number of processes."""
+    device = resolve_device(recipe.device)
+    inactive = inactive_stages(recipe, recipe.stages, device, count)
+    return tuple(kind for kind in recipe.stages if kind not in inactive)
+
+
 def close_stages(recipe: Recipe, count: int) -> tuple[str, ...]:
     """Returns the kinds of the stages that are active with this number of processes, and promise at
     least the same algebra.
     """
-    device = resolve_device(recipe.device)
-    inactive = inactive_stages(recipe, recipe.stages, device, count)
     return tuple(
         kind
-        for kind in recipe.stages
-        if kind not in inactive
-        and not isinstance(contract_of(recipe, kind, count), Statistical)
+        for kind in active_stages(recipe, count)
+        if not isinstance(contract_of(recipe, kind, count), Statistical)
     )
 
 
@@ -90,15 +94,19 @@ def compare_processes(
     group: ProcessGroup,
     updates: int,
 ) -> Verdict:
-    """Returns whether updates on several processes are ``Close`` to those of one process."""
+    """Returns whether updates on several processes are ``Close`` to those of one process.
+
+    All are given the batches of a single process, also if they would draw parts themselves.
+    """
     staged = recipe_with(recipe, registry, stages)
     batches = recorded(staged, registry, updates, LATE)
     leader = _Leader(staged, registry, group)
-    try:
-        batches.append(leader.shortened(batches[0]))
-        verdict = close(_single(staged, registry), leader.build, batches)
-    finally:
-        group.broadcast(None)
+    with _cutting_batches(group):
+        try:
+            batches.append(leader.shortened(batches[0]))
+            verdict = close(_single(staged, registry), leader.build, batches)
+        finally:
+            group.broadcast(None)
     if verdict.outcome is not Outcome.PASS:
         return verdict
     return replace(verdict, summary=f"{verdict.summary}; {excluded(len(batches))}")
@@ -109,6 +117,11 @@ def mirror(
 ) -> None:
     """Does what the candidate does in the first process, until that ends the comparison."""
     staged = recipe_with(recipe, registry, stages)
+    with _cutting_batches(group):
+        _mirror_commands(staged, registry, group)
+
+
+def _mirror_commands(staged: Recipe, registry: Registry, group: ProcessGroup) -> None:
     trainings: dict[int, Training] = {}
     while (command := group.broadcast()) is not None:
         name, number, dtype, value = command
@@ -244,6 +257,16 @@ def _whole_gradients(learner: Learner) -> dict[str, Tensor | None]:
         name: None if gradient is None else sharding.whole(gradient)
         for name, gradient in learner.gradients().items()
     }
+
+
+@contextmanager
+def _cutting_batches(group: ProcessGroup) -> Iterator[None]:
+    """Lets every process take its rows of the batches that it is given, inside the ``with``."""
+    group.cuts_batches = True
+    try:
+        yield
+    finally:
+        group.cuts_batches = False
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from runner.plugin.contract import Objective
 from runner.proof.noninferiority import NonInferiority
@@ -24,6 +24,30 @@ there.
 # Durations of trainings vary.
 _SPARE = 0.1
 """Share of the remaining budget that is not planned."""
+
+
+class PairedTrainings(Protocol):
+    """Runs trainings and evaluates them."""
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Returns a function that receives lines about the progress."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Returns the remaining seconds of the budget; negative once it is spent."""
+
+    def are_over(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> bool:
+        """Returns whether all trainings have reached a length."""
+
+    def run(
+        self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int
+    ) -> list[Milestone]:
+        """Returns evaluations at this length of every training with every seed, trainings
+        outermost.
+        """
 
 
 def seeds_of(training: TrainingOrder, pairs: int) -> list[int]:
@@ -120,7 +144,7 @@ def statistical(
     changed: TrainingOrder,
     length: int,
     objective: Objective,
-    trainings: Trainings,
+    trainings: PairedTrainings,
     most_seeds: int,
 ) -> Verdict:
     """Trains a recipe without and with a stage from the same seeds, until it is clear

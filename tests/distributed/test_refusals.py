@@ -12,7 +12,7 @@ from runner.training.pipeline import setting_of
 @pytest.mark.parametrize(
     ("recipe", "sets", "message"),
     [
-        ("marl_baseline", (), "data: 'uav_path_planning' is not a dataset"),
+        ("marl_baseline", ("data.envs=1",), "data.envs: 1 environments cannot be divided among 2 processes"),
         ("shakespeare_gpt", ("model.dropout=0.1", "train.batch_size=2"), "train.batch_size: 2 samples, one in each"),
         ("pgt_cora", (), "model: the loss of 'pgt' couples the samples"),
         ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
@@ -25,6 +25,14 @@ def test_a_recipe_is_refused_with_the_reason(recipe, sets, message):
         refuse_recipe(tiny(recipe, *sets), 2)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_a_source_that_declares_no_division_is_refused(monkeypatch):
+    recipe = tiny("marl_baseline")
+    refuse_recipe(recipe, 2)
+    monkeypatch.setattr(type(recipe.data), "division", None)
+    with pytest.raises(UsageError, match=r"set UavConfig.division = 'draws', or use one process"):
+        refuse_recipe(recipe, 2)
 
 
 def test_a_model_that_couples_samples_is_refused(monkeypatch):
@@ -41,6 +49,9 @@ def test_stages_that_select_by_measuring_are_refused():
     recipe = shipped("digits_classifier")
     setting = setting_of(recipe, torch.device("cpu"))
     refuse_stages(recipe.stages, setting)
+    simulated = tiny("marl_phase3")
+    with pytest.raises(UsageError, match=r"optimization\.compile: .*compute gradients"):
+        refuse_stages({"compile": simulated.stages["compile"]}, setting_of(simulated, torch.device("cpu")))
     for kind, reason in (("batch_autotune", "selects by measuring"), ("cuda_graph", "cannot wait for other processes")):
         stages = tiny("digits_classifier", f"optimization.{kind}=on").stages
         with pytest.raises(UsageError, match=f"optimization.{kind}: .*{reason}"):

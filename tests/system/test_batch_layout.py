@@ -70,6 +70,18 @@ def test_a_declared_layout_decides():
     assert (len(part["scale"]), part["x"].tolist()) == (8, [4, 5])
 
 
+def test_samples_may_be_in_the_second_dimension():
+    layout = BatchLayout(columns={"noise.next"})
+    batch = {"noise": {"next": torch.arange(16).reshape(2, 8)}, "x": torch.arange(8)}
+    part = layout.take(batch, slice(4, 6))
+    assert part["noise"]["next"].tolist() == [[4, 5], [12, 13]]
+    assert part["x"].tolist() == [4, 5]
+    assert layout.take(batch, torch.tensor([7, 0]))["noise"]["next"].tolist() == [[7, 0], [15, 8]]
+    assert layout.size(batch) == 8
+    with pytest.raises(ValueError, match=r"'noise\.next' has 7 columns in a batch of 8 samples"):
+        layout.take({"noise": {"next": torch.zeros(8, 7)}, "x": torch.zeros(8)}, slice(2), 8)
+
+
 @pytest.mark.parametrize("count", [0, 0.0, torch.tensor(0), torch.tensor(0.0)])
 def test_a_batch_in_which_nothing_counts_has_a_gradient_of_zero(count):
     weight = torch.ones(3, requires_grad=True)

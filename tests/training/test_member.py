@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from children import free_port, start
-from interrupted import learnt, same
+from interrupted import arguments, flat, learnt, same
 from running import tiny
 from toy_runs import TOYS, written
 
@@ -26,10 +26,10 @@ SETS = (
 
 
 @contextmanager
-def two(folder, *arguments):
+def two(folder, *arguments, **variables):
     """Starts two processes like torch's launcher, and kills those that are left in the end."""
     port = str(free_port())
-    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
     processes = [start(folder, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **environment) for rank in (0, 1)]
     try:
         yield processes
@@ -132,6 +132,34 @@ def test_another_number_of_processes_continues_a_training_on_a_dataset(tmp_path,
     for count in (1, 3):
         with pytest.raises(UsageError, match=f"was trained by 2 processes, and this would be {count}: 'uav_path"):
             changed_count(tiny("marl_baseline"), folder / "recipe.lock.yaml", count)
+
+
+def test_a_simulator_of_two_processes_is_killed_and_resumed(tmp_path, migrated_workspace):
+    """The first process dies inside of its second save; the checkpoint before has both simulators."""
+    sets = ("data.envs=3", "data.replay.kind=prioritized", "train.batch_size=5")
+    words = [word for word in arguments("marl_phase2", *sets) if word != "--resume"]
+    with two(tmp_path / "whole", *words) as (first, second):
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+    assert (second.stdout, second.stderr) == ("", "")
+    runs = set(migrated_workspace.glob("runs/*"))
+    with two(tmp_path / "killed", *words, RUNNER_FAULTS="checkpoint.synced=kill@2") as processes:
+        assert processes[0].wait() == -signal.SIGKILL, processes[0].stderr
+        processes[1].wait()
+    (killed,) = set(migrated_workspace.glob("runs/*")) - runs
+    (path,) = checkpoint.checkpoints(killed / "checkpoints")
+    state = checkpoint.load(path)
+    (part,) = state["processes"]
+    rings = [source["replay"]["rows"].written for source in (state["pipeline"]["source"], part["source"])]
+    # Environments are divided 1 to 2.
+    assert rings[1] == 2 * rings[0] > 0
+    with two(tmp_path / "resumed", "resume", killed.name, "--quiet", "--json") as resumed:
+        assert [process.wait() for process in resumed] == [0, 0], [process.stderr for process in resumed]
+    same(learnt(resumed[0].data()), learnt(first.data()))
+    same(*[[flat(checkpoint.load(newest(run))["processes"])] for run in (killed, *runs)])
+
+
+def newest(run):
+    return checkpoint.checkpoints(run / "checkpoints")[-1]
 
 
 def test_an_error_of_all_processes_is_printed_by_the_first(tmp_path, migrated_workspace):

@@ -33,6 +33,7 @@ def compared(pair, recipe, files=(), used="DataParallel"):
         ("digits_classifier", ()),
         ("shakespeare_gpt", ("model.dropout=0.1",)),
         ("gps_esol", ("model.dropout=0.2",)),
+        ("marl_phase2", ()),
     ],
 )
 def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name, sets):
@@ -40,6 +41,12 @@ def test_recipes_that_ship_train_the_same_model_on_two_processes(pair, name, set
     assert verdict, verdict
     assert verdict.contract == "Close"
     assert "the same algebra" in verdict.summary
+
+
+def test_an_incorrect_weight_of_parts_that_processes_draw_fails(pair):
+    verdict = compared(pair, tiny("marl_baseline", "train.batch_size=5"), (), "MeanOfParts")
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert "not the same algebra" in verdict.summary
 
 
 def test_a_learner_with_several_optimizers_passes(pair):

@@ -70,6 +70,10 @@ class BlockSums:
         ).squeeze(1)
         return block.mul_(BLOCK).add_(slot)
 
+    def total(self) -> Tensor:
+        """Returns the sum of all masses at the last ``find``."""
+        return self._ends[-1]
+
     def load(self, masses: Tensor) -> None:
         """Sets the first slots to ``masses`` and all others to zero."""
         self.masses.zero_()[: len(masses)].copy_(masses)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from runner.api import Batch, State
+from runner.api import Batch, Context, State
 
 from .block_sums import BlockSums
 from .buffer import Replay
@@ -39,6 +39,7 @@ class PrioritizedReplay(Replay):
         alpha: float,
         beta: tuple[float, float],
         epsilon: float,
+        context: Context | None = None,
     ) -> None:
         """Reserves memory; see ``Replay``.
 
@@ -51,6 +52,8 @@ class PrioritizedReplay(Replay):
             alpha: power of the priorities, 0 (uniform) to 1.
             beta: strength of the importance weights at the start and at the end of the training.
             epsilon: added to every error.
+            context: has the processes whose batches are parts of one, each from a separate buffer;
+                None for a single process.
 
         Raises:
             UsageError: the buffer will not fit in the memory that is free now.
@@ -59,6 +62,7 @@ class PrioritizedReplay(Replay):
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
+        self._context = context
         # The sum of a full buffer must fit an integer of 64 bits.
         self._most = 2 ** (TOTAL_BITS - capacity.bit_length())
         self._priorities = BlockSums(capacity, device)
@@ -82,6 +86,11 @@ class PrioritizedReplay(Replay):
         ``weight`` is (N P(i))^-beta divided by the largest of the batch (section 3.4, with the
         batch's maximum for the buffer's). N and the total cancel: (p_i^alpha / least p^alpha of
         the batch)^-beta. beta goes from its first to its second value with ``progress``.
+
+        Several processes draw parts of a batch of B from separate buffers. Then B P(i) is the
+        expected number of draws of i, B_r p_i^alpha / total_r for a process r that draws B_r, and
+        the largest weight is that of the entire batch: the weights correct for all of it, as if it
+        were drawn from one buffer with these probabilities.
         """
         self._require_transitions()
         share = torch.rand(
@@ -96,7 +105,11 @@ class PrioritizedReplay(Replay):
         priority = self._priorities.masses.index_select(0, index).float()
         first, last = self.beta
         beta = first + (last - first) * min(max(progress, 0.0), 1.0)
-        weight = priority.div_(priority.amin()).pow_(-beta)
+        least = priority.amin()
+        if self._context is not None:
+            priority *= batch_size / self._priorities.total().float()
+            least = self._context.min_over_processes(priority.amin())
+        weight = priority.div_(least).pow_(-beta)
         return {**self._take(index), "index": index, "weight": weight}
 
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
