@@ -4,7 +4,7 @@ from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
-from process_pairs import mechanism
+from process_pairs import PLUGINS, mechanism, tiny_recipe
 from running import tiny
 
 from runner.distributed.gathered_state import gathered_states, send_state
@@ -75,6 +75,29 @@ def train(group, name, sets=SETS, draws=12, wrong=""):
         "stored": len(source._replay),
         "observation": None if step.batch is None else step.batch["observation"],
         "evaluation": evaluated(pipeline),
+    }
+
+
+def train_sampler(group, path):
+    """Trains a classifier on what the plugin of a file draws; returns the losses of all, and the first of this."""
+    files = [*PLUGINS, path]
+    sets = ("data.kind=sampled_images", "train.batch_size=5", "train.ema=null")
+    recipe = tiny_recipe("images", *sets, registry=Registry(files))
+    pipeline = assemble(recipe, files, processes=group)
+    inputs = []
+    pipeline.learner.slots.wrap(
+        "forward_backward", lambda step: lambda *args, **options: (inputs.append(args), step(*args, **options))[1]
+    )
+    initial = pipeline.build_another_learner()
+    step = Step(pipeline)
+    losses = [output["loss"].sum.item() / 5 for output in (step() for _ in range(4))]
+    loss = initial.loss(*inputs[0])
+    return {
+        "progress": pipeline.progress.state_dict(),
+        "losses": losses,
+        "sizes": [len(batch["label"]) for batch, *_ in inputs],
+        "own_loss": loss.sum.item() / loss.count,
+        "parameters": {key: value.detach().clone() for key, value in pipeline.learner.named_parameters()},
     }
 
 

@@ -191,7 +191,6 @@ class SimulatorSource(Source):
         # The progress counts steps when their updates are done, and lags behind the simulator.
         if progress.unit == "env_steps" and progress.length:
             fraction = min(1.0, self._steps / progress.length)
-        self._batch_size = batch_size
         part = self._context.process_part(batch_size)
         batch = self._replay.sample(part, fraction)
         if self.config.normalize_rewards:
@@ -249,17 +248,14 @@ class SimulatorSource(Source):
         return len(batch["reward"])
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """Returns what an update of all processes adds to the progress.
+        """Returns what an update adds to the progress.
 
-        Environment steps count when all updates that they earned are done.
+        Environment steps, of all processes, count when all updates that they earned are done.
         """
         counts = {}
         if batch is not None:
             self._open -= 1
-            is_divided = self._context.processes is not None
-            counts["samples"] = (
-                self._batch_size if is_divided else self.size(batch)
-            )
+            counts["samples"] = self.size(batch)
         if not self._due and not self._open:
             counts["env_steps"] = self._uncounted
             self._uncounted = 0

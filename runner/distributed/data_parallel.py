@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -173,6 +173,10 @@ class DataParallel:
             rows = uneven(rows, size, self.group.rank, self.group.count)
         part = self.source.take(batch, rows)
         return BatchPart(part, self._noise_of(noise, rows, size), rows, size)
+
+    def counts(self, batch: Batch | None) -> Mapping[str, int]:
+        """Returns what an update on a batch adds to the progress of all processes."""
+        return self.source.counts(batch)
 
     def rows(self, size: int) -> slice:
         """Returns the rows of this process in a batch of that size."""

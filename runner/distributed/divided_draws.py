@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,10 @@ class DividedDraws(DataParallel):
     """
 
     duplicates = 0
+    samples = 0
+    """Samples of all processes in the current update."""
+    counted: Mapping[str, int] = {}
+    """The progress before it."""
 
     def attach(self) -> None:
         """Wraps the slots of the pipeline; see ``DataParallel.attach``."""
@@ -79,21 +83,35 @@ class DividedDraws(DataParallel):
         if self.group.cuts_batches:
             batch, noise, _, _ = super()._divide(batch, noise, progress)
         size = self.source.size(batch)
-        return BatchPart(batch, noise, slice(0, size), self.total_samples(size))
+        self.samples = self.total_samples(size)
+        self.counted = progress.state_dict()
+        return BatchPart(batch, noise, slice(0, size), self.samples)
+
+    def counts(self, batch: Batch | None) -> Mapping[str, int]:
+        """Returns the counts of the source, with the samples of all processes."""
+        counts = self.source.counts(batch)
+        return counts if batch is None else {**counts, "samples": self.samples}
 
     def _check_batches(self, batch: Batch) -> None:
-        """Raises a RunnerError if two processes have drawn the same batch in some checks."""
+        """Raises a RunnerError if two processes have drawn the same batch in some checks, or count
+        differently.
+        """
         if self.group.cuts_batches:
             super()._check_batches(batch)
             return
-        digests = self.group.gather(digest_of(tensors(batch)))
+        source = type(self.source).__name__
+        checked = self.group.gather((digest_of(tensors(batch)), self.counted))
+        digests = [digest for digest, _ in checked]
+        if any(counted != self.counted for _, counted in checked):
+            raise RunnerError(
+                f"{source}.counts returns other numbers in each process; return those of all processes together"
+            )
         if len(set(digests)) == len(digests):
             self.duplicates = 0
             return
         self.duplicates += 1
         if self.duplicates < DUPLICATES:
             return
-        source = type(self.source).__name__
         raise RunnerError(
             f"{source} draws the same batches in several processes; draw them from the numbers of "
             "context.process_generator"

@@ -169,8 +169,8 @@ class SourceConfig(EvaluatedConfig, ABC):
     division: ClassVar[Literal["rows", "draws"] | None] = None
     """How several processes divide its batches. ``rows``: every process draws the same batch and
     takes its rows. ``draws``: every process draws a part of each batch itself, from numbers of
-    ``Context.process_generator``; ``counts`` and ``statistics`` are those of all processes, and
-    ``draw`` returns a batch in all of them or in none. None: one process has to train.
+    ``Context.process_generator``; ``draw`` returns a batch in all of them or in none. Statistics
+    and counts, except samples, are those of all processes. None: one process has to train.
     """
     shapes_vary: ClassVar[bool] = False
     """Whether batches of one size may have tensors of different shapes."""

@@ -54,6 +54,7 @@ class Assembly:
         base_rates: Learning rate of every parameter group before any schedule, by optimizer.
         watch: Records the slot calls of the first updates; None when these are over.
         draws_parts: Whether every process draws a part of each batch itself.
+        parallel: Divides updates among processes; None for a single one.
     """
 
     folder: Path | None = None
@@ -141,8 +142,7 @@ class Assembly:
         watch = Watch(self.slots, outer_slots | recipe.model.answering)
         self._attach(active, watch)
         self.draws_parts = draws_parts(recipe.data, processes)
-        if processes is not None:
-            divide(self, processes)
+        self.parallel = None if processes is None else divide(self, processes)
         self.undeclared = watch.undeclared
         self.watch = watch if any(watch.slots_by_stage.values()) else None
         self.source.bind(self.learner)

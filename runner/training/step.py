@@ -60,6 +60,8 @@ class Step:
             context.process_generator if pipeline.draws_parts else context.generator
         )
         self.noise = generator("noise")
+        parallel = pipeline.parallel
+        self._counts = self.source.counts if parallel is None else parallel.counts
         # A call that does nothing delays every update of a small model.
         self._has_noise = not _is_method(self.learner.noise, Learner.noise)
         self._has_feedback = not _is_method(self.source.feedback, Source.feedback)
@@ -119,7 +121,7 @@ class Step:
         if self._has_feedback:
             self.source.feedback(inputs.batch, output)
         self.progress.updates += 1
-        self.progress.advance(self.source.counts(inputs.batch))
+        self.progress.advance(self._counts(inputs.batch))
         self.batch = inputs.batch
         return output
 
@@ -158,7 +160,7 @@ class Step:
 
     def count(self, batch: Batch | None) -> None:
         """Counts a batch as finished."""
-        self.progress.advance(self.source.counts(batch))
+        self.progress.advance(self._counts(batch))
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.

@@ -6,11 +6,36 @@ import pytest
 import torch
 from process_pairs import started_pair
 from running import tiny
-from simulator_pairs import SETS, milestones, prioritized_part, rings, train, update_of_parts
+from simulator_pairs import SETS, milestones, prioritized_part, rings, train, train_sampler, update_of_parts
 
 from runner.system.tensor_trees import leaves
 from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
+
+SAMPLER = """
+import torch
+from runner.api import Source, SourceConfig
+
+class SampledConfig(SourceConfig):
+    kind, provides, division = "sampled_images", "images", "draws"
+    implementation = "Sampled"
+
+class Sampled(Source):
+    shapes = {"image": (2, 6, 6), "label": ()}
+
+    def __init__(self, config, context):
+        self.context = context
+        self.generator = context.process_generator("pictures", "cpu")
+
+    def draw(self, batch_size, progress):
+        size = self.context.process_part(batch_size)
+        label = torch.randint(2, (size,), generator=self.generator)
+        image = torch.randn(size, 2, 6, 6, generator=self.generator) + label.view(-1, 1, 1, 1)
+        return {"image": image, "label": label}
+
+    def evaluate(self, learner):
+        return {}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +92,23 @@ def test_processes_with_one_seed_are_noticed(pair):
 
 
 def test_counts_of_one_process_are_noticed(pair):
-    """Learning rates follow the progress, which would be different in each process."""
     for message in pair.call(train, "marl_baseline", SETS, 12, "counts of a part"):
-        assert message.startswith("the parameters of the processes have become different")
+        assert message.startswith("UavSource.counts returns other numbers in each process; ")
+
+
+def test_a_source_of_no_family_is_divided(pair, tmp_path):
+    """Its learner is a GradientLearner, whose losses have counts."""
+    path = tmp_path / "sampled.py"
+    path.write_text(SAMPLER)
+    first, second = pair.call(train_sampler, path)
+    assert first["progress"] == second["progress"] == {"updates": 4, "samples": 20, "tokens": 0, "env_steps": 0}
+    assert difference(first["parameters"], second["parameters"]) == 0
+    assert first["losses"] == second["losses"]
+    assert (first["sizes"], second["sizes"]) == ([2] * 4, [3] * 4)
+    # The mean loss of an update has the weight of the samples in each process.
+    assert first["own_loss"] != second["own_loss"]
+    mean = (2 * first["own_loss"] + 3 * second["own_loss"]) / 5
+    assert first["losses"][0] == pytest.approx(mean, rel=1e-6)
 
 
 def test_a_batch_in_one_process_alone_is_an_error(pair):

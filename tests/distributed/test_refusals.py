@@ -13,6 +13,7 @@ from runner.training.pipeline import setting_of
     ("recipe", "sets", "message"),
     [
         ("marl_baseline", ("data.envs=1",), "data.envs: 1 environments cannot be divided among 2 processes"),
+        ("digits_classifier", ("data.sampling={kind: hybrid}",), "data: batches of 'digits' depend on the outputs"),
         ("shakespeare_gpt", ("model.dropout=0.1", "train.batch_size=2"), "train.batch_size: 2 samples, one in each"),
         ("pgt_cora", (), "model: the loss of 'pgt' couples the samples"),
         ("gcn_cora", ("model.dropout=0",), "train.batch_size: 1 samples cannot be divided"),
