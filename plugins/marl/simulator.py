@@ -157,6 +157,8 @@ class SimulatorSource(Source):
             agents, dtype=torch.float64, device=self._device
         )
         """Sums over all steps so far of every agent's squared rewards, [N]."""
+        self._all_reward_squares: Tensor | None = None
+        """Those of all processes; None if they have stepped since they were added up."""
 
     @abstractmethod
     def make_environment(
@@ -203,7 +205,10 @@ class SimulatorSource(Source):
         agent with only zeros.
         """
         # In float64, because the sum grows over the entire training.
-        squares = self._context.sum_over_processes(self._reward_squares)
+        squares = self._all_reward_squares
+        if squares is None:
+            squares = self._context.sum_over_processes(self._reward_squares)
+            self._all_reward_squares = squares
         scale = (squares / self._steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
@@ -286,6 +291,7 @@ class SimulatorSource(Source):
         )
         squares = step.reward.square().sum(0, dtype=torch.float64)
         self._reward_squares = self._reward_squares + squares
+        self._all_reward_squares = None
         self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
         if self._finished is not None:
@@ -435,6 +441,7 @@ class SimulatorSource(Source):
             else state["finished"].to(self._device)
         )
         self._reward_squares = state["reward_squares"].to(self._device)
+        self._all_reward_squares = None
         self._replay.load_state_dict(state["replay"])
         self._has_enough = False
         for name in _COUNTERS:
