@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "simulators.jsonl"
 TABLE = HERE / "simulators.md"
 PROCESSES = 2
-BLOCKS = 2
+BLOCKS = 4
 ROUNDS = 12
 UPDATES = 16
 VARIANTS = ("one thread", "one thread again", "two threads", "two processes")
@@ -47,7 +47,7 @@ HEAD = f"""# Simulators on two processes
 which take turns. Rounds of {UPDATES} updates, {ROUNDS} in each of {BLOCKS} starts of the processes; medians, and ratios
 of times of the same round with 95 % intervals. Above 1, a variant is faster than one thread.
 
-Other programs used both cores meanwhile (load 3 to 6), from which threads and processes that wait for each other suffer
+Other programs used both cores meanwhile (load 1 to 6), from which threads and processes that wait for each other suffer
 most. On a machine with idle cores they would be faster than here; that was not measured.
 
 | setting | variant | environment steps per second | updates per second | speed |
