@@ -1,6 +1,10 @@
 """Trainings whose parameters are divided between two processes, for tests of ``fsdp``."""
 
+import contextlib
+import json
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -9,8 +13,10 @@ from process_pairs import PLUGINS, follow, tiny_recipe
 from runner.plugins.stages.fsdp import DTensorSharding
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import map_tensors, tensors
+from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.pipeline import assemble
 from runner.training.step import Step
+from runner.training.update_metrics import UpdateMetrics
 
 DIVIDED = "optimization.fsdp=on"
 
@@ -96,3 +102,32 @@ def follow_divided(group, values, stages, options):
     """Mirrors the first process in a comparison, with the same incorrect sums."""
     with summing(**options):
         follow(group, values, PLUGINS, stages)
+
+
+def observed(group, name, sets=()):
+    """Returns what guards and metrics see of an update: norms, missing gradients, and where a number is not finite."""
+    pipeline = built(group, name, sets)
+    learner = pipeline.learner
+    step = Step(pipeline)
+    measured = UpdateMetrics(pipeline, 1)
+    guard = GradientGuard(learner)
+    for _ in range(2):
+        measured.start()
+        output = step()
+        measured.finish()
+        guard.check(pipeline.progress)
+    found = {"metrics": measured.take(), "missing": sorted(guard.missing)}
+    # A number in the last row of a parameter, which the first process does not have.
+    with torch.no_grad():
+        parameter = next(iter(learner.module.parameters()))
+        broken = learner.whole(parameter).clone()
+        broken[-1] = float("nan")
+        parameter.copy_(broken if group is None else DTensorSharding().divided_like(broken, parameter))
+    with tempfile.TemporaryDirectory() as folder:
+        finite = FiniteGuard(pipeline.slots, learner, Path(folder))
+        finite.outputs.clear()
+        found["origin"] = finite.origin_of({}, output)["message"]
+        with contextlib.suppress(RunnerError):
+            finite.check(pipeline.progress, {}, output)
+        found["sizes"] = json.loads(Path(folder, "diagnosis.json").read_text())["parameters"]
+    return found

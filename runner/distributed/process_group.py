@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ _ANSWER_SECONDS = 3.0
 _FIRST_SECONDS = 1.0
 """Time in which an error of all processes is reported by the first."""
 _POLL_SECONDS = 0.02
+_BEAT_SECONDS = 1.0
+"""Time between two signs of life of a process."""
 _FAILURE = "failure"
 _STOP = "stop"
 
@@ -158,6 +161,17 @@ class ProcessGroup:
                 world_size=self.count,
                 timeout=timedelta(seconds=self._timeout_s),
             )
+        threading.Thread(target=self._beat, name="runner-heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        """Shows the others that this process is alive, as long as there is a store."""
+        with suppress(RuntimeError):
+            # Operations of the training must not wait for this thread.
+            copyable: Any = self._store
+            store = copyable.clone()
+            while True:
+                store.add(f"beats/{self.rank}", 1)
+                time.sleep(_BEAT_SECONDS)
 
     def rows(self, size: int) -> slice:
         """Returns the samples of this process in a batch of that size.
@@ -230,9 +244,13 @@ class ProcessGroup:
         return values[0]
 
     def decide(self, make: Callable[[], Value]) -> Value:
-        """Returns what the first process makes, a value in JSON; the others wait for it.
+        """Returns what the first process makes, a value in JSON; the others wait for it, as long as
+        it shows signs of life.
 
         This needs no connection, so it can decide what is trained.
+
+        Raises:
+            MissingPeerError: The first process has connected, and has stopped since then.
         """
         self._decisions += 1
         key = f"decision/{self._decisions}"
@@ -242,13 +260,13 @@ class ProcessGroup:
                 self._store.set(key, json.dumps(value))
             return value
         with self._shared_store():
-            decision: Value = self._decided(key)
+            decision: Value = self._awaited(key, 0)
         return decision
 
     def collect(self, value: Value) -> list[Value]:
         """Returns the values of all processes, in JSON, in the first one, and nothing in the others.
 
-        Like ``decide``, it waits without a limit of time.
+        Like ``decide``, it waits as long as they show signs of life.
         """
         self._decisions += 1
         key = f"decision/{self._decisions}"
@@ -256,14 +274,25 @@ class ProcessGroup:
             if self.rank:
                 self._store.set(f"{key}/{self.rank}", json.dumps(value))
                 return []
-            return [value, *(self._decided(f"{key}/{rank}") for rank in range(1, self.count))]
+            return [value, *(self._awaited(f"{key}/{rank}", rank) for rank in range(1, self.count))]
 
-    def _decided(self, key: str) -> Any:
-        """Waits for a decision of the first process, and returns it."""
+    def _awaited(self, key: str, rank: int) -> Any:
+        """Waits for a value that another process stores, and returns it."""
+        beats = 0
+        beaten_at = time.monotonic()
         while not self._store.check([key]):
             failure = self._failure()
             if failure is not None:
                 raise PeerError(failure)
+            now = time.monotonic()
+            latest = self._store.add(f"beats/{rank}", 0)
+            if latest != beats:
+                beats = latest
+                beaten_at = now
+            # A process that has not connected yet shows no signs.
+            elif beats and now - beaten_at >= self._timeout_s:
+                name = f"process {rank} of {self.count}"
+                raise self._missing([rank], f"{name} has not answered for {self._timeout_s:g} s (train.stall_s)")
             time.sleep(_POLL_SECONDS)
         return json.loads(bytes(self._store.get(key)))
 

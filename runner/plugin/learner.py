@@ -278,6 +278,14 @@ class Learner(ABC):
         """Returns the last gradient of every trainable parameter, None where none arrived."""
         return {name: parameter.grad for name, parameter in self.named_parameters()}
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Returns a parameter, a gradient or a result of these, as a single process has it.
+
+        Where processes have parts of parameters, all have to call it, and the value of such a
+        tensor is only that of a part.
+        """
+        return tensor if self.sharding is None else self.sharding.whole(tensor)
+
     def periods(self) -> dict[str, int]:
         """Returns the updates between two steps of a parameter by name; the default is one."""
         periods = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,14 @@ class FiniteGuard:
 
     def _gradients(self) -> dict[str, Tensor]:
         return {
-            name: gradient
+            name: self.learner.whole(gradient)
             for name, gradient in self.learner.gradients().items()
             if gradient is not None
         }
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.learner.named_parameters():
+            yield name, self.learner.whole(parameter)
 
     def _origin(
         self,
@@ -122,7 +126,7 @@ class FiniteGuard:
             ("batch", None, named_tensors(batch)),
             *(("slot", slot, named_tensors(output)) for slot, output in slots),
             ("gradient", None, gradients.items()),
-            ("parameter", None, self.learner.named_parameters()),
+            ("parameter", None, self._parameters()),
             ("loss", "update", losses.items()),
         ]
         for kind, slot, tensors in candidates:
@@ -142,7 +146,7 @@ class FiniteGuard:
         self, gradients: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Any]]:
         sizes = {}
-        for name, parameter in self.learner.named_parameters():
+        for name, parameter in self._parameters():
             gradient_size: dict[str, Any] = {"gradient_norm": None}
             if name in gradients:
                 gradient_size = _size("gradient", gradients[name])
@@ -216,7 +220,8 @@ class GradientGuard:
         for name, gradient in self.learner.gradients().items():
             if gradient is None or name not in self.missing:
                 continue
-            if bool(gradient.isfinite().all()) and bool(gradient.any()):
+            whole = self.learner.whole
+            if bool(whole(gradient.isfinite().all())) and bool(whole(gradient.any())):
                 self.missing.discard(name)
             else:
                 self.connected.add(name)

@@ -67,7 +67,7 @@ class UpdateMetrics:
     def start(self) -> None:
         """Remembers the parameters before an update."""
         self._before = {
-            role: [sample.clone() for sample in _samples(parameters)]
+            role: [sample.clone() for sample in self._samples(parameters)]
             for role, parameters in self._parameters().items()
         }
         self._started_at = self._progress.updates
@@ -133,13 +133,26 @@ class UpdateMetrics:
             self._measured[f"optimizer/{role}/gradient_norm"] = norm
 
         before = self._before.get(role, [])
-        after = _samples(parameters)
+        after = self._samples(parameters)
         # Parameters that were added by the update have no size before it.
         if not before or len(before) != len(after):
             return
         changes = torch._foreach_sub(after, before)
         ratio = _norm_of(changes) / _norm_of(before)
         self._measured[f"optimizer/{role}/update_ratio"] = ratio
+
+    def _samples(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns views of parameters, with every n-th number if there are many."""
+        count = sum(parameter.numel() for parameter in parameters)
+        stride = max(1, math.ceil(count / MOST_NUMBERS))
+        samples = []
+        for parameter in parameters:
+            values = parameter.detach()
+            whole = self._pipeline.learner.whole(values)
+            sample = whole.flatten()[::stride]
+            # A view would keep all numbers of a parameter of which this process has a part.
+            samples.append(sample if whole is values else sample.clone())
+        return samples
 
     def _gradient_norm(self, role: str, parameters: Sequence[Tensor]) -> Tensor | None:
         """Returns the norm of a role's last gradient before clipping; None if it is not known."""
@@ -156,7 +169,7 @@ class UpdateMetrics:
                 for parameter in parameters
                 if parameter.grad is not None and parameter.grad.layout == torch.strided
             ]
-        return _norm_of(norms) if norms else None
+        return self._pipeline.learner.whole(_norm_of(norms)) if norms else None
 
     def _parameters(self) -> dict[str, list[Tensor]]:
         """Returns the parameters of all optimizers of a role, without integers."""
@@ -195,13 +208,6 @@ def _is_measured(parameter: Tensor) -> bool:
     """Returns whether a parameter has a norm."""
     is_number = parameter.is_floating_point() or parameter.is_complex()
     return is_number and parameter.layout == torch.strided
-
-
-def _samples(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Returns views of parameters, with every n-th number if there are many."""
-    count = sum(parameter.numel() for parameter in parameters)
-    stride = max(1, math.ceil(count / MOST_NUMBERS))
-    return [parameter.detach().flatten()[::stride] for parameter in parameters]
 
 
 def _norm_of(values: Sequence[Tensor]) -> Tensor:

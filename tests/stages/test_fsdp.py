@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from divided import DIVIDED, continued, first_update, follow_divided, held, refusal, summing
+from divided import DIVIDED, continued, first_update, follow_divided, held, observed, refusal, summing
 from process_pairs import PLUGINS, evaluate, started_pair, tiny_recipe, train
 
 from runner.plugin.registry import Registry
@@ -90,6 +90,23 @@ def test_a_state_is_that_of_a_single_process_and_is_loaded_by_one_or_two(pair, n
     assert difference(straight["learner"]["modules"], continued(None, name, sets, half, 2)["learner"]["modules"]) < 1e-5
     resumed, _ = pair.call(continued, name, sets, alone, 2)
     assert difference(straight["learner"]["modules"], resumed["learner"]["modules"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["images", "tokens"])
+@pytest.mark.parametrize("norm", ["null", "0.05"])
+def test_metrics_and_guards_see_what_a_single_process_does(pair, name, norm):
+    sets = (f"optimizer.max_grad_norm={norm}", "train.batch_size=5")
+    single = observed(None, name, sets)
+    first, second = pair.call(observed, name, sets)
+    assert first == second
+    assert first["origin"] == single["origin"]
+    assert "parameter" in first["origin"]
+    assert first["missing"] == single["missing"]
+    assert first["metrics"] == pytest.approx(single["metrics"], rel=1e-4)
+    assert first["metrics"].keys() >= {"optimizer/model/gradient_norm", "optimizer/model/update_ratio"}
+    assert first["sizes"].keys() == single["sizes"].keys()
+    for key, sizes in single["sizes"].items():
+        assert first["sizes"][key] == pytest.approx(sizes, rel=1e-4), key
 
 
 def test_an_evaluation_has_the_bits_of_a_single_process(pair):
