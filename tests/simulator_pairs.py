@@ -17,7 +17,7 @@ from runner.system.tensor_trees import map_tensors, widened
 from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
 from runner.training.step import Drawn, Step
-from runner.verify.process_trainings import GroupTrainings, train_seeds
+from runner.verify.process_trainings import GroupTrainings, follow_trainings
 
 SETS = ("data.envs=3", "data.warmup=9", "train.batch_size=5", "data.updates_per_step=1", "data.episode_limit=4")
 """Parts of two processes differ: 1 and 2 environments, 2 and 3 samples."""
@@ -166,9 +166,7 @@ def milestones(group, name, sets, seeds, length):
     registry = Registry()
     recipe = tiny(name, *sets)
     if group.rank:
-        while (order := group.decide(lambda: None)) is not None:
-            group.collect(train_seeds(recipe, registry, group, order))
-        return None
+        return follow_trainings(recipe, registry, group)
     trainings = GroupTrainings(recipe, registry, group, 60.0, lambda _: None)
     orders = [trainings.single, trainings.divided]
     results = trainings.run(orders, seeds, length)

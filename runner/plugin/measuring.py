@@ -45,7 +45,9 @@ def measure(
     Several processes measure the batches in turns; all have to call it. Where each has only a part
     of the parameters, all of them measure every batch together.
     """
-    processes = context.processes if learner.sharding is None else None
+    processes = context.processes
+    if processes and learner.sharding is not None:
+        processes = None
     measured: list[_Measured] = []
     seed = derived_seed(context.seed, "evaluation")
     with seeded(seed), learner.evaluating():

@@ -97,8 +97,15 @@ def follow_verification(
     mirror(recipe, registry, stages, group)
     if recipe.data.division != "draws":
         return
+    follow_trainings(recipe, registry, group)
+
+
+def follow_trainings(recipe: Recipe, registry: Registry, group: ProcessGroup) -> None:
+    """Trains what ``GroupTrainings`` orders in the first process, until that ends."""
     while (order := group.decide(_no_order)) is not None:
         group.collect(train_seeds(recipe, registry, group, order))
+    # The first process, which may have the store, ends after all have read that there is no order.
+    group.collect(None)
 
 
 def judge_trainings(trainings: GroupTrainings, options: Options) -> Verdict:
@@ -224,6 +231,7 @@ class GroupTrainings:
     def end(self) -> None:
         """Ends the waiting of the other processes."""
         self.group.decide(_no_order)
+        self.group.collect(None)
 
     def _keys(
         self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int

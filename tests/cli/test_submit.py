@@ -170,7 +170,7 @@ def test_kubernetes_gets_servers_and_no_files_of_this_machine(monkeypatch):
         (["digits_classifier", "--tag", "x"], "--tag 'x'"),
         (["digits_classifier", "seed=1,2"], "seed: has several values"),
         (["digits_classifier", "train.batch_size=2", "--nproc", "2", "--nodes", "2"], "cannot be divided among 4"),
-        (["marl_phase2", "--nproc", "2"], "is not a dataset"),
+        (["pgt_cora", "--nproc", "2"], "couples the samples"),
         (["nothing"], "nothing"),
     ],
 )

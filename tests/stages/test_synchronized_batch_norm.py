@@ -6,7 +6,7 @@ from normalised import ON, PLUGIN, recipe_of, trained, twice_as_much
 from process_pairs import PLUGINS, started_pair
 from torch.nn import functional
 
-from runner.plugins.stages.synchronized_batch_norm import SynchronizedLayer
+from runner.plugins.stages.synchronized_layers import SynchronizedLayer
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import leaves
 from runner.training.pipeline import assemble
