@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from runner.distributed.process_group import MissingPeerError, PeerError
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.loader import from_values
 from runner.system import generators
@@ -250,7 +251,8 @@ class GroupTrainings:
         # All processes have the same result of a training in which they have taken part.
         for name, result in by_rank[0].items() if is_divided else _joined(by_rank):
             if "error" in result:
-                error = DivergedError if is_divided else RunnerError
+                is_failure = is_divided and result["has_diverged"]
+                error = DivergedError if is_failure else RunnerError
                 raise error(f"seed {name}: {result['error']}")
             key = (is_divided, int(name), length)
             self._milestones[key] = Milestone(length, **result)
@@ -270,7 +272,7 @@ def train_seeds(
 
     Returns:
         By seed, in the types of JSON: the fields of a ``Milestone``, or the ``error`` of a
-        training that has diverged.
+        training, and whether it has diverged.
     """
     seeds = order["seeds"]
     if not order["is_divided"]:
@@ -291,8 +293,12 @@ def train_seeds(
                 registry,
                 trained,
             )
-        except DivergedError as error:
-            results[str(seed)] = {"error": str(error)}
+        except (PeerError, MissingPeerError):
+            raise
+        # An error of one process must not leave the others waiting for its answer.
+        except RunnerError as error:
+            has_diverged = isinstance(error, DivergedError)
+            results[str(seed)] = {"error": str(error), "has_diverged": has_diverged}
     return results
 
 
