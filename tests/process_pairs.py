@@ -19,6 +19,7 @@ from runner.plugin.averages import AVERAGES
 from runner.plugin.registry import Registry
 from runner.recipe.loader import from_values, load
 from runner.system.errors import RunnerError
+from runner.system.tensor_trees import leaves
 from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
 from runner.training.step import Step
@@ -198,6 +199,18 @@ def refused(group, path, name, sets=()):
     except RunnerError as error:
         return str(error)
     return ""
+
+
+def difference(first, second):
+    """Returns the largest difference of two trees, which have to have the same leaves."""
+    largest = 0.0
+    for (name, a), (other_name, b) in zip(leaves(first), leaves(second), strict=True):
+        assert name == other_name
+        a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (a, b))
+        assert a.shape == b.shape, name
+        if a.numel():
+            largest = max(largest, float((a - b).abs().max()))
+    return largest
 
 
 def follow(group, values, files, stages, used="DataParallel"):

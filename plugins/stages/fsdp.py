@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 MIXED = "mixed torch.Tensor and DTensor"
 """In torch's message about an operator with a whole tensor and a part of another one."""
-
 UNKNOWN = re.compile(r"sharding strategy registered|Sharding propagation failed")
 """In torch's message about an operator that cannot compute with parts."""
 OPERATOR = re.compile(r"aten\.\w+")
@@ -27,8 +26,8 @@ class FsdpConfig(StageConfig):
     the others. Gradients are added up, and each process keeps the sum of its part.
 
     When it helps: a model that does not fit into the memory of one device. Of 57 million parameters
-    with AdamW, each of two processes held 433 MiB instead of 866, and at most 727 instead of 1,203
-    (November 2026).
+    with AdamW on a CPU, each of two processes held 433 MiB instead of 866 between two updates, and
+    at most 727 instead of 1,203 (November 2026).
     When it hurts: a model that fits. Parameters are sent twice more in every update.
     """
 

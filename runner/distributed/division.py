@@ -43,7 +43,7 @@ def divide(pipeline: Parallelized, group: ProcessGroup) -> DataParallel:
 def decide_together(group: Processes, make: Callable[[], Value]) -> Value:
     """Returns what the first process makes; all processes raise an error if that fails.
 
-    The others wait without a limit of time, and do nothing meanwhile.
+    The others wait as long as it shows signs of life, and do nothing meanwhile.
     """
     if group.rank:
         outcome = group.decide(dict[str, Any])

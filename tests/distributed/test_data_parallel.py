@@ -5,27 +5,15 @@ import random
 
 import pytest
 import torch
-from process_pairs import buffers, evaluate, refused, started_pair, train
+from process_pairs import buffers, difference, evaluate, refused, started_pair, train
 
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import leaves
 
 
 @pytest.fixture(scope="module")
 def pair():
     with started_pair() as pair:
         yield pair
-
-
-def difference(first, second):
-    """Returns the largest difference of two trees, which have to have the same leaves."""
-    largest = 0.0
-    for (name, a), (other_name, b) in zip(leaves(first), leaves(second), strict=True):
-        assert name == other_name
-        a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (a, b))
-        if a.numel():
-            largest = max(largest, float((a - b).abs().max()))
-    return largest
 
 
 def variants():

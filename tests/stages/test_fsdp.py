@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from divided import DIVIDED, continued, first_update, follow_divided, held, observed, refusal, summing
-from process_pairs import PLUGINS, evaluate, started_pair, tiny_recipe, train
+from process_pairs import PLUGINS, difference, evaluate, started_pair, tiny_recipe, train
 
 from runner.plugin.registry import Registry
 from runner.proof.verdict import Outcome
@@ -19,18 +19,6 @@ from runner.verify.process_pair import close_stages, compare_processes
 def pair():
     with started_pair() as pair:
         yield pair
-
-
-def difference(first, second):
-    """Returns the largest difference of two trees, which have to have the same leaves."""
-    largest = 0.0
-    for (name, a), (other_name, b) in zip(leaves(first), leaves(second), strict=True):
-        assert name == other_name
-        a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (a, b))
-        assert a.shape == b.shape, name
-        if a.numel():
-            largest = max(largest, float((a - b).abs().max()))
-    return largest
 
 
 def variants():

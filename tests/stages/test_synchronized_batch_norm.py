@@ -3,12 +3,11 @@
 import pytest
 import torch
 from normalised import ON, PLUGIN, recipe_of, trained, twice_as_much
-from process_pairs import PLUGINS, started_pair
+from process_pairs import PLUGINS, difference, started_pair
 from torch.nn import functional
 
 from runner.plugins.stages.synchronized_layers import SynchronizedLayer
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import leaves
 from runner.training.pipeline import assemble
 
 
@@ -23,16 +22,6 @@ def plugin(tmp_path):
     path = tmp_path / "normalised_plugin.py"
     path.write_text(PLUGIN.format(arguments=""))
     return path
-
-
-def difference(first, second):
-    """Returns the largest difference of two trees, which have to have the same leaves."""
-    largest = 0.0
-    for (name, a), (other_name, b) in zip(leaves(first), leaves(second), strict=True):
-        assert name == other_name
-        a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (a, b))
-        largest = max(largest, float((a - b).abs().max()))
-    return largest
 
 
 @pytest.mark.parametrize("sets", [(), ("train.batch_size=5",), ("train.batch_size=3", "optimization.fsdp=on")], ids=str)
