@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runner.distributed.heartbeat import Heartbeat
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _ANSWER_SECONDS = 3.0
 _FIRST_SECONDS = 1.0
 """Time in which an error of all processes is reported by the first."""
 _POLL_SECONDS = 0.02
-_BEAT_SECONDS = 1.0
-"""Time between two signs of life of a process."""
 _FAILURE = "failure"
 _STOP = "stop"
 
@@ -161,17 +159,7 @@ class ProcessGroup:
                 world_size=self.count,
                 timeout=timedelta(seconds=self._timeout_s),
             )
-        threading.Thread(target=self._beat, name="runner-heartbeat", daemon=True).start()
-
-    def _beat(self) -> None:
-        """Shows the others that this process is alive, as long as there is a store."""
-        with suppress(RuntimeError):
-            # Operations of the training must not wait for this thread.
-            copyable: Any = self._store
-            store = copyable.clone()
-            while True:
-                store.add(f"beats/{self.rank}", 1)
-                time.sleep(_BEAT_SECONDS)
+        Heartbeat(self._store, self.rank)
 
     def rows(self, size: int) -> slice:
         """Returns the samples of this process in a batch of that size.

@@ -51,12 +51,3 @@ def test_a_process_that_has_not_connected_yet_is_waited_for():
     deciding.start()
     assert second.decide(lambda: None) == 7
     deciding.join()
-
-
-def test_a_member_beats_until_its_store_is_gone():
-    store, first, _ = groups(0.1)
-    thread = threading.Thread(target=first._beat, daemon=True)
-    thread.start()
-    time.sleep(0.1)
-    assert store.add("beats/0", 0) == 1
-    assert thread.is_alive()
