@@ -36,7 +36,8 @@ PROCESSES = 2
 ROUNDS = 30
 UPDATES = 4
 """Updates of a variant in each round."""
-SEEDS = 12
+PAIRS = {"digits_classifier": 32, "shakespeare_gpt": 12}
+"""Largest number of pairs of trainings, by recipe."""
 FORMATS = {
     "off": "off",
     "off again": "off",
@@ -73,7 +74,8 @@ interface received from both processes, with the headers of packets, counts and 
 MIDDLE = f"""
 ## What is learned
 
-Up to {SEEDS} pairs of trainings with the same seed, judged like a stage with the contract Statistical.
+Up to {" and ".join(map(str, PAIRS.values()))} pairs of trainings with the same seed, judged like a stage with the
+contract Statistical; a format that has a verdict is not trained again.
 
 | recipe | format | metric | verdict | pairs | mean gain (below 0 is worse) |
 |---|---|---|---|---|---|"""
@@ -168,9 +170,10 @@ def results():
     known = {(entry["recipe"], entry["variant"], entry["seed"]) for entry in done() if entry["kind"] == "result"}
     variants = [name for name in FORMATS if name != "off again"]
     for recipe_name, settings in TRAINED.items():
-        for seed in range(SEEDS):
+        for seed in range(PAIRS[recipe_name]):
+            decided = {name for name, _, outcome, *_ in verdicts(done(), recipe_name) if outcome != "INCONCLUSIVE"}
             for name in variants:
-                if (recipe_name, name, seed) in known:
+                if (recipe_name, name, seed) in known or name in decided:
                     continue
                 sets = [*settings, f"seed={seed}", f"optimization.compressed_gradients={FORMATS[name]}"]
                 note(
@@ -203,12 +206,12 @@ def verdicts(entries, recipe_name):
         if entry["kind"] == "result" and entry["recipe"] == recipe_name
     }
     for name in FORMATS:
-        seeds = [seed for seed in range(SEEDS) if (name, seed) in values and ("off", seed) in values]
+        seeds = [seed for seed in range(PAIRS[recipe_name]) if (name, seed) in values and ("off", seed) in values]
         if name.startswith("off") or not seeds:
             continue
         test = NonInferiority(
             objective.margin,
-            SEEDS,
+            PAIRS[recipe_name],
             larger_is_better=objective.direction == "maximize",
             relative=objective.unit is None,
         )

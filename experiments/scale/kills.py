@@ -155,9 +155,16 @@ def interrupt(child: subprocess.Popen[bytes], target: str, training: Training, r
     return Attempt(target, time.monotonic() - started, code)
 
 
+def runs_of(workspace: Path) -> list[Path]:
+    """Returns the folders of runs that have begun: one that is killed before its lock exists has trained nothing, and
+    the next command starts another."""
+    return [lock.parent for lock in workspace.glob("runs/*/recipe.lock.yaml")]
+
+
 def metrics_size(workspace: Path) -> int:
     """Returns the size of the metrics of a run in bytes; 0 without a run."""
-    return max((path.stat().st_size for path in workspace.glob("runs/*/spool.jsonl")), default=0)
+    spools = (folder / "spool.jsonl" for folder in runs_of(workspace))
+    return max((spool.stat().st_size for spool in spools if spool.exists()), default=0)
 
 
 def wait_for_progress(child: subprocess.Popen[bytes], workspace: Path, size: int) -> None:
@@ -214,7 +221,7 @@ def examine(training: Training, launcher: str, seed: int) -> dict[str, Any]:
             attempts.append(interrupt(child, target, training, rng))
         start(command, workspace, output).wait()
         result = result_of(output)
-        if len(list(workspace.glob("runs/*"))) != 1:
+        if len(runs_of(workspace)) != 1:
             raise RuntimeError("the training has become several runs")
         same(learnt(result), learnt(reference))
     return {
