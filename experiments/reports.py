@@ -153,7 +153,7 @@ def _variant(
         processes = variant.get("processes", 1)
         ratio = Ratio(variant["ratio"], low, high, variant["rounds"], processes)
     changed = {"ratio": ratio, "verdict_summary": _reword(variant["verdict_summary"])}
-    if not variant["stages"]:
+    if variant["name"] == BASELINE:
         changed["effect"] = "unclear"
     elif not variant.get("caught"):
         changed["effect"] = effect(ratio, a_a)
@@ -175,7 +175,7 @@ def _throughput(variant: Mapping[str, Any], log: CaseLog, training_a_a: Ratio) -
     ]
     seconds = statistics.median(block["seconds"] / block["updates"] for block in baselines)
     added = {"update_s": seconds / ratio.value, "effect": "unclear"}
-    if variant["stages"]:
+    if variant["name"] != BASELINE:
         added["effect"] = effect(ratio, training_a_a)
     return {**added, **stored}
 

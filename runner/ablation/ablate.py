@@ -174,7 +174,10 @@ def _measured(
         )
         error.exit_code = ExitCode(128 + int(stop.received or 0))
         raise error
-    cases = tuple(analyse(case.case, case.variants, case.lines) for case in finished)
+    cases = tuple(
+        analyse(case.case, case.variants, case.lines, experiment.config.processes)
+        for case in finished
+    )
     return Result(
         name=experiment.config.name,
         digest=experiment.digest,
@@ -356,6 +359,11 @@ def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | Non
             "ratio_high": variant.ratio.high,
         }
         figures["perf/update_ms"] = variant.steady_ms
+    if (traffic := variant.traffic) is not None:
+        figures |= {
+            "computed_bytes": traffic.computed,
+            "counted_bytes": traffic.counted,
+        }
     if (trained := variant.throughput) is not None:
         figures[f"perf/{unit}_per_second"] = trained.per_second
         figures |= {f"{name}_share": share for name, share in trained.shares.items()}
@@ -393,6 +401,6 @@ def _of_variant(variant: VariantResult, ablation: str) -> dict[str, str]:
     )
     return {
         "variant": f"{variant.title} of the ablation {code(ablation)}",
-        "result": f"{effect}{judged}" if variant.stages else "",
+        "result": "" if variant.name == BASELINE else f"{effect}{judged}",
         "stages": code(*variant.stages) or "none",
     }

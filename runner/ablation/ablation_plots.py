@@ -27,7 +27,7 @@ from runner.system.plots import (
     legend,
 )
 from runner.system.text_lines import figure as format_figure
-from runner.verify.variants import ALL
+from runner.verify.variants import ALL, BASELINE
 
 PLOT_TITLES = {
     "ratios.png": "Speed-up of every variant over the baseline, with 95 % intervals, noise and "
@@ -78,7 +78,7 @@ def draw(result: Result, folder: Path) -> list[str]:
     width = 2.0 + 5.2 * len(result.cases)
     height = _INCHES_PER_ROW * rows
     pictures = {}
-    if any(variant.stages for case in result.cases for variant in case.variants):
+    if any(_is_compared(variant) for case in result.cases for variant in case.variants):
         panels = len(_quantities(result))
         size = width, 1.0 + (0.8 + _INCHES_PER_RATIO * rows) * panels
         pictures["ratios"] = (partial(_ratios, result), size)
@@ -92,7 +92,9 @@ def draw(result: Result, folder: Path) -> list[str]:
 def _quantities(result: Result) -> list[_Quantity]:
     """Returns the quantities that were measured: updates, and training steps if there are any."""
     variants = [variant for case in result.cases for variant in case.variants]
-    has_training = any(variant.throughput and variant.stages for variant in variants)
+    has_training = any(
+        variant.throughput and _is_compared(variant) for variant in variants
+    )
     return [_UPDATE, _TRAINING_STEP] if has_training else [_UPDATE]
 
 
@@ -128,7 +130,7 @@ def _ratios(result: Result, figure: Any) -> None:
     """Draws every ratio with its interval: the colour shows the effect, the marker the verdict,
     the band the noise.
     """
-    variants = [v for case in result.cases for v in case.variants if v.stages]
+    variants = [v for case in result.cases for v in case.variants if _is_compared(v)]
     rows = list(dict.fromkeys(variant.name for variant in variants))
     quantities = _quantities(result)
     # A common scale, so that ratios of several cases can be compared.
@@ -151,10 +153,15 @@ def _ratios(result: Result, figure: Any) -> None:
 
 def _drawable(quantity: _Quantity, case: CaseResult) -> list[VariantResult]:
     """Returns the variants of a case that have a ratio of this quantity."""
-    measured = [v for v in case.variants if v.stages and not v.caught]
+    measured = [v for v in case.variants if _is_compared(v) and not v.caught]
     if quantity is _TRAINING_STEP:
         return [variant for variant in measured if variant.throughput]
     return measured
+
+
+def _is_compared(variant: VariantResult) -> bool:
+    """Returns whether a variant has a ratio, which the baseline has not."""
+    return variant.name != BASELINE
 
 
 def _measured(quantity: _Quantity, case: CaseResult) -> list[Ratio]:

@@ -45,6 +45,18 @@ class Throughput:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes that several processes together send for an update."""
+
+    computed: int
+    """Of its operations, if each sends what a ring does: no other algorithm sends less."""
+    counted: float | None
+    """What the loopback interface received, with the headers of packets; None without one."""
+    unknown: tuple[str, ...] = ()
+    """Operations without a rule, which are not in ``computed``."""
+
+
+@dataclass(frozen=True)
 class VariantResult:
     """Results of one set of stages."""
 
@@ -83,6 +95,8 @@ class VariantResult:
     """Deviation from the baseline's work, which makes the ratio meaningless; else empty."""
     not_compared: str = ""
     """Reason why no update was compared."""
+    traffic: Traffic | None = None
+    """None for a single process, and where it was not measured."""
 
     @property
     def training_s(self) -> float:
@@ -118,7 +132,7 @@ class VariantResult:
         """
         if self.caught:
             return "-"
-        return str(self.ratio) if self.stages else "1"
+        return "1" if self.name == BASELINE else str(self.ratio)
 
     @property
     def title(self) -> str:
@@ -173,6 +187,8 @@ class CaseResult:
     """Reason why the measurement ended."""
     synthetic: bool = False
     """True if the data are synthetic."""
+    processes: int = 1
+    """Number of processes that train together."""
 
     def named(self, name: str) -> VariantResult | None:
         """Returns the variant of that name."""
@@ -252,9 +268,13 @@ class Result:
         return tree
 
 
-def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
-    """Returns the result of one case; raises a RunnerError if not even the baseline was
-    measured.
+def analyse(
+    case: Case, variants: VariantSet, log: CaseLog, processes: int = 1
+) -> CaseResult:
+    """Returns the result of one case, with this number of processes.
+
+    Raises:
+        RunnerError: Not even the baseline was measured.
     """
     a_a = log.ratio(AGAIN, [BASELINE])
     costs = log.values("cost")
@@ -324,6 +344,7 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
         missing=missing,
         ended=(log.values("done") or ["interrupted"])[-1],
         synthetic=case.recipe.data.is_synthetic(),
+        processes=processes,
     )
 
 
@@ -361,7 +382,8 @@ def _variant(
     compared = log.by_variant("compared").get(
         variant.name, {"updates": 0, "caught": "", "reason": ""}
     )
-    variant_effect = effect(measured, a_a) if variant.stages else Effect.UNCLEAR
+    is_baseline = variant.name == BASELINE
+    variant_effect = Effect.UNCLEAR if is_baseline else effect(measured, a_a)
     variant_effect = Effect.INVALID if compared["caught"] else variant_effect
     throughput = _throughput(log, variant.name)
     break_even = None
@@ -404,7 +426,16 @@ def _variant(
         compared=compared["updates"],
         caught=compared["caught"],
         not_compared=compared["reason"],
+        traffic=_traffic(log, variant.name),
     )
+
+
+def _traffic(log: CaseLog, name: str) -> Traffic | None:
+    measured = log.by_variant("traffic").get(name)
+    if measured is None:
+        return None
+    computed = sum(measured["computed"].values())
+    return Traffic(computed, measured["counted"], tuple(measured["unknown"]))
 
 
 def _throughput(log: CaseLog, name: str) -> Throughput | None:

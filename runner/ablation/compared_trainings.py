@@ -59,7 +59,7 @@ def make(step: Step, recorded: bytes) -> bytes:
     """Makes windows with recorded batches; yields each with its batches and the prior state."""
     windows = []
     for batches in _unpacked(recorded):
-        state = on_host(step.learner.state_dict())
+        state = on_host(step.learner.complete_state())
         windows.append((batches, state, _window(step, batches)))
     return _packed(windows)
 
@@ -104,7 +104,7 @@ def _compare(step: Step, made: bytes, comparison: Comparison) -> None:
 
 def load_learner(step: Step, state: State) -> None:
     """Loads a state into the learner; stages restart from their current state."""
-    step.learner.load_state_dict(clones(state))
+    step.learner.load_complete_state(clones(state))
     step.reset()
     for stage in step.pipeline.stages.values():
         stage.load_state_dict(stage.state_dict())
@@ -127,7 +127,7 @@ def _update(step: Step, recorded: RecordedBatch, other: int) -> Mapping[str, Any
 def _parts(step: Step) -> dict[str, Any]:
     """The learner's state, with a part for each module and each optimizer."""
     parts: dict[str, Any] = {}
-    for section, state in step.learner.state_dict().items():
+    for section, state in step.learner.complete_state().items():
         if isinstance(state, dict):
             parts |= {f"{section} {name}": value for name, value in state.items()}
         else:

@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from runner.ablation.time_forecast import PROCESSES
+from runner.distributed.refusals import refuse_recipe
 from runner.plugin.config import Config
 from runner.plugin.registry import Registry
 from runner.recipe.loader import fill_experiment, find, load, load_named
@@ -82,6 +83,10 @@ class AblationConfig(Config):
     """The sets of stages to compare: each alone, phases cumulatively, all
     together, all without each.
     """
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Number of processes on this machine that train together. Of several, the baseline in one
+    process is measured, too, and the bytes that they send.
+    """
     budget: Annotated[float, Field(gt=0)] = 900.0
     """Seconds for all cases together; variants that are not measured by then are
     reported as missing.
@@ -118,11 +123,14 @@ class Experiment:
     @property
     def digest(self) -> str:
         """SHA-256 of all that decides what is measured; budget and precision do not."""
-        parts = [
+        parts: list[Any] = [
             self.config.name,
             sorted(self.config.variants),
             [[c.name, c.recipe.digest] for c in self.cases],
         ]
+        # Ablations in one process can still be continued that have no such number.
+        if self.config.processes > 1:
+            parts.append(self.config.processes)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -131,12 +139,17 @@ def load_experiment(
     sets: Sequence[str],
     catalog: Registry,
     budget: float | None = None,
+    processes: int | None = None,
 ) -> Experiment:
     """Reads and validates an experiment file, or a recipe, which is then measured with default
     settings.
 
-    Assignments follow those of the file, and a budget replaces that of the file. A RecipeError
-    reports all mistakes with their lines.
+    Assignments follow those of the file; a budget and a number of processes replace those of the
+    file.
+
+    Raises:
+        RecipeError: All mistakes with their lines.
+        UsageError: Several processes cannot train a case.
     """
     path = find(reference)
     problems = list[Problem]()
@@ -175,7 +188,13 @@ def load_experiment(
                 problems.append(
                     Problem(location, f"cases.{name}.published.{variant}", message)
                 )
-    if not problems and not all(case.recipe.stages for case in cases):
+    given = {"budget": budget, "processes": processes}
+    config = config.model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    has_stages = all(case.recipe.stages for case in cases)
+    # Several processes are compared with one even without stages.
+    if not problems and not has_stages and config.processes == 1:
         location = (root.get("recipe") or root).place
         problems.append(
             Problem(
@@ -186,11 +205,10 @@ def load_experiment(
         )
     if problems:
         raise RecipeError(problems)
-    return Experiment(
-        path,
-        config if budget is None else config.model_copy(update={"budget": budget}),
-        tuple(cases),
-    )
+    if config.processes > 1:
+        for case in cases:
+            refuse_recipe(case.recipe, config.processes)
+    return Experiment(path, config, tuple(cases))
 
 
 def keep_budgets(

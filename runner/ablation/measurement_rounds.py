@@ -28,6 +28,7 @@ from runner.ablation.time_forecast import (
     Pace,
     order,
 )
+from runner.child.group import ChildGroup
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError
 from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
@@ -38,7 +39,14 @@ from runner.system.errors import RunnerError, UsageError
 from runner.tracking.workspace import folder_name
 from runner.training.pipeline import resolve_device, setting_of
 from runner.training.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
+from runner.verify.variants import (
+    AGAIN,
+    BASELINE,
+    BASELINES,
+    ONE_PROCESS,
+    variants_of,
+    weakest,
+)
 
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0
@@ -79,12 +87,17 @@ class Measurement:
 
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
-        self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
+        self.variants = variants_of(
+            self.case.recipe,
+            self.device,
+            self.config.variants,
+            self.config.processes,
+        )
         self.stages = {
             AGAIN: (),
             **{variant.name: variant.stages for variant in self.variants.variants},
         }
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ChildGroup] = {}
         self.waits = SharedWait(self.case.recipe.system, self._command)
         self.sizes: dict[str, int] = {}
         """Batch sizes by variant."""
@@ -152,10 +165,7 @@ class Measurement:
             for variant in unjudged
         }
         in_vain = {
-            variant.name: isinstance(
-                weakest(self.case.recipe, variant.stages), Statistical
-            )
-            for variant in unjudged
+            variant.name: self._is_statistical(variant.stages) for variant in unjudged
         }
         unjudged.sort(
             key=lambda variant: (in_vain[variant.name], -speeds[variant.name])
@@ -227,8 +237,10 @@ class Measurement:
         if time.monotonic() + pace.rest(restart_s, len(self.children)) > deadline:
             deadline = self.latest
         reason = self._rounds(deadline, restart_s)
-        for name, child in self.children.items():
-            self.add(variant=name, memory=child.ask("memory"))
+        for name, group in self.children.items():
+            self.add(variant=name, memory=group.ask("memory"))
+            if group.count > 1 and name != AGAIN and not self.stop:
+                self._add_traffic(name)
         if not self.stop:
             self._compare()
         if not self.stop:
@@ -240,29 +252,61 @@ class Measurement:
         from its states.
         """
         with self.phase("comparing updates with the baseline's"):
-            recorded = self.children[BASELINE].ask("record")["batches"]
-            for name, child in self.children.items():
+            baseline = self.children[BASELINE]
+            nothing: list[tuple[bytes, ...]] = [()] * baseline.count
+            answers = baseline.ask_each("record", nothing)
+            recorded = [(answer["batches"],) for answer in answers]
+            for name in self.children:
                 if name in BASELINES or self.stop:
                     continue
-                if self.sizes[name] != self.case.recipe.train.batch_size:
-                    reason = f"its batches have {self.sizes[name]} samples"
-                    self.add(
-                        variant=name,
-                        compared={"updates": 0, "caught": "", "reason": reason},
-                    )
-                    continue
-                is_statistical = isinstance(
-                    weakest(self.case.recipe, self.stages[name]), Statistical
-                )
-                judge = "judge_number" if is_statistical else "judge"
-                try:
-                    windows = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
-                    comparison = self.children[BASELINE].ask(
-                        judge, COMPARE_SECONDS, windows
-                    )
-                except ChildError as error:
-                    comparison = {"updates": 0, "caught": "", "reason": str(error)}
+                reason = self._obstacle(name)
+                if reason:
+                    comparison = {"updates": 0, "caught": "", "reason": reason}
+                else:
+                    comparison = self._comparison(name, recorded)
                 self.add(variant=name, compared=comparison)
+
+    def _obstacle(self, name: str) -> str:
+        """Returns why updates of a variant cannot be compared; empty if they can."""
+        recipe = self.case.recipe
+        if self.sizes[name] != recipe.train.batch_size:
+            return f"its batches have {self.sizes[name]} samples"
+        if name == ONE_PROCESS and recipe.data.division == "draws":
+            return "several processes draw samples that no single process draws"
+        return ""
+
+    def _comparison(
+        self, name: str, recorded: Sequence[tuple[bytes, ...]]
+    ) -> dict[str, Any]:
+        """Returns how updates of a variant with recorded batches differ from the baseline's."""
+        candidate, baseline = self.children[name], self.children[BASELINE]
+        is_statistical = self._is_statistical(self.stages[name])
+        judge = "judge_number" if is_statistical else "judge"
+        try:
+            answers = candidate.ask_each(
+                "make", recorded[: candidate.count], COMPARE_SECONDS
+            )
+            windows = [(answer["windows"],) for answer in answers]
+            # All processes of the baseline make the updates of a single one.
+            windows *= baseline.count // len(windows)
+            return baseline.ask_each(judge, windows, COMPARE_SECONDS)[0]
+        except ChildError as error:
+            return {"updates": 0, "caught": "", "reason": str(error)}
+
+    def _add_traffic(self, name: str) -> None:
+        """Measures the bytes that the processes of a variant send for an update."""
+        try:
+            traffic = self.children[name].ask("traffic")
+        # The times are valid without it.
+        except ChildError as error:
+            self.reporter.say(f"{self.title}{name}: bytes were not measured: {error}")
+            return
+        self.add(variant=name, traffic=traffic)
+
+    def _is_statistical(self, stages: Sequence[str]) -> bool:
+        """Returns whether stages promise neither bits nor algebra."""
+        contract = weakest(self.case.recipe, stages, self.config.processes)
+        return isinstance(contract, Statistical)
 
     def _fitting(
         self, names: list[str], pace: Pace, deadline: float, side_by_side: int
@@ -343,7 +387,7 @@ class Measurement:
     def _start(
         self, names: Sequence[str], timeout: float = START_SECONDS
     ) -> dict[str, dict[str, Any]]:
-        """Starts one process for each variant together, and prepares them one after the other."""
+        """Starts the processes of all variants together; prepares one variant after the other."""
         for name in names:
             recipe = replace(
                 self.case.recipe,
@@ -352,13 +396,14 @@ class Measurement:
                 },
             )
             options = {"compiled": self._compiled_folder(name), "wait": self.waits.mode}
-            child = Child(
+            group = ChildGroup(
                 "runner.ablation.variant_process",
                 recipe,
+                1 if name == ONE_PROCESS else self.config.processes,
                 plugin_files=self.registry.files,
                 options=options,
             )
-            self.children[name] = self.processes.enter_context(child)
+            self.children[name] = self.processes.enter_context(group)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
         preparations = {
             name: prepared for name, prepared in answers if prepared is not None

@@ -5,7 +5,7 @@ harmless.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -212,7 +212,7 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
     totals = _Totals(result)
     choice, rule = totals.choose(passed)
 
-    proof = partial(_proof, case, registry, result.inactive)
+    proof = partial(_proof, case, registry, result)
     unproven = [
         Unproven(
             item.name,
@@ -252,7 +252,7 @@ def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendat
 
 
 def _proof(
-    case: Case, registry: Registry, inactive: Collection[str], variant: VariantResult
+    case: Case, registry: Registry, result: CaseResult, variant: VariantResult
 ) -> str:
     """The command that judges exactly these stages, for as long as it takes."""
     recipe = case.recipe
@@ -260,21 +260,23 @@ def _proof(
     is_shipped = ships is not None and ships.resolve() == recipe.path.resolve()
     assignments = list(case.sets)
     name = variant.name
-    # Names of sets of stages exist in an ablation only, and the command needs single stages.
-    if name not in recipe.stages:
+    options = ["--stage", name]
+    # Names of sets of stages exist in an ablation only, and several processes are judged with all
+    # stages of a recipe.
+    if name not in recipe.stages or result.processes > 1:
         assignments += [
             f"optimization.{kind}=off"
             for kind in recipe.stages
-            if kind not in (*variant.stages, *inactive)
+            if kind not in (*variant.stages, *result.inactive)
         ]
-        name = ALL
+        options = ["--stage", ALL]
+    if result.processes > 1:
+        options = ["--nproc", str(result.processes)]
     arguments = [recipe.path.stem if is_shipped else shown_path(recipe.path)]
     arguments += [
         argument for assignment in assignments for argument in ("--set", assignment)
     ]
-    return registry.command(
-        shlex.join(["runner", "verify", *arguments, "--stage", name])
-    )
+    return registry.command(shlex.join(["runner", "verify", *arguments, *options]))
 
 
 def _reason(kind: str, case: Case, result: CaseResult, stages: tuple[str, ...]) -> str:

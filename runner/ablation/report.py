@@ -18,7 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from runner.ablation.ablation_plots import PLOT_TITLES
-from runner.ablation.analysis import CaseResult, Result
+from runner.ablation.analysis import CaseResult, Result, Traffic
 from runner.ablation.experiment import Case
 from runner.ablation.recommendation import Recommendation
 from runner.proof.ratios import noise_factor
@@ -33,6 +33,7 @@ from runner.system.plots import NO_PLOTS
 from runner.system.secrets import MASK, redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.system.text_lines import amount, figure, print_wrapped, processor
+from runner.verify.variants import BASELINE
 
 _ENDLESS = 10_000
 _NARROW = 76
@@ -72,6 +73,10 @@ _HOW_TO_READ = """\
   whole training, start-up included. Only variants whose **training** ratio is faster are
   candidates. If totals differ by no more than the noise, the variant with the fewest stages
   wins."""
+_HOW_TO_READ_BYTES = """
+* **KiB sent** is what all processes together send for an update, as the loopback interface counts
+  it. **computed** follows from the operations of the update, if each is done in a ring, which sends
+  the least. *one process* is the baseline with all cores and the whole batch."""
 Row = Mapping[str, str]
 """A row of a table: texts by column."""
 
@@ -110,7 +115,7 @@ def show(result: Result, console: Console) -> None:
     """
     for case in result.cases:
         machine = processor(case.device, case.threads)
-        title = f"{case.name or 'ablation'}: one update on {machine}"
+        title = f"{case.name or 'ablation'}: one update on {machine}{_each(case)}"
         longest_word = max(
             len(word) for variant in case.variants for word in variant.title.split()
         )
@@ -172,7 +177,9 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
         ]
     if result.slope is not None:
         lines += ["## From case to case", "", _slope(result.slope), ""]
-    return redact("\n".join([*lines, "", "## How to read this", "", _HOW_TO_READ, ""]))
+    has_several = any(case.processes > 1 for case in result.cases)
+    how_to_read = _HOW_TO_READ + (_HOW_TO_READ_BYTES if has_several else "")
+    return redact("\n".join([*lines, "", "## How to read this", "", how_to_read, ""]))
 
 
 def _recommendations(result: Result) -> Iterator[str]:
@@ -223,7 +230,7 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
             "training": item.name,
             f"{unit}/s": f"{throughput.per_second:,.0f}",
             "ratio": str(throughput.ratio),
-            "effect": str(throughput.effect) if item.stages else _NONE,
+            "effect": _NONE if item.name == BASELINE else str(throughput.effect),
         }
         | {activity: f"{share:.1%}" for activity, share in throughput.shares.items()}
         for item in case.variants
@@ -234,7 +241,7 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     )
     return [
         f"One update of {case.batch_size} samples on {case.device} with "
-        f"{amount(case.threads, 'threads')}; "
+        f"{amount(case.threads, 'threads')}{_each(case)}; "
         f"{case.ended}. ",
         f"In the second table, *per s* counts {unit}.",
         "",
@@ -267,6 +274,11 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     ]
 
 
+def _each(case: CaseResult) -> str:
+    """Returns how many processes have what was named before; empty for a single one."""
+    return f" for each of {case.processes} processes" if case.processes > 1 else ""
+
+
 def _without(row: Row, names: Sequence[str]) -> Row:
     return {name: text for name, text in row.items() if name not in names}
 
@@ -288,15 +300,17 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
             "variant": variant.title,
             "ratio": variant.shown_ratio,
             "ms": steady_ms,
-            "effect": str(variant.effect) if variant.stages else _NONE,
+            "effect": _NONE if variant.name == BASELINE else str(variant.effect),
             "verdict": variant.verdict or _NONE,
         }
         if variant.throughput is not None:
-            trains = variant.stages and not variant.caught
+            trains = variant.name != BASELINE and not variant.caught
             changed = f"{variant.throughput.ratio} {variant.throughput.effect}"
             row["training"] = changed if trains else _NONE if variant.caught else "1"
         elif any(item.throughput is not None for item in case.variants):
             row["training"] = _NONE
+        if case.processes > 1:
+            row |= _traffic(variant.traffic, wide)
         if wide:
             even = variant.break_even_updates
             trained = variant.throughput
@@ -314,6 +328,19 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
             )
         rows.append(row)
     return rows
+
+
+def _traffic(traffic: Traffic | None, wide: bool) -> dict[str, str]:
+    """Returns the columns of the bytes that processes send for an update; ``wide`` adds those that
+    were computed.
+    """
+    computed = counted = _NONE
+    if traffic is not None:
+        computed = f"{traffic.computed / 2**10:,.1f}"
+        if traffic.counted is not None:
+            counted = f"{traffic.counted / 2**10:,.1f}"
+    sent = {"KiB sent": counted}
+    return sent | {"computed": computed} if wide else sent
 
 
 def _remarks(case: CaseResult) -> Iterator[str]:
@@ -349,6 +376,9 @@ def _remarks(case: CaseResult) -> Iterator[str]:
                 f"{variant.name} has no ratio, because it does not do the baseline's work: "
                 f"{variant.caught}"
             )
+        if variant.traffic is not None and variant.traffic.unknown:
+            operations = ", ".join(variant.traffic.unknown)
+            yield f"{variant.name} also sends what is not computed: {operations}"
         if variant.not_compared:
             yield (
                 f"{variant.name}: its updates were not compared with the baseline's: "

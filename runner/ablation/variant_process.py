@@ -7,13 +7,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from runner.ablation import compared_trainings
 from runner.child.protocol import Parent
+from runner.distributed.membership import connected
+from runner.distributed.traffic import ComputedTraffic, received_bytes
 from runner.proof.subject import Subject
 from runner.proof.timekeeping import LEAST_DEFERRED, deferred_seconds
 from runner.proof.warm_up import warm_up
@@ -30,6 +34,10 @@ from runner.training.roofline import count_work
 from runner.training.step import Drawn, Step
 from runner.training.tuning import fresh_tuning
 
+if TYPE_CHECKING:
+    from runner.distributed.process_group import ProcessGroup
+    from runner.recipe.recipe import Recipe
+
 BLOCK_SECONDS = 0.25
 """Approximate duration of a block of updates."""
 TRAIN_SECONDS = 0.5
@@ -43,12 +51,25 @@ FEWEST_BATCHES = 8
 """Batches of a block that are sampled even if it takes longer."""
 FEW = 4
 """Updates of a block below which updates count as slow."""
+TRAFFIC_UPDATES = 4
+TRAFFIC_REPETITIONS = 3
+"""Times that the bytes of updates are counted; other programs can only add to them."""
 
 
 class Measured:
-    """A variant after assembly."""
+    """A variant after assembly.
 
-    def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
+    Of several processes, all answer the same commands, and make the same number of updates: the
+    first one decides it.
+    """
+
+    def __init__(
+        self,
+        pipeline: Assembly,
+        building_s: float = 0.0,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.group = group
         self.waiting = WaitControl()
         self.meter = ContentionMeter()
         self.pipeline = pipeline
@@ -72,8 +93,13 @@ class Measured:
         def draw() -> None:
             batches[:] = self.draws(1)
 
-        warmth = warm_up(lambda: self.advance(batches[0]), self.stopwatch, prepare=draw)
-        self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
+        warmth = warm_up(
+            lambda: self.advance(batches[0]),
+            self.stopwatch,
+            prepare=draw,
+            decide=self.decided,
+        )
+        self.count = self.decided(max(1, round(BLOCK_SECONDS / warmth.steady_s)))
         # The first steps of a training are slower, too, and must not count later.
         trained = self.train()
         notes = {
@@ -96,7 +122,49 @@ class Measured:
     def cost(self) -> dict[str, Any]:
         """Returns the FLOP of one update as torch counts them, and the other input of the limit."""
         (sample,) = self.draws(1)
-        return count_work(self.step, sample)
+        work = count_work(self.step, sample)
+        if self.group is None:
+            return work
+        parts = self.group.gather(work)
+        # One CPU does the work of all processes, and each GPU that of its own.
+        if self.pipeline.device.type != "cpu":
+            least = work["least"] and [value // len(parts) for value in work["least"]]
+            return {**work, "least": least}
+        sums = {
+            name: sum(part[name] for part in parts)
+            for name in ("flop", "optimizer_bytes")
+        }
+        return {**work, **sums}
+
+    def traffic(self) -> dict[str, Any]:
+        """Returns the bytes that all processes together send for an update: ``computed`` from its
+        operations, by operation; and ``counted`` by the loopback interface, None without one.
+        """
+        group = self.group
+        assert group is not None
+        (sample,) = self.draws(1)
+        # Compiled code hides its operations.
+        with (
+            torch.compiler.set_stance("force_eager"),
+            ComputedTraffic(group.count) as computed,
+        ):
+            self.advance(sample)
+        counted = []
+        for _ in range(TRAFFIC_REPETITIONS):
+            samples = self.draws(TRAFFIC_UPDATES)
+            group.gather(None)
+            before = received_bytes()
+            for sample in samples:
+                self.advance(sample)
+            group.gather(None)
+            after = received_bytes()
+            if before is not None and after is not None:
+                counted.append((after - before) / len(samples))
+        return {
+            "computed": dict(computed.sent),
+            "unknown": sorted(computed.unknown),
+            "counted": min(counted, default=None),
+        }
 
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
@@ -159,6 +227,10 @@ class Measured:
         """
         return compared_trainings.judge(self.step, made, statistical=True)
 
+    def decided(self, value: Any) -> Any:
+        """Returns the value of the first process."""
+        return value if self.group is None else self.group.broadcast(value)
+
     def train(self) -> dict[str, Any]:
         """Trains with the training loop's step, and returns the time by activity;
         waits for a GPU at the end.
@@ -172,13 +244,18 @@ class Measured:
         updates = progress.updates
         self.activities.read()
         started = time.perf_counter()
-        # A slow training still needs at least one update.
-        while (
-            time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates
-        ):
-            position = progress.position
-            while progress.position == position:
-                self.step()
+        # Several processes decide rarely, because a decision takes time.
+        stride = 1 if self.group is None else self.count
+        is_over = False
+        while not is_over:
+            for _ in range(stride):
+                position = progress.position
+                while progress.position == position:
+                    self.step()
+            # A slow training still needs at least one update.
+            has_trained = progress.updates > updates
+            is_late = time.perf_counter() - started >= TRAIN_SECONDS
+            is_over = self.decided(is_late and has_trained)
         elapsed, seconds = self.activities.read()
         activities = {name: seconds[name] for name in self.pipeline.source.activities}
         draw = seconds["draw"]
@@ -211,12 +288,20 @@ class Measured:
             on_device = torch.cuda.max_memory_allocated(device)
             used = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
             free = torch.cuda.mem_get_info(device)[0]
-        return {
+        process = {
             "host_bytes": host,
             "device_bytes": on_device,
             "own_bytes": used,
             "free_bytes": free,
         }
+        if self.group is None:
+            return process
+        parts = self.group.gather(process)
+        own_bytes = [int(part["own_bytes"] or 0) for part in parts]
+        largest = parts[own_bytes.index(max(own_bytes))]
+        # Processes on GPUs have a device each.
+        shared = sum(own_bytes) if on_device is None else max(own_bytes)
+        return {**largest, "own_bytes": shared}
 
     def draws(self, most: int) -> list[Drawn]:
         """Fresh batches and noise, as many as there are time and memory for.
@@ -230,7 +315,8 @@ class Measured:
             is_large = held_bytes > BLOCK_BYTES
             is_slow = time.perf_counter() - started > DRAW_SECONDS
             # A few batches are sampled even from a slow source, because a block needs some.
-            if is_large or (is_slow and len(samples) >= FEWEST_BATCHES):
+            is_over = is_large or (is_slow and len(samples) >= FEWEST_BATCHES)
+            if self.decided(is_over):
                 break
             sample = self.step.next()
             samples.append(map_tensors(lambda tensor: tensor.clone(), sample))
@@ -245,13 +331,24 @@ def main(parent: Parent) -> None:
     # With a common cache, only the first variant on a machine would pay for compilation.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = parent.options["compiled"]
     recipe, registry = parent.load()
+    with connected(parent.options["group"], recipe.device) as group:
+        _answer(parent, recipe, registry.files, group)
+
+
+def _answer(
+    parent: Parent,
+    recipe: Recipe,
+    plugin_files: Sequence[Path],
+    group: ProcessGroup | None,
+) -> None:
+    """Assembles the variant, and answers commands about it."""
     generators.seed(recipe.seed)
     set_threads(recipe.system.threads)
     started = time.perf_counter()
     # Processes that search may select different implementations, which the interval must include.
     tuning = fresh_tuning(resolve_device(recipe.device))
-    pipeline = assemble(recipe, registry.files, tuning=tuning)
-    measured = Measured(pipeline, time.perf_counter() - started)
+    pipeline = assemble(recipe, plugin_files, tuning=tuning, processes=group)
+    measured = Measured(pipeline, time.perf_counter() - started, group)
     # The parent alone decides how threads wait, for all variants together.
     if parent.options["wait"] == "passive":
         measured.sleep()

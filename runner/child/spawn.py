@@ -151,10 +151,14 @@ class Child(AbstractContextManager["Child"]):
 
     def ask(self, command: str, timeout: float = 300.0, *arguments: bytes) -> dict[str, Any]:
         """Gives a command, if needed with arguments, and waits for the answer, as ``answer`` does."""
+        self.order(command, *arguments)
+        return self.answer(timeout, hung=f"no answer to '{command}'")
+
+    def order(self, command: str, *arguments: bytes) -> None:
+        """Gives a command, if needed with arguments, and waits for nothing."""
         # It may have ended already, which ``receive`` reports.
         with suppress(OSError):
             self.send((command, *arguments) if arguments else command)
-        return self.answer(timeout, hung=f"no answer to '{command}'")
 
     def answer(self, timeout: float = START_SECONDS, stop: _Stop = bool, hung: str = "no answer") -> dict[str, Any]:
         """Returns the next message like ``receive``; raises a ChildError if the

@@ -23,6 +23,7 @@ from runner.cli.common import (
     sharing_processor,
     working,
 )
+from runner.cli.processes import refuse_several
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ Budget = Annotated[
 ResultFolder = Annotated[
     Path | None,
     Option(metavar="FOLDER", help="Folder for the result; by default in the workspace."),
+]
+Nproc = Annotated[
+    int | None,
+    Option("--nproc", min=1, help="Number of processes that train together; replaces the file's."),
 ]
 Fresh = Annotated[
     bool,
@@ -70,6 +75,7 @@ def ablate(
     out: ResultFolder = None,
     fresh: Fresh = False,
     of: OfRun = None,
+    nproc: Nproc = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,17 +92,25 @@ def ablate(
 
     With --metric memory, the peak memory of an update is measured: each stage alone and all together.
 
+    With --nproc, every variant trains in several processes, beside the baseline in one; the bytes
+    that they send are computed and counted.
+
     Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy.
 
     [bold]runner ablate experiments/marl_phases/marl_phases.yaml[/]
 
     [bold]runner ablate marl_phase3 data.followers=1 --budget 300[/]
 
+    [bold]runner ablate digits_classifier optimization.compressed_gradients=on --nproc 2[/]
+
     [bold]runner ablate graf optimization.activation_checkpointing=on --metric memory[/]
     """
     with working("ablate", "starting", quiet) as bar:
         if of is not None and metric is Metric.MEMORY:
             raise UsageError("--metric memory measures updates, which a trained model does not make; remove --of")
+        if nproc is not None and (of is not None or metric is Metric.MEMORY):
+            option = "--of" if of is not None else "--metric memory"
+            refuse_several(option)
         if metric is Metric.MEMORY:
             _ablate_memory(experiment, settings(sets, bare), plugin, budget, out, fresh, bar, as_json)
         if of is not None:
@@ -105,15 +119,18 @@ def ablate(
         from runner.ablation.experiment import load_experiment
         from runner.ablation.report import show
         from runner.tracking import Workspace
+        from runner.verify.group_gate import GroupGate
         from runner.verify.timed_gate import TimedGate
 
         registry = registry_of(plugin)
-        loaded = load_experiment(experiment, settings(sets, bare), registry, budget)
+        loaded = load_experiment(experiment, settings(sets, bare), registry, budget, nproc)
         bar.name = loaded.config.name
         bar.total = loaded.config.budget
         command = shlex.join(["runner", *sys.argv[1:]])
         with TimedGate() as gate:
-            done = measure(loaded, registry, Workspace(), out, fresh, command, gate, bar)
+            processes = loaded.config.processes
+            judge = gate if processes == 1 else GroupGate(processes)
+            done = measure(loaded, registry, Workspace(), out, fresh, command, judge, bar)
     output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
 

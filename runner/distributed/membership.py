@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from runner.distributed.process_group import (
     LAUNCH_FOLDER,
@@ -75,6 +76,40 @@ def joined() -> Iterator[ProcessGroup]:
     finally:
         _current = None
         sys.stdout = stdout
+
+
+@contextmanager
+def connected(place: Mapping[str, Any], device: str, timeout_s: float | None = None) -> Iterator[ProcessGroup | None]:
+    """Connects a child process to the others of its group inside the ``with``; None for a single one.
+
+    Args:
+        place: Its ``rank``, their ``count``, and the path of their ``store``.
+        device: The recipe's device.
+        timeout_s: Time in which all processes must take part in an operation.
+
+    Raises:
+        PeerError: Another process has failed before this one.
+    """
+    count = place["count"]
+    if count == 1:
+        yield None
+        return
+    import torch
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    rank = place["rank"]
+    group = ProcessGroup(FileStore(place["store"], count), rank, count, rank)
+    is_on_cpu = device == "cpu" or not torch.cuda.is_available()
+    try:
+        group.connect("cpu" if is_on_cpu else "cuda", timeout_s)
+        yield group
+    except PeerError:
+        raise
+    except BaseException as error:
+        failure = group.claim_failure(error)
+        if failure is not None:
+            raise PeerError(failure) from error
+        raise
 
 
 def record_exit(group: ProcessGroup, code: int) -> None:

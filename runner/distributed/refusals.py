@@ -84,20 +84,26 @@ def refuse_stages(stages: Mapping[str, StageConfig], setting: Setting) -> None:
         setting: The context of the stages.
     """
     for kind, stage in stages.items():
-        reason = stage.one_process
-        if stage.prepares or stage.tunes(setting):
-            reason = "it selects by measuring, and processes would select differently"
-        elif setting.data.division == "draws" and stage.traces:
-            reason = "its functions compute gradients, which processes add up inside of them"
-        elif setting.model.draws() and stage.cuts_batches:
-            reason = (
-                f"'{setting.model.kind}' draws random numbers in an update (dropout), which would be "
-                "others in parts of a batch"
-            )
-        elif setting.model.draws() and stage.traces:
-            reason = (
-                f"'{setting.model.kind}' draws random numbers in an update (dropout), and compiled "
-                "code draws its own in each process"
-            )
-        if reason:
-            raise UsageError(f"optimization.{kind}: not with several processes: {reason}; switch it off")
+        reason = reason_for_one_process(stage, setting)
+        if reason is not None:
+            raise UsageError(f"optimization.{kind}: {reason}; switch it off")
+
+
+def reason_for_one_process(stage: StageConfig, setting: Setting) -> str | None:
+    """Returns why a stage is for one process; None if several may use it."""
+    reason = stage.one_process
+    if stage.prepares or stage.tunes(setting):
+        reason = "it selects by measuring, and processes would select differently"
+    elif setting.data.division == "draws" and stage.traces:
+        reason = "its functions compute gradients, which processes add up inside of them"
+    elif setting.model.draws() and stage.cuts_batches:
+        reason = (
+            f"'{setting.model.kind}' draws random numbers in an update (dropout), which would be "
+            "others in parts of a batch"
+        )
+    elif setting.model.draws() and stage.traces:
+        reason = (
+            f"'{setting.model.kind}' draws random numbers in an update (dropout), and compiled "
+            "code draws its own in each process"
+        )
+    return f"not with several processes: {reason}" if reason else None

@@ -45,11 +45,20 @@ def warm_up(
     stopwatch: Stopwatch,
     limit_s: float = WARM_UP_SECONDS,
     prepare: Callable[[], object] = lambda: None,
+    decide: Callable[[bool], bool] = bool,
 ) -> WarmUp:
     """Makes steps until they are steady, or for the given seconds by the wall clock.
 
     Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best
-    one before them. ``prepare`` is called before each step and is not timed.
+    one before them.
+
+    Args:
+        step: The step.
+        stopwatch: Measures its time.
+        limit_s: The seconds.
+        prepare: Called before each step, and not timed.
+        decide: Returns the decision of all processes for that of this one, if several make the
+            same steps.
     """
     prepare()
     started = time.perf_counter()
@@ -59,8 +68,8 @@ def warm_up(
     is_steady = False
     steps = 0
     steps_started = time.perf_counter()
-    while not is_steady and time.perf_counter() - steps_started < limit_s:
-        count, seconds = _make_window(step, stopwatch, prepare)
+    while decide(not is_steady and time.perf_counter() - steps_started < limit_s):
+        count, seconds = _make_window(step, stopwatch, prepare, decide)
         windows.append(seconds / count)
         steps += count
         is_steady = len(windows) > 2 and min(windows[-2:]) > STEADY * min(windows[:-2])
@@ -69,17 +78,21 @@ def warm_up(
 
 
 def _make_window(
-    step: Callable[[], object], stopwatch: Stopwatch, prepare: Callable[[], object]
+    step: Callable[[], object],
+    stopwatch: Stopwatch,
+    prepare: Callable[[], object],
+    decide: Callable[[bool], bool],
 ) -> tuple[int, float]:
     """Returns the number of steps in a window, and the seconds of these steps."""
     seconds = 0.0
     count = 0
+    is_over = False
     started = time.perf_counter()
-    while seconds < WINDOW_SECONDS:
-        # Where preparing takes longer than a step, a window ends with the wall-clock time.
-        if count and time.perf_counter() - started >= PREPARING * WINDOW_SECONDS:
-            break
+    while not is_over:
         prepare()
         seconds += stopwatch.seconds(step)
         count += 1
+        # Where preparing takes longer than a step, a window ends with the wall-clock time.
+        is_late = time.perf_counter() - started >= PREPARING * WINDOW_SECONDS
+        is_over = decide(seconds >= WINDOW_SECONDS or is_late)
     return count, seconds

@@ -19,6 +19,8 @@ AGAIN = "baseline again"
 """A second measurement of the baseline, for comparisons of A with A."""
 BASELINES = (BASELINE, AGAIN)
 """The references of variants."""
+ONE_PROCESS = "one process"
+"""The baseline in a single process, where several processes are measured."""
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -77,21 +79,33 @@ class VariantSet:
 
 
 def variants_of(
-    recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS
+    recipe: Recipe,
+    device: torch.device,
+    groups: Collection[Group] = GROUPS,
+    processes: int = 1,
 ) -> VariantSet:
     """Returns the baseline, and sets of the active stages, of these groups.
+
+    Args:
+        recipe: The recipe.
+        device: The device of the training.
+        groups: The groups.
+        processes: Number of processes of the training; if there are several, the baseline in one
+            is a variant, too.
 
     Raises:
         UsageError: None of them may run on this machine.
     """
-    inactive = inactive_stages(recipe, recipe.stages, device)
+    inactive = inactive_stages(recipe, recipe.stages, device, processes)
+    if processes > 1:
+        inactive |= _reasons_for_one_process(recipe, device, processes)
     active = [kind for kind in recipe.stages if kind not in inactive]
     # A set with several names is measured once.
     names_of_sets: dict[tuple[str, ...], list[str]] = {}
     refused: dict[str, str] = {}
     for name, stages in _named_sets(recipe.stages, active, groups):
         try:
-            idle = inactive_stages(recipe, stages, device)
+            idle = inactive_stages(recipe, stages, device, processes)
         except UsageError as error:
             refused[name] = str(error)
             continue
@@ -104,19 +118,39 @@ def variants_of(
             names_of_sets.setdefault(stages, []).append(name)
     # The complete recipe has this name, too, if it was requested with another one.
     names_of_all = names_of_sets.get(tuple(active), [])
-    if ALL not in names_of_all:
+    # Without stages, several processes are compared with one.
+    has_all = active or processes == 1
+    if has_all and ALL not in names_of_all:
         names_of_all.append(ALL)
-    variants = tuple(
+    variants = [
         Variant(name, stages, tuple(also))
         for stages, (name, *also) in names_of_sets.items()
-    )
-    return VariantSet(variants, inactive, refused)
+    ]
+    if processes > 1:
+        # After all stages together, which are measured first if there is little time.
+        variants.insert(2, Variant(ONE_PROCESS, ()))
+    return VariantSet(tuple(variants), inactive, refused)
 
 
 def names(recipe: Recipe) -> set[str]:
     """Returns the names of the variants of a recipe if all of its stages are active."""
     sets = _named_sets(recipe.stages, list(recipe.stages), GROUPS)
     return {name for name, _ in sets}
+
+
+def _reasons_for_one_process(
+    recipe: Recipe, device: torch.device, processes: int
+) -> dict[str, str]:
+    """Returns the stages that are for one process, with the reason."""
+    from runner.distributed.refusals import reason_for_one_process
+    from runner.training.pipeline import setting_of
+
+    setting = setting_of(recipe, device, processes=processes)
+    reasons = {
+        kind: reason_for_one_process(stage, setting)
+        for kind, stage in recipe.stages.items()
+    }
+    return {kind: reason for kind, reason in reasons.items() if reason is not None}
 
 
 def required(stages: Mapping[str, StageConfig], kind: str) -> set[str]:
@@ -187,9 +221,9 @@ def inactive_stages(
     return reasons
 
 
-def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
+def weakest(recipe: Recipe, stages: Collection[str], processes: int = 1) -> Contract:
     """Returns the contract of several stages together, which is the weakest of theirs."""
-    contracts = [contract_of(recipe, kind) for kind in stages]
+    contracts = [contract_of(recipe, kind, processes) for kind in stages]
 
     def weakness(contract: Contract) -> int:
         return (Exact, Close, Statistical).index(type(contract))

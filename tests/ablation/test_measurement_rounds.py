@@ -51,7 +51,8 @@ def experiment(tmp_path):
 @pytest.fixture
 def quick_children(copied_children, monkeypatch):
     """They have imported everything, and measure for moments."""
-    monkeypatch.setattr("runner.ablation.measurement_rounds.Child", quick_child)
+    for module in ("runner.ablation.measurement_rounds", "runner.child.group"):
+        monkeypatch.setattr(f"{module}.Child", quick_child)
 
 
 def quick_child(module, *arguments, **options):
@@ -205,12 +206,14 @@ def test_a_folder_of_another_ablation_is_left_alone(experiment, tmp_path):
 class Actor:
     """A child in name only, with luck of its own. To start takes a second, an update another, the rest nothing."""
 
+    count = 1
+
     now: ClassVar[float] = 0.0
     started: ClassVar[list] = []  # stages of each, and its folder for what it compiles
     failing: ClassVar[set] = set()  # the last of a variant's stages, and which of its processes does not start
     luck: ClassVar[random.Random]
 
-    def __init__(self, module, recipe=None, *, plugin_files=(), options=None):
+    def __init__(self, module, recipe=None, count=1, *, plugin_files=(), options=None):
         self.options, self.stages = options, tuple(recipe.stages) if recipe else ()
         self.batch_size = recipe and recipe.train.batch_size
         if recipe:
@@ -228,7 +231,11 @@ class Actor:
         Actor.now += LIMIT_SECONDS
         return {"default_flops": 1.0, "relaxed_flops": 1.0, "relaxed_error": 0.0, "copy_bytes": 1.0, "half_flops": {}}
 
-    def ask(self, command, timeout=300.0, *arguments):
+    def ask_each(self, command, arguments, timeout=300.0):
+        assert len(arguments) == 1
+        return [self.ask(command, timeout)]
+
+    def ask(self, command, timeout=300.0):
         if command == "prepare" and (self.stages[-1:], self.life) in self.failing:
             raise ChildError(Cause.CRASHED, "no luck at all")
         Actor.now += command in ("prepare", "update")
@@ -258,7 +265,8 @@ def notes():
 @pytest.fixture
 def acted(experiment, monkeypatch, tmp_path, notes):
     """Measures with actors; returns the case's log."""
-    monkeypatch.setattr("runner.ablation.measurement_rounds.Child", Actor)
+    for name in ("Child", "ChildGroup"):
+        monkeypatch.setattr(f"runner.ablation.measurement_rounds.{name}", Actor)
     monkeypatch.setattr("runner.ablation.measurement_rounds.time", SimpleNamespace(monotonic=lambda: Actor.now))
     monkeypatch.setattr(Actor, "now", 0.0)
     monkeypatch.setattr(Actor, "started", [])
