@@ -41,7 +41,7 @@ from runner.ablation.update_memory import UpdateMemory
 from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.plugin.registry import Registry
 from runner.recipe.lock import write_lock
-from runner.system.errors import ExitCode, RunnerError, StorageError
+from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import make_folder, write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
@@ -266,9 +266,14 @@ def ablate_memory(
 
     Raises:
         StorageError: The folder cannot be written.
-        UsageError: The folder belongs to something else.
+        UsageError: The folder belongs to something else, or the file asks for several processes.
         RunnerError: The recipe cannot run here, or the baseline was not measured.
     """
+    if experiment.config.processes > 1:
+        count = experiment.config.processes
+        raise UsageError(
+            f"processes: {count}, and memory is measured in one process; remove it"
+        )
     experiment = keep_budgets(experiment, registry, reporter.say)
     description = describe_experiment(experiment) | {"metric": MEMORY}
     with stop_on_signals() as stop:

@@ -213,3 +213,18 @@ def test_a_model_of_a_run_has_no_updates():
     child = forked("ablate", "grasp_serve", "--of", "latest", "--metric", "memory")
     assert child.returncode == 2
     assert "remove --of" in child.stderr
+
+
+def test_memory_of_several_processes_is_refused(tmp_path):
+    path = tmp_path / "several.yaml"
+    path.write_text("kind: ablation\nname: several\nrecipe: digits_classifier\nprocesses: 2\n")
+    child = forked("ablate", str(path), "--metric", "memory")
+    assert child.returncode == ExitCode.USAGE
+    assert "processes: 2, and memory is measured in one process; remove it" in " ".join(child.stderr.split())
+
+
+@pytest.mark.parametrize("option", [["--metric", "memory"], ["--of", "latest"]])
+def test_several_processes_are_for_updates(option):
+    child = forked("ablate", "digits_classifier", "--nproc", "2", *option)
+    assert child.returncode == ExitCode.USAGE
+    assert "is for one process; leave --nproc out" in " ".join(child.stderr.split())
