@@ -17,7 +17,7 @@ import torch
 from runner.ablation import compared_trainings
 from runner.child.protocol import Parent
 from runner.distributed.membership import connected
-from runner.distributed.traffic import ComputedTraffic, received_bytes
+from runner.distributed.traffic import computed_traffic, received_bytes
 from runner.proof.subject import Subject
 from runner.proof.timekeeping import LEAST_DEFERRED, deferred_seconds
 from runner.proof.warm_up import warm_up
@@ -146,7 +146,7 @@ class Measured:
         # Compiled code hides its operations.
         with (
             torch.compiler.set_stance("force_eager"),
-            ComputedTraffic(group.count) as computed,
+            computed_traffic(group.count) as computed,
         ):
             self.advance(sample)
         counted = []

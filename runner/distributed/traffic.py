@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import psutil
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,8 +55,12 @@ _SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor", "_wrap_tens
 """Operations that send no tensors."""
 
 
-class ComputedTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Adds up what the operations of this process imply for all of them, inside the ``with``.
+_FUNCTIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+"""Functions of ``torch.distributed`` that callbacks of its hooks call."""
+
+
+class SentBytes:
+    """Bytes of the operations of an update, computed for all processes.
 
     Attributes:
         sent: Bytes that all processes together send, by operation.
@@ -62,10 +71,59 @@ class ComputedTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
     """
 
     def __init__(self, count: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.count = count
         self.sent: Counter[str] = Counter()
         self.unknown: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+        """Adds what an operation sends."""
+        rule = RULES.get(name)
+        with self._lock:
+            if rule is not None:
+                tree = result if rule.tensor == RESULT else arguments[rule.tensor]
+                self.sent[name] += rule.factor * (self.count - 1) * nbytes(tree)
+            elif name not in _SILENT:
+                self.unknown.add(name)
+
+
+@contextmanager
+def computed_traffic(count: int) -> Iterator[SentBytes]:
+    """Yields what operations of this process send inside the ``with``.
+
+    Args:
+        count: Number of processes.
+    """
+    traffic = SentBytes(count)
+    with ExitStack() as stack:
+        # A hook of torch continues in another thread, where the mode of this one has no effect.
+        for name in _FUNCTIONS:
+            function = getattr(dist, name)
+            stack.enter_context(patch.object(dist, name, _counted(function, traffic)))
+        stack.enter_context(_Operations(traffic))
+        yield traffic
+
+
+def _counted(function: Callable[..., Any], traffic: SentBytes) -> Callable[..., Any]:
+    """Returns a function whose operations are counted in threads other than this one."""
+    thread = threading.get_ident()
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return function(*args, **kwargs)
+        with _Operations(traffic):
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Reports the operations of a thread."""
+
+    def __init__(self, traffic: SentBytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._traffic = traffic
 
     def __torch_dispatch__(
         self,
@@ -80,16 +138,8 @@ class ComputedTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         if func.namespace in _NAMESPACES:
-            self._add(func.overloadpacket.__name__, args, result)
+            self._traffic.add(func.overloadpacket.__name__, args, result)
         return result
-
-    def _add(self, name: str, arguments: Sequence[Any], result: Any) -> None:
-        rule = RULES.get(name)
-        if rule is not None:
-            tree = result if rule.tensor == RESULT else arguments[rule.tensor]
-            self.sent[name] += rule.factor * (self.count - 1) * nbytes(tree)
-        elif name not in _SILENT:
-            self.unknown.add(name)
 
 
 def received_bytes() -> int | None:

@@ -1,11 +1,14 @@
 """What operations of several processes send, as it is computed."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 from process_pairs import PLUGINS, started_pair, tiny_recipe
 
-from runner.distributed.traffic import ComputedTraffic, received_bytes
+from runner.distributed.traffic import SentBytes, computed_traffic, received_bytes
+from runner.plugins.stages.compressed_gradients import EXACT_UPDATES, bytes_of_powersgd
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
@@ -35,7 +38,7 @@ def sent(group, name):
     _, operation = OPERATIONS[name]
     whole, part = torch.ones(NUMBERS), torch.ones(NUMBERS // 2)
     with torch.no_grad():
-        with ComputedTraffic(group.count) as traffic:
+        with computed_traffic(group.count) as traffic:
             operation(whole, part)
         group.gather(None)
         before = received_bytes()
@@ -54,28 +57,42 @@ def test_what_an_operation_sends_is_known(pair, name):
 
 
 def sent_by_update(group, *sets):
-    """Returns what an update of a language model sends."""
+    """Returns what an update of a language model sends, and the shapes of its gradients."""
     step = Step(assemble(tiny_recipe("tokens", *sets), PLUGINS, processes=group))
-    step()
-    with ComputedTraffic(group.count) as traffic:
+    # PowerSGD sends the first gradients as they are.
+    for _ in range(EXACT_UPDATES + 1):
         step()
-    numbers = sum(parameter.numel() for _, parameter in step.learner.named_parameters())
-    return sum(traffic.sent.values()), traffic.unknown, 4 * numbers
+    with computed_traffic(group.count) as traffic:
+        step()
+    shapes = [parameter.shape for _, parameter in step.learner.named_parameters()]
+    return sum(traffic.sent.values()), traffic.unknown, shapes
+
+
+def size(shapes, factor):
+    return factor * 4 * sum(shape.numel() for shape in shapes)
 
 
 @pytest.mark.parametrize(
-    ("sets", "factor"),
-    [((), 2.0), (("optimization.compressed_gradients.format=fp16",), 1.0), (("optimization.fsdp=on",), 3.0)],
+    ("stage", "expected"),
+    [
+        ((), partial(size, factor=2)),
+        (("optimization.compressed_gradients.format=fp16",), partial(size, factor=1)),
+        # Collects parameters twice, and adds up gradients without returning the sums.
+        (("optimization.fsdp=on",), partial(size, factor=3)),
+        (
+            ("optimization.compressed_gradients={format: powersgd, rank: 1}",),
+            lambda shapes: 2 * bytes_of_powersgd(shapes, 4, 1),
+        ),
+    ],
 )
-def test_an_update_sends_its_gradients_and_little_else(pair, sets, factor):
-    """A divided model collects parameters twice, and adds up gradients without returning the sums."""
-    (computed, unknown, gradients), _ = pair.call(sent_by_update, *sets)
+def test_an_update_sends_its_gradients_and_little_else(pair, stage, expected):
+    (computed, unknown, shapes), _ = pair.call(sent_by_update, *stage)
     assert unknown == set()
-    assert 0 <= computed - factor * gradients < 0.05 * gradients + 2000
+    assert 0 <= computed - expected(shapes) < 0.05 * size(shapes, 1) + 2000
 
 
 def test_an_operation_without_a_rule_is_named():
-    traffic = ComputedTraffic(2)
-    traffic._add("alltoall_base_", (torch.ones(3),), None)
-    traffic._add("barrier", (), None)
+    traffic = SentBytes(2)
+    traffic.add("alltoall_base_", (torch.ones(3),), None)
+    traffic.add("barrier", (), None)
     assert (traffic.sent, traffic.unknown) == ({}, {"alltoall_base_"})
