@@ -128,7 +128,8 @@ def commands_of(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("copied_children")
 def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, migrated_workspace):
-    monkeypatch.setattr("runner.ablation.measurement_rounds.Child", quick_child)
+    for module in ("runner.ablation.measurement_rounds", "runner.child.group"):
+        monkeypatch.setattr(f"{module}.Child", quick_child)
     folder = tmp_path / "here"
     for name in ("recipes", "docs", "experiments"):
         shutil.copytree(
@@ -213,7 +214,9 @@ def by_recipe(values, recipe):
 
 
 def quick_child(module, *arguments, **options):
-    return Child("quick_" + module.rpartition(".")[2], *arguments, **options)
+    quick_module = "quick_" + module.rpartition(".")[2]
+    name = quick_module if Path(__file__).with_name(f"{quick_module}.py").exists() else module
+    return Child(name, *arguments, **options)
 
 
 def shrink(path):
@@ -320,8 +323,9 @@ def run(words, page, tmp_path):
             words[words.index(option) + 1] = "2"
     is_group = "--seeds" in words or "--folds" in words
     is_here = words[:2] == ["study", "run"] or verb in ("verify", "ablate") or is_group
-    # Several processes are started with the words of a command line.
-    if is_here and "--nproc" not in words:
+    # torch's launcher starts several processes with the words of a command line.
+    is_launched = "--nproc" in words and verb != "ablate"
+    if is_here and not is_launched:
         with patch.object(inference_ablation, "FEWEST_SECONDS", 0.01):
             done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from running import TINY_UAV
 
@@ -14,12 +15,14 @@ from runner.ablation.experiment import load_experiment
 from runner.ablation.report import show
 from runner.child.spawn import Child
 from runner.plugin.registry import Registry
+from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
 from runner.system.console import Console
 from runner.system.errors import ExitCode, UsageError
 from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.verify.group_gate import GroupGate
+from runner.verify.variants import variants_of
 
 TINY_DIGITS = (
     *("device=cpu", "model.widths=[8]", "data.scale=1"),
@@ -92,26 +95,38 @@ def measured(tmp_path):
     return measured
 
 
-def test_a_hook_is_measured_with_its_bytes(measured, capsys):
-    sets = (*TINY_DIGITS, "optimization.compressed_gradients.format=fp16")
-    done = measured("digits_classifier", *sets, gate=GroupGate(2))
+def test_every_stage_is_measured_with_its_bytes(measured, tmp_path, capsys):
+    """One rounds gradients, one skips updates, and one fails in the second process."""
+    plugin = tmp_path / "fails.py"
+    plugin.write_text(FAILS_IN_THE_SECOND)
+    stages = ("compressed_gradients.format=fp16", "skips_every_second={after: 4}", "fails=on")
+    sets = (*TINY_DIGITS, *(f"optimization.{stage}" for stage in stages))
+    plugins = [plugin, Path(__file__).parent / "fakes.py"]
+    done = measured("digits_classifier", *sets, plugins=plugins, gate=GroupGate(2), variants=["alone"])
     (case,) = done.cases
-    assert [variant.name for variant in case.variants] == ["baseline", "all", "one process"]
-    baseline, compressed, single = case.variants
     assert case.processes == 2
+    names = ("baseline", "one process", "compressed_gradients", "skips_every_second")
+    assert {variant.name for variant in case.variants} == set(names)
+    baseline, single, compressed, fake = map(case.named, names)
     # Sums of 16 bits, and as many other numbers as before.
     saved = baseline.traffic.computed - compressed.traffic.computed
     assert 0.4 * baseline.traffic.computed < saved < 0.5 * baseline.traffic.computed
     assert baseline.traffic.counted >= baseline.traffic.computed
-    assert single.traffic is None
     assert baseline.traffic.unknown == ()
-    # Each process of two has a part of the batch.
-    assert single.compared
-    assert not single.caught
     assert compressed.verdict == "INCONCLUSIVE"
     assert "only trainings could tell" in compressed.verdict_summary
-    (found,) = [entry for entry in done.data()["variants"] if entry["name"] == "all"]
-    assert found["traffic"]["computed"] == compressed.traffic.computed
+    # Each process of two has a part of the batch.
+    assert single.traffic is None
+    assert single.compared
+    assert not single.caught
+    assert "did not change in" in fake.caught
+    assert "the second process has no luck" in case.missing["fails"]
+    assert done.exit_code is ExitCode.GATE_FAILED
+    check_reports(done, compressed, capsys)
+
+
+def check_reports(done, compressed, capsys):
+    """Terminals, page, JSON and MLflow have the bytes."""
     for width in (80, 160):
         show(done, Console(width=width))
         printed = capsys.readouterr().out
@@ -120,13 +135,16 @@ def test_a_hook_is_measured_with_its_bytes(measured, capsys):
     report = (Path(done.folder) / "README.md").read_text()
     assert "| KiB sent | computed |" in report
     assert "| one process | none |" in report
+    stored = json.loads((Path(done.folder) / "result.json").read_text())
+    (found,) = [entry for entry in stored["variants"] if entry["name"] == compressed.name]
+    assert found["traffic"]["computed"] == compressed.traffic.computed
     runs = Store(Workspace()).client.search_runs(
         ["1"], f"tags.`mlflow.parentRunId` = '{done.run_id}' and tags.stages = 'compressed_gradients'"
     )
     assert runs[0].data.metrics["computed_bytes"] == compressed.traffic.computed
 
 
-def test_a_divided_model_is_proven_and_recommended_only_if_it_is_faster(measured):
+def test_a_divided_model_is_proven(measured):
     done = measured("shakespeare_gpt", *TINY_TEXT, "model.dropout=0", "optimization.fsdp=on", gate=GroupGate(2))
     (case,) = done.cases
     divided = case.named("all")
@@ -137,48 +155,24 @@ def test_a_divided_model_is_proven_and_recommended_only_if_it_is_faster(measured
     assert done.exit_code in (ExitCode.DONE, ExitCode.INCONCLUSIVE)
 
 
-def test_simulators_are_measured_without_a_comparison_with_one_process(measured):
+def test_simulators_are_measured_beside_one_process_without_any_stage(measured):
     off = [f"optimization.{kind}=off" for kind in ("forward_cache", "merged_critic_loss")]
-    done = measured("marl_phase1", *TINY_UAV, *off, "data.envs=2", "optimization.fused_optimizer=on")
+    done = measured("marl_phase1", *TINY_UAV, *off, "data.envs=2")
     (case,) = done.cases
+    assert [variant.title for variant in case.variants] == ["baseline", "one process"]
     assert "several processes draw samples" in case.named("one process").not_compared
-    assert case.named("all").compared
-    assert case.named("baseline").traffic.computed > 0
-
-
-def test_several_processes_are_compared_with_one_without_any_stage(measured):
-    done = measured("digits_classifier", *TINY_DIGITS)
-    (case,) = done.cases
-    assert [variant.name for variant in case.variants] == ["baseline", "one process"]
     assert case.named("one process").ratio.value > 0
+    assert case.named("baseline").traffic.computed > 0
     assert done.exit_code is ExitCode.DONE
-    stored = json.loads((Path(done.folder) / "result.json").read_text())
-    assert stored["cases"][0]["processes"] == 2
 
 
-def test_a_stage_that_skips_updates_in_all_processes_has_no_ratio(measured):
-    fakes = [Path(__file__).parent / "fakes.py"]
-    done = measured("digits_classifier", *TINY_DIGITS, "optimization.skips_every_second={after: 4}", plugins=fakes)
-    (case,) = done.cases
-    assert "did not change in" in case.named("all").caught
-    assert done.exit_code is ExitCode.GATE_FAILED
-
-
-def test_a_stage_that_fails_in_one_process_is_missing_with_its_reason(measured, tmp_path):
-    plugin = tmp_path / "fails.py"
-    plugin.write_text(FAILS_IN_THE_SECOND)
-    done = measured("digits_classifier", *TINY_DIGITS, "optimization.fails=on", plugins=[plugin])
-    (case,) = done.cases
-    assert "the second process has no luck" in case.missing["all"]
-    assert case.named("one process") is not None
-
-
-def test_a_stage_for_one_process_is_inactive_and_the_others_are_measured(measured):
+def test_a_stage_for_one_process_is_inactive():
     sets = [each for each in TINY_TEXT if not each.startswith("optimization.compile")]
-    done = measured("shakespeare_gpt", *sets, "model.dropout=0.1", "optimization.compile=on", "device=cpu")
-    (case,) = done.cases
-    assert "not with several processes" in case.inactive["compile"]
-    assert case.named("one process") is not None
+    recipe = load("shakespeare_gpt", [*sets, "model.dropout=0.1", "optimization.compile=on"], Registry())
+    variants = variants_of(recipe, torch.device("cpu"), processes=2)
+    assert variants.inactive.keys() == {"compile"}
+    assert "not with several processes" in variants.inactive["compile"]
+    assert [variant.name for variant in variants.variants] == ["baseline", "one process"]
 
 
 def test_what_several_processes_cannot_train_is_refused_at_once(tmp_path):

@@ -26,5 +26,4 @@ def test_a_process_that_ends_does_so_while_its_heart_beats(tmp_path):
         "heartbeat._BEAT_SECONDS = 0.0\n"
         "heartbeat.Heartbeat(dist.FileStore(sys.argv[1], 1), 0)\n"
     )
-    for number in range(5):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / f"store-{number}")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True, timeout=60)
