@@ -157,17 +157,7 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     lines += ["## Recommendation", "", *_recommendations(result)]
     lines += [f"![{PLOT_TITLES[name]}]({name})" for name in plots] or [NO_PLOTS]
     lines += ["", "## Variants", ""]
-    stages = {
-        variant.title: variant.stages
-        for case in result.cases
-        for variant in case.variants
-    }
-    lines += _table(
-        [
-            {"variant": name, "stages": ", ".join(kinds) or "none"}
-            for name, kinds in stages.items()
-        ]
-    )
+    lines += _table(list(_sets(result)))
     for case in result.cases:
         lines += [
             f"## {case.name or result.name}",
@@ -180,6 +170,25 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     has_several = any(case.processes > 1 for case in result.cases)
     how_to_read = _HOW_TO_READ + (_HOW_TO_READ_BYTES if has_several else "")
     return redact("\n".join([*lines, "", "## How to read this", "", how_to_read, ""]))
+
+
+def _sets(result: Result) -> Iterator[Row]:
+    """Yields the stages of every variant; cases may have other stages under one name."""
+    titles = dict.fromkeys(
+        variant.title for case in result.cases for variant in case.variants
+    )
+    for title in titles:
+        cases_by_stages: dict[tuple[str, ...], list[str]] = {}
+        for case in result.cases:
+            for variant in case.variants:
+                if variant.title == title:
+                    cases_by_stages.setdefault(variant.stages, []).append(case.name)
+        texts = []
+        for stages, cases in cases_by_stages.items():
+            text = ", ".join(stages) or "none"
+            prefix = f"{', '.join(cases)}: " if len(cases_by_stages) > 1 else ""
+            texts.append(prefix + text)
+        yield {"variant": title, "stages": "; ".join(texts)}
 
 
 def _recommendations(result: Result) -> Iterator[str]:
