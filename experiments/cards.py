@@ -34,7 +34,8 @@ def measured() -> dict[str, list[dict[str, Any]]]:
                 ratios = {name: worth[name] for name in ("alone", "together") if worth[name]}
                 if ratios:
                     figures = {name: _rounded(ratio) for name, ratio in ratios.items()}
-                    entry = where | {"method": _method(next(iter(ratios.values())))} | figures
+                    method = _method(next(iter(ratios.values())), case.get("processes", 1))
+                    entry = where | {"method": method} | figures
                     dates = [old["date"] for old in before.get(worth["stage"], ()) if entry.items() <= old.items()]
                     # An old result keeps its date also in a copy without history; a new one has none before its commit.
                     date = next(filter(None, dates), "") or _date(path)
@@ -42,9 +43,11 @@ def measured() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _method(ratio: dict[str, float]) -> str:
-    """Returns what the interval is about: several processes, or the rounds of one."""
+def _method(ratio: dict[str, float], count: int) -> str:
+    """Returns what the interval is about: several processes, or the rounds of one; and how many train together."""
     processes = ratio.get("processes", 1)
+    if count > 1:
+        return f"{processes} starts of {count} processes"
     return f"{processes} processes" if processes > 1 else f"{ratio['rounds']} rounds of one process"
 
 
