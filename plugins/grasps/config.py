@@ -199,8 +199,9 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     A sample is a newly sampled cloud and a few grasps of that cube. One size is never used for
     training; of the others a tenth is held out. The evaluation samples grasps and measures them:
     **valid** ones penetrate at most 5 mm into the cube and have two links within 5 mm, **strict**
-    ones at most 2 mm and three links, both with all joints within their limits. With ``synthetic:
-    true`` a hand and its grasps are generated.
+    ones at most 2 mm and three links, both with all joints within their limits; **q1** is the
+    largest disturbance that contacts resist (Ferrari and Canny 1992). With ``synthetic: true`` a
+    hand and its grasps are generated.
     """
 
     kind: ClassVar[str] = "cube_grasps"
@@ -209,7 +210,7 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
         **dict.fromkeys(
-            ("*valid", "*strict", "*coverage", "*beyond_limits"), (0, 1)
+            ("*valid", "*strict", "*coverage", "*beyond_limits", "*q1"), (0, 1)
         ),
         "*_mm": (0, math.inf),
     }

@@ -18,6 +18,8 @@ LIMIT_TOLERANCE = math.radians(1.0)
 """Angle by which a joint may exceed its limit before the grasp counts as beyond the limits."""
 SURFACE = 5
 """Points along every edge of a box, by whose distance the box is judged."""
+TIE = 1e-5
+"""Metres by which the distances of equally near points may differ by rounding."""
 HAND = (
     "parent",
     "origin",
@@ -173,6 +175,24 @@ class Hand(nn.Module):
         """Returns the origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""
         return self.links(grasp)[1].index_select(-2, self.keypoints)
 
+    def outline_of(self, grasp: Tensor) -> Tensor:
+        """Returns points that outline the links, [..., 2 N, 3] in metres, for grasps [..., 25]: the
+        centres of the two faces of every box across its longest axis.
+        """
+        longest = self.box_half.argmax(1, keepdim=True)
+        offset = torch.zeros_like(self.box_half).scatter(
+            1, longest, self.box_half.gather(1, longest)
+        )
+        ends = torch.stack([-offset, offset], 1)
+        # First in the frames of the links, [N, 2, 3].
+        in_link = ends @ self.box_turn.transpose(1, 2)
+        in_link = in_link + self.box_centre[:, None]
+        rotation, position = self.links(grasp)
+        link_rotation = rotation[..., self.box_link, :, :].transpose(-1, -2)
+        points = in_link @ link_rotation
+        points = points + position[..., self.box_link, None, :]
+        return points.flatten(-3, -2)
+
     def boxes(self, grasp: Tensor) -> Tensor:
         """Returns transformations [..., N, 4, 4] from the frames of the boxes to that of the grasps
         [..., 25], in metres.
@@ -199,6 +219,37 @@ class Hand(nn.Module):
             grasp: [B, 25] in the cube's frame.
             edge: of the cube, [B] in metres.
         """
+        signed = _signed_distance(self._surface(grasp), edge)
+        return self._nearest_of_links(signed.amin(2))
+
+    def nearest_points(
+        self, grasp: Tensor, edge: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the point of every link that is nearest to a cube around the origin, [B, L, 3] in
+        metres, and ``distances``, [B, L].
+
+        Of points that are equally near, as of an edge that is parallel to a face, it is the mean.
+        The point of a link without a box is the origin.
+        """
+        points = self._surface(grasp)
+        signed = _signed_distance(points, edge)
+        in_box = signed.amin(2)
+        distance = self._nearest_of_links(in_box)
+        is_tied = (signed <= in_box[..., None] + TIE)[..., None]
+        point = (points * is_tied).sum(2) / is_tied.sum(2)
+
+        # The box that a link is nearest with: the first of equal ones.
+        boxes = torch.arange(len(self.box_link), device=grasp.device)
+        is_nearest = in_box == distance[:, self.box_link]
+        candidates = torch.where(is_nearest, boxes, len(boxes))
+        box = torch.full_like(distance, len(boxes), dtype=torch.long)
+        links = self.box_link.expand(len(grasp), -1)
+        box = box.scatter_reduce(1, links, candidates, "amin")
+        point = torch.cat([point, torch.zeros_like(point[:, :1])], 1)
+        return point.gather(1, box[..., None].expand(-1, -1, 3)), distance
+
+    def _surface(self, grasp: Tensor) -> Tensor:
+        """Returns 98 points on the surface of every box, [B, N, 98, 3], for grasps [B, 25]."""
         rotation, position = self.links(grasp)
         # Points on the surface of every box, first in the frame of its link.
         line = torch.linspace(
@@ -210,20 +261,19 @@ class Hand(nn.Module):
         link_points = box_points @ self.box_turn.transpose(1, 2)
         link_points = link_points + self.box_centre[:, None]
         link_rotation = rotation[:, self.box_link].transpose(-1, -2)
-        points = link_points @ link_rotation + position[:, self.box_link, None]
+        points: Tensor = link_points @ link_rotation
+        return points + position[:, self.box_link, None]
 
-        # The distance from the nearest corner, edge or face; inside, from the nearest face.
-        beyond_face = points.abs() - edge[:, None, None, None] / 2
-        outside_distance = beyond_face.clamp(min=0).norm(dim=-1)
-        signed = outside_distance + beyond_face.amax(-1).clamp(max=0)
+    def _nearest_of_links(self, in_box: Tensor) -> Tensor:
+        """Returns the smallest distance of the boxes of every link: [B, N] to [B, L]."""
         unreached = torch.full(
-            (len(grasp), len(self.parents) + 1),
+            (len(in_box), len(self.parents) + 1),
             torch.inf,
-            dtype=grasp.dtype,
-            device=grasp.device,
+            dtype=in_box.dtype,
+            device=in_box.device,
         )
-        links = self.box_link.expand(len(grasp), -1)
-        return unreached.scatter_reduce(1, links, signed.amin(2), "amin")
+        links = self.box_link.expand(len(in_box), -1)
+        return unreached.scatter_reduce(1, links, in_box, "amin")
 
     def _cross(self) -> Tensor:
         """Returns the matrices [J, 3, 3] of the cross product with the joints' axes."""
@@ -232,3 +282,14 @@ class Hand(nn.Module):
         return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(
             -1, 3, 3
         )
+
+
+def _signed_distance(points: Tensor, edge: Tensor) -> Tensor:
+    """Returns the distance of points [B, N, P, 3] from cubes [B] around the origin, [B, N, P];
+    negative inside.
+    """
+    # The distance from the nearest corner, edge or face; inside, from the nearest face.
+    beyond_face = points.abs() - edge[:, None, None, None] / 2
+    outside_distance = beyond_face.clamp(min=0).norm(dim=-1)
+    signed: Tensor = outside_distance + beyond_face.amax(-1).clamp(max=0)
+    return signed
