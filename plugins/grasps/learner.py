@@ -20,6 +20,7 @@ from runner.api import (
 )
 
 from .answers import clouds, drawn, responses
+from .chamfer import chamfer
 from .decoder import DitBlock
 from .diffusion import alphas_cumprod, ddim, ddpm, straight
 from .encoder import grouped
@@ -131,7 +132,26 @@ class GraspLearner(GradientLearner):
             name: weight * error(answer[..., numbers], grasp[..., numbers])
             for name, (numbers, weight) in PARTS.items()
         }
-        return {**errors, "keypoints": error(*keypoints)}
+        errors["keypoints"] = error(*keypoints)
+        return {**errors, **self.chamfer_errors(answer, grasp)}
+
+    def chamfer_errors(
+        self, answer: Tensor, grasp: Tensor
+    ) -> dict[str, Tensor]:
+        """Returns the weighted Chamfer distance of the hands of scaled grasps [B, G, 25], the mean
+        over each set, [B]; nothing if its weight is zero.
+        """
+        if not self.config.chamfer:
+            return {}
+        predicted, target = (
+            KEYPOINT_SCALE
+            * self.module.hand.outline_of(self.module.metric(scaled))
+            for scaled in (answer, grasp)
+        )
+        # Every grasp of a set is compared with its own target.
+        distance = chamfer(predicted.flatten(0, 1), target.flatten(0, 1))
+        mean = distance.view(answer.shape[:2]).mean(1)
+        return {"chamfer": self.config.chamfer * mean}
 
     def chance(self, batch: Batch) -> torch.Generator:
         """Returns the generator for the noise of ``inputs``; other held-out scenes have

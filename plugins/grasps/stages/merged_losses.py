@@ -60,7 +60,8 @@ class MergedLosses(Stage):
 
         def restoration(answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
             squared = (stacked(answer) - stacked(grasp)).square().mean(1)
-            errors = (squared @ weights).unbind(1)
-            return dict(zip((*PARTS, "keypoints"), errors, strict=True))
+            columns = (squared @ weights).unbind(1)
+            errors = dict(zip((*PARTS, "keypoints"), columns, strict=True))
+            return {**errors, **learner.chamfer_errors(answer, grasp)}
 
         pipeline.slots.replace("restoration", restoration)
