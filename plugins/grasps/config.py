@@ -58,7 +58,7 @@ class GraspLearnerConfig(GradientLearnerConfig):
     sample_losses: ClassVar[bool] = True
     learns_from: ClassVar[str] = "grasps"
     # Students and models that were stored before these settings existed stay valid.
-    omitted: ClassVar[frozenset[str]] = frozenset({"chamfer"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"chamfer", "task_weights"})
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}
     }
@@ -75,8 +75,8 @@ class GraspLearnerConfig(GradientLearnerConfig):
     """Whether clouds and grasps are rotated about z into a canonical orientation of the cloud, and
     predictions back: the network then need not learn every angle.
     """
-    encoder: Literal["pointnet_lite", "pointnet2"] = "pointnet_lite"
-    """Neighbourhoods of points, in one level or in two."""
+    encoder: Literal["pointnet_lite", "pointnet2", "pyramid"] = "pointnet_lite"
+    """Neighbourhoods of points, in one level, in two, or in a feature pyramid of three."""
     centres: Count = 32
     """Number of neighbourhoods: tokens that represent a cloud."""
     neighbours: Count = 16
@@ -91,6 +91,12 @@ class GraspLearnerConfig(GradientLearnerConfig):
     """Weight of the Chamfer distance between the predicted hand and that of the data, of points at
     both ends of every box, in squared decimetres. It helps where links far from the joints should
     be right; it hurts by the time of an update.
+    """
+    task_weights: Literal["fixed", "learned"] = "fixed"
+    """Whether the errors of translations, rotations and joints have fixed weights, or weights that
+    are learned with the model, from the logarithms of their variances (arXiv:1705.07115). Learned
+    ones help where the fixed weights are unknown; they hurt where training errors become small,
+    because their parts then outweigh the others.
     """
 
 

@@ -59,6 +59,7 @@ class CvaeNetwork(GraspNetwork):
 class GraspCvae(GraspLearner):
     """Makes grasps again from a few numbers, which are kept close to a normal distribution."""
 
+    module: CvaeNetwork
     config: GraspCvaeConfig
 
     def build(
@@ -98,7 +99,11 @@ class GraspCvae(GraspLearner):
         weight = self.config.divergence * share
         errors = self.slots.restoration(answer, grasp)
         parts = {**errors, "divergence": weight * divergence}
-        loss = weighted_loss(parts, with_samples=self.context.sample_losses)
+        loss = weighted_loss(
+            parts,
+            log_variances=self.module.log_variances,
+            with_samples=self.context.sample_losses,
+        )
         # In nats, whatever its weight: a vanished divergence means that the latent numbers
         # contain nothing about the grasp.
         nats = Mean(divergence.detach().sum(), len(divergence))

@@ -25,27 +25,19 @@ from .decoder import DitBlock
 from .diffusion import alphas_cumprod, ddim, ddpm, straight
 from .encoder import grouped
 from .geometry import (
-    JOINTS,
     ROTATION,
-    TRANSLATION,
     LimitedGrasps,
     matrix,
     rotated,
     rotation_6d,
     straightening,
 )
-from .network import NUMBERS, DiffusionNetwork, GraspNetwork
+from .network import NUMBERS, PARTS, DiffusionNetwork, GraspNetwork
 
 if TYPE_CHECKING:
     from .config import GraspDiffusionConfig
     from .served import DiffusionRequest, GraspRequest, GraspResponse
 
-PARTS = {
-    "translation": (TRANSLATION, 20.0),
-    "rotation": (ROTATION, 20.0),
-    "joints": (JOINTS, 1.0),
-}
-"""Numbers of a grasp, and the weights of their errors."""
 KEYPOINT_SCALE = 10.0
 """Factor of metres before their errors count."""
 
@@ -192,16 +184,31 @@ def weighted_loss(
     parts: Mapping[str, Tensor],
     weight: Tensor | None = None,
     *,
+    log_variances: Mapping[str, Tensor] | None = None,
     with_samples: bool = False,
 ) -> Loss:
-    """Returns the sum of the parts, [B] each, optionally with a weight for every row, [B], and with
-    the loss of every row.
+    """Returns the sum of the parts of a loss, and the means of each.
+
+    Args:
+        parts: Errors of every row by name, [B] each.
+        weight: Weights of the rows, [B].
+        log_variances: Learned scalars s by name of a part: such a part counts as exp(-s) error + s,
+            which is twice the negative log-likelihood of Kendall et al. 2018 (arXiv:1705.07115,
+            equation 5) with s = log variance, and for s = 0 the error itself. They are logged as
+            ``log_variance_<name>``, and the errors without them.
+        with_samples: Whether the loss of every row is returned, too.
     """
     rows = len(next(iter(parts.values())))
     means = {
         name: Mean(error.detach().sum(), rows) for name, error in parts.items()
     }
-    stacked = torch.stack(list(parts.values()))
+    terms = dict(parts)
+    for name, log_variance in (log_variances or {}).items():
+        terms[name] = (-log_variance).exp() * parts[name] + log_variance
+        # A sum over rows, like the loss: parts of a batch add up to the batch.
+        total = rows * log_variance.detach()
+        means[f"log_variance_{name}"] = Mean(total, rows)
+    stacked = torch.stack(list(terms.values()))
     if weight is not None:
         stacked = weight * stacked
     samples = stacked.detach().sum(0) if with_samples else None
@@ -289,6 +296,7 @@ class GraspDiffusion(GraspLearner):
         return weighted_loss(
             errors,
             self.weight[timestep],
+            log_variances=self.module.log_variances,
             with_samples=self.context.sample_losses,
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .decoder import SetTransformer
 from .encoder import ENCODERS
-from .geometry import HAND, LIMITS, Hand
+from .geometry import HAND, JOINTS, LIMITS, ROTATION, TRANSLATION, Hand
 
 if TYPE_CHECKING:
     from .config import GraspLearnerConfig
@@ -19,6 +19,12 @@ NUMBERS = 25
 """Numbers that describe a grasp."""
 SCALE = 0.05
 """Metres; about half of an object's size."""
+PARTS = {
+    "translation": (TRANSLATION, 20.0),
+    "rotation": (ROTATION, 20.0),
+    "joints": (JOINTS, 1.0),
+}
+"""Numbers of a grasp, and the fixed weights of their errors."""
 
 
 class GraspNetwork(nn.Module):
@@ -37,6 +43,12 @@ class GraspNetwork(nn.Module):
         self.transformer = SetTransformer(
             inputs, NUMBERS, config.width, config.layers, config.heads
         )
+        # Zeros: no random number is drawn, and the weights start as the fixed ones.
+        self.log_variances: nn.ParameterDict | None = None
+        if config.task_weights == "learned":
+            self.log_variances = nn.ParameterDict(
+                {name: torch.zeros(()) for name in PARTS}
+            )
         self.hand = Hand({name: tables[name] for name in (*HAND, *LIMITS)})
         self.lower: Tensor
         self.upper: Tensor

@@ -10,7 +10,7 @@ from runner.plugin.progress import Progress
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
 from runner.plugins.grasps.diffusion import alphas_cumprod
-from runner.plugins.grasps.encoder import farthest_points, grouped
+from runner.plugins.grasps.encoder import ENCODERS, FeaturePyramid, farthest_points, grouped, interpolated
 from runner.plugins.grasps.geometry import JOINTS, LimitedGrasps, rotated, straightening, yaw
 from runner.plugins.grasps.learner import weighted_loss
 from runner.plugins.grasps.scenes import on_cubes
@@ -39,7 +39,7 @@ def inputs_of(pipeline, rows=3):
     return pipeline.learner.inputs(pipeline.source.draw(rows, Progress("updates", 1)))
 
 
-@pytest.mark.parametrize("encoder", ["pointnet_lite", "pointnet2"])
+@pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_order_of_points_does_not_matter_and_that_of_grasps_is_kept(name, encoder):
     pipeline = made(name, f"model.encoder={encoder}")
@@ -120,6 +120,40 @@ def test_levels_with_little_signal_count_as_much_as_there_is_of_it():
     assert float(weighted_loss(parts).also["joints"].sum) == 4.0
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learned_weights_start_as_the_fixed_ones_and_add_up_over_parts_of_a_batch(name):
+    fixed, learned = made(name), made(name, "model.task_weights=learned")
+    batch = fixed.source.draw(4, Progress("updates", 1))
+    noise = fixed.learner.noise(batch, torch.Generator().manual_seed(0))
+    progress = Progress("updates", 100, updates=90)
+    shared = dict(fixed.learner.module.named_parameters())
+    for key, parameter in learned.learner.module.named_parameters():
+        assert "log_variances" in key or torch.equal(parameter, shared[key])
+    loss = learned.learner.loss(batch, noise, progress)
+    torch.testing.assert_close(loss.sum, fixed.learner.loss(batch, noise, progress).sum)
+    log_variances = learned.learner.module.log_variances
+    with torch.no_grad():
+        for part, value in (("translation", -0.5), ("rotation", 0.5), ("joints", 1.5)):
+            log_variances[part].fill_(value)
+    loss = learned.learner.loss(batch, noise, progress)
+    halves = [
+        learned.learner.loss(*({key: rows[half] for key, rows in tree.items()} for tree in (batch, noise)), progress)
+        for half in (slice(2), slice(2, 4))
+    ]
+    torch.testing.assert_close(sum(half.sum for half in halves), loss.sum)
+    assert float(loss.also["log_variance_joints"].sum) == 4 * 1.5
+    assert all(gradient.isfinite() for gradient in torch.autograd.grad(loss.sum, list(log_variances.values())))
+
+
+def test_a_log_variance_has_no_gradient_where_it_is_that_of_the_errors():
+    error = torch.tensor([1.0, 3.0])
+    log_variance = torch.tensor(math.log(2.0), requires_grad=True)
+    loss = weighted_loss({"joints": error}, log_variances={"joints": log_variance})
+    assert float(loss.sum.detach()) == pytest.approx(2 + 2 * math.log(2))
+    assert abs(float(torch.autograd.grad(loss.sum, log_variance)[0])) < 1e-6
+    assert float(loss.also["joints"].sum) == 4
+
+
 def test_the_weight_of_the_divergence_grows():
     pipeline = made("grasp_cvae")
     batch = pipeline.source.draw(4, Progress("updates", 1))
@@ -178,6 +212,28 @@ def test_farthest_points_are_far_from_each_other():
     assert neighbour.shape == (1, 3, 4)
     apart = cloud[0, centre[0], 0] > 0  # the others are all in one place
     assert torch.equal(neighbour[0, apart, 0], centre[0, apart])
+
+
+def test_tokens_are_interpolated_between_the_nearest_centres():
+    tokens = torch.tensor([[[1.0], [3.0], [8.0], [100.0]]])
+    coarse = torch.tensor([[[0.0, 0, 0], [1.0, 0, 0], [0.0, 2, 0], [9.0, 0, 0]]])
+    fine = torch.tensor([[[0.0, 0, 0], [0.5, 0, 0]]])
+    weights = torch.tensor([4.0, 4.0, 1 / 4.25])
+    expected = (weights * tokens[0, :3, 0]).sum() / weights.sum()
+    torch.testing.assert_close(interpolated(tokens, coarse, fine)[0, :, 0], torch.stack([torch.tensor(1.0), expected]))
+    assert float(interpolated(tokens[:, :1], coarse[:, :1], fine).min()) == 1
+
+
+def test_a_coarse_level_of_a_pyramid_reaches_all_tokens():
+    torch.manual_seed(0)
+    cloud = on_cubes(torch.full((2,), 0.07), 64)
+    encoder, groups = FeaturePyramid(8, 0.05), grouped(cloud, 32, 4)
+    before = encoder(cloud, *groups)
+    with torch.no_grad():
+        encoder.lateral[-1].bias += 1
+    assert bool(((encoder(cloud, *groups) - before).abs().amax(-1) > 1e-4).all())
+    before.sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
 def test_a_rotation_keeps_the_groups_of_a_cloud():

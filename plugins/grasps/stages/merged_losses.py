@@ -40,8 +40,8 @@ class MergedLosses(Stage):
         """Keeps the parts' weights as a matrix, [25 + 3 * links, 4]."""
         import torch
 
-        from ..learner import KEYPOINT_SCALE, PARTS
-        from ..network import NUMBERS
+        from ..learner import KEYPOINT_SCALE
+        from ..network import NUMBERS, PARTS
 
         learner = cast("GraspLearner", pipeline.learner)
         hand = learner.module.hand
