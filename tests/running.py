@@ -91,6 +91,12 @@ TINY_GRASPS = (
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,
 )
+TINY_CLOUDS = (
+    *("data.synthetic=true", "data.points=32", "data.grasps=4", "data.scenes=4"),
+    *("model.centres=4", "model.neighbours=4", "model.width=8"),
+    "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *QUIETLY,
+)
 TINY_RADIANCE = (
     *(f"data.file={Path(__file__).parent / 'boxes.npz'}", "data.held_out=3"),
     *("model.width=8", "model.layers=2", "model.latent=4", "model.samples=4", "model.patch=8"),
@@ -98,7 +104,7 @@ TINY_RADIANCE = (
     *QUIETLY,
 )
 SMALL = {
-    "graf": TINY_RADIANCE,
+    "graf": TINY_RADIANCE, "cloud": TINY_CLOUDS,
     "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
     "grasp_serve": ("model.steps=4", "model.sampling_steps=4", "inference.ddim.steps=2", *TINY_GRASPS),
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "conv": TINY_CONV,

@@ -39,7 +39,9 @@ def fits(kind, name):
 HELD = [(kind, name) for kind in STAGES for name in LEARNERS.values() if fits(kind, name)]
 CHOOSING = {kind: name for kind, name in HELD if REGISTRY.get("optimization", kind).prepares}
 """One recipe for a stage that looks at no learner, and trains in child processes."""
-TRACED_ELSEWHERE = {("compile", name) for name in ("gcn_cora", "graphgpt_esol", "pgt_cora", "grasp_cvae")}
+TRACED_ELSEWHERE = {
+    ("compile", name) for name in ("gcn_cora", "graphgpt_esol", "pgt_cora", "grasp_cvae", "cloud_contrastive")
+}
 """Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt``, ``gps_esol`` and
 ``grasp_diffusion``."""
 ON_IN_THE_RECIPE = {(kind, name) for kind, name in HELD if kind in SHIPPED[name].stages}
@@ -64,7 +66,7 @@ SHORT = {
     "shakespeare": "train.tokens=1280", "gpt2": "train.tokens=1280", "mamba2": "train.tokens=1280",
     "gcn": "train.epochs=3", "emma": "train.epochs=3",
     "conv": "train.updates=3", "pgt": "train.updates=3", "gps": "train.updates=3", "graphgpt": "train.updates=3",
-    "grasp": "train.updates=3", "graf": "train.updates=3",
+    "grasp": "train.updates=3", "graf": "train.updates=3", "cloud": "train.updates=3",
 }  # fmt: skip
 """By the first word of a recipe's name."""
 

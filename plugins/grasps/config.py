@@ -50,7 +50,24 @@ HAND_KEYPOINTS = 7
 HAND_BOXES = 67
 
 
-class GraspLearnerConfig(GradientLearnerConfig):
+class CloudEncoderConfig(GradientLearnerConfig):
+    """Common settings of learners with an encoder of clouds."""
+
+    straighten: bool = True
+    """Whether clouds and grasps are rotated about z into a canonical orientation of the cloud, and
+    predictions back: the network then need not learn every angle.
+    """
+    encoder: Literal["pointnet_lite", "pointnet2", "pyramid"] = "pointnet_lite"
+    """Neighbourhoods of points, in one level, in two, or in a feature pyramid of three."""
+    centres: Count = 32
+    """Number of neighbourhoods: tokens that represent a cloud."""
+    neighbours: Count = 16
+    """Points of each."""
+    width: Annotated[int, Field(ge=2, multiple_of=2)] = 128
+    """Size of the vector of a token, and of a grasp between the blocks of a transformer."""
+
+
+class GraspLearnerConfig(CloudEncoderConfig):
     """Common settings of learners of grasps: an encoder of clouds, and a transformer on
     sets of grasps.
     """
@@ -71,20 +88,8 @@ class GraspLearnerConfig(GradientLearnerConfig):
     response: ClassVar[type[ServedResponse]] = GraspResponse
     page: ClassVar[str] = "page"
 
-    straighten: bool = True
-    """Whether clouds and grasps are rotated about z into a canonical orientation of the cloud, and
-    predictions back: the network then need not learn every angle.
-    """
-    encoder: Literal["pointnet_lite", "pointnet2", "pyramid"] = "pointnet_lite"
-    """Neighbourhoods of points, in one level, in two, or in a feature pyramid of three."""
-    centres: Count = 32
-    """Number of neighbourhoods: tokens that represent a cloud."""
-    neighbours: Count = 16
-    """Points of each."""
     layers: Count = 4
     """Blocks of the transformer."""
-    width: Annotated[int, Field(ge=2, multiple_of=2)] = 128
-    """Size of the vector of a grasp or a token between the blocks."""
     heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     chamfer: Annotated[float, Field(ge=0)] = 0.0
@@ -114,7 +119,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
 
     kind: ClassVar[str] = "grasp_diffusion"
     implementation = ".learner:GraspDiffusion"
-    answering: ClassVar[frozenset[str]] = frozenset({"condition", "both"})
+    answering: ClassVar[frozenset[str]] = frozenset(
+        {"condition", "both", "sample"}
+    )
     slots: ClassVar[frozenset[str]] = GraspLearnerConfig.slots | answering
     request: ClassVar[type[ServedRequest]] = DiffusionRequest
 
@@ -194,6 +201,38 @@ class GraspCvaeConfig(GraspLearnerConfig):
     """Share of the training in which that weight grows from zero."""
 
 
+class CloudContrastiveConfig(CloudEncoderConfig):
+    """Trains an encoder of clouds without grasps: it recognizes which two views are of the same
+    cloud, among those of its batch (InfoNCE, arXiv:1807.03748; SimCLR, arXiv:2002.05709).
+
+    A view has some of the points of a cloud, moved a little, and turned about z. A learner of
+    grasps starts with the encoder's weights if its ``init_from`` names the run, and its ``encoder``
+    and ``width`` are the same.
+
+    When it helps: many clouds of many objects, and grasps for few of them.
+    When it hurts: cubes of four sizes, as here: most clouds of a batch show an object of the same
+    size as others, so that the encoder has to learn where points were sampled. Not measured yet.
+    """
+
+    kind: ClassVar[str] = "cloud_contrastive"
+    implementation = ".contrastive:CloudContrastive"
+    learns_from: ClassVar[str] = "clouds"
+    # Every cloud of a batch is compared with all others.
+    couples_samples: ClassVar[bool] = True
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}
+    }
+
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    """By which similarities are divided."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of the points that a view has, at least as many as the neighbourhoods need."""
+    jitter_mm: Annotated[float, Field(ge=0)] = 1.0
+    """Standard deviation of the noise on every coordinate of a point, in millimetres."""
+    degrees: Annotated[float, Field(ge=0, le=180)] = 180.0
+    """Largest angle of a view about z, in either direction."""
+
+
 class AugmentConfig(Config):
     """Augmentation of training samples."""
 
@@ -227,7 +266,7 @@ class CubeGraspsConfig(PublishedDatasetConfig):
         ),
         "*_mm": (0, math.inf),
     }
-    objective: ClassVar[Objective] = Objective(
+    objective: ClassVar[Objective | None] = Objective(
         "strict", "maximize", margin=0.05, unit="share"
     )
     files: ClassVar[tuple[DataFile, ...]] = (GRASPS, BOXES)
@@ -298,3 +337,18 @@ class CubeGraspsConfig(PublishedDatasetConfig):
             "upper": TensorOutline((GRASP_NUMBERS,)),
         }
         return SourceOutline(batch, tables=tables)
+
+
+class CubeCloudsConfig(CubeGraspsConfig):
+    """The clouds of ``cube_grasps``, for learners that need no grasps.
+
+    Samples and their division are the same; the evaluation is that of the learner.
+    """
+
+    kind: ClassVar[str] = "cube_clouds"
+    implementation = ".clouds:CubeClouds"
+    provides: ClassVar[str] = "clouds"
+    headline: ClassVar[tuple[str, ...]] = ("loss", "recognized")
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"recognized": (0, 1)}
+    # The loss on held-out samples.
+    objective: ClassVar[Objective | None] = None

@@ -99,6 +99,30 @@ def ddim(
     raise AssertionError("there is at least one step")
 
 
+def multistep_consistency(
+    denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int
+) -> Tensor:
+    """Samples from a consistent network (Song et al., arXiv 2303.01469, algorithm 1).
+
+    Args:
+        denoise: The network, which predicts the same signal from all levels of a trajectory.
+        noise: The last of [T, ...] is the start; between two evaluations, that of the level is
+            added.
+        signal: The share of the signal at every step, [T].
+        sigma: The share of the noise, [T].
+        steps: Number of evaluations of the network.
+
+    Returns:
+        Samples like one of ``noise``.
+    """
+    first, *later = trailing(steps, len(signal))
+    x0 = denoise(noise[-1], first)
+    for timestep in later:
+        x = signal[timestep] * x0 + sigma[timestep] * noise[timestep]
+        x0 = denoise(x, timestep)
+    return x0
+
+
 def ddpm(denoise: Denoise, noise: Tensor, alphas_cumprod: Tensor) -> Tensor:
     """Samples with fresh noise in every step (Ho et al., arXiv 2006.11239, equations 6 and 7).
 

@@ -22,7 +22,7 @@ from runner.api import (
 from .answers import clouds, drawn, responses
 from .chamfer import chamfer
 from .decoder import DitBlock
-from .diffusion import alphas_cumprod, ddim, ddpm, straight
+from .diffusion import Denoise, alphas_cumprod, ddim, ddpm, straight
 from .encoder import grouped
 from .geometry import (
     ROTATION,
@@ -228,7 +228,7 @@ class GraspDiffusion(GraspLearner):
         context: Context,
     ) -> None:
         super().__init__(config, shapes, context)
-        self.sampler = config.sampler
+        self.sampler: str = config.sampler
         self.sampling_steps = config.sampling_steps
         self.eta = config.eta
         self.guidance = config.guidance
@@ -330,8 +330,9 @@ class GraspDiffusion(GraspLearner):
         steps = requests[0].steps
         grasps = requests[0].grasps
         # Only these samplers add noise after the start.
+        adds_noise = self.sampler == "consistency" or self.eta > 0
         is_ddpm = self.sampler == "ddpm" and steps is None
-        levels = self.config.steps if self.eta > 0 or is_ddpm else 1
+        levels = self.config.steps if adds_noise or is_ddpm else 1
         noise = drawn(requests, levels, grasps, NUMBERS)
         inputs = {
             "cloud": clouds(requests, self.device),
@@ -355,14 +356,25 @@ class GraspDiffusion(GraspLearner):
                 timesteps = torch.full((len(x),), timestep, device=x.device)
                 return self.denoised(x, tokens(), timesteps)
 
-            if self.sampler == "ddpm" and "steps" not in inputs:
-                scaled = ddpm(denoise, noise, self.alphas_cumprod)
-            else:
-                steps = inputs.get("steps", self.sampling_steps)
-                scaled = ddim(
-                    denoise, noise, self.signal, self.sigma, steps, self.eta
-                )
+            scaled = self.slots.sample(denoise, noise, inputs.get("steps"))
             return self.placed(scaled, cloud)
+
+    def sample(
+        self, denoise: Denoise, noise: Tensor, steps: int | None = None
+    ) -> Tensor:
+        """Returns scaled grasps [B, G, 25] from noise [steps, B, G, 25], by the configured sampler;
+        by that many steps of DDIM if these are requested.
+        """
+        if self.sampler == "ddpm" and steps is None:
+            return ddpm(denoise, noise, self.alphas_cumprod)
+        return ddim(
+            denoise,
+            noise,
+            self.signal,
+            self.sigma,
+            self.sampling_steps if steps is None else steps,
+            self.eta,
+        )
 
     def condition(self, cloud: Tensor) -> Callable[[], Tensor]:
         """Returns the function that provides the tokens of clouds at every level of a sampling."""

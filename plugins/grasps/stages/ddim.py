@@ -16,6 +16,9 @@ from runner.api import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..diffusion import Denoise
     from ..learner import GraspDiffusion
 
 
@@ -32,6 +35,7 @@ class DdimConfig(StageConfig):
     kind: ClassVar[str] = "ddim"
     implementation = "Ddim"
     phase: ClassVar[int] = 1
+    claims: ClassVar[frozenset[str]] = frozenset({"sample"})
 
     steps: Annotated[int, Field(ge=1)] = 20
     """Number of noise levels at which the network is evaluated."""
@@ -69,11 +73,27 @@ class DdimConfig(StageConfig):
 
 
 class Ddim(Stage):
-    """Sets the sampler of the learner."""
+    """Replaces the sampler of the learner."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Sets only the learner's attributes."""
+        """Replaces the slot, and sets the attributes by which noise for requests is drawn."""
+        from ..diffusion import ddim
+
         learner = cast("GraspDiffusion", pipeline.learner)
         learner.sampler = "ddim"
         learner.sampling_steps = self.config.steps
         learner.eta = self.config.eta
+
+        def sample(
+            denoise: Denoise, noise: Tensor, steps: int | None = None
+        ) -> Tensor:
+            return ddim(
+                denoise,
+                noise,
+                learner.signal,
+                learner.sigma,
+                steps or learner.sampling_steps,
+                learner.eta,
+            )
+
+        pipeline.slots.replace("sample", sample)
