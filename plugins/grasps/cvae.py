@@ -101,7 +101,7 @@ class GraspCvae(GraspLearner):
         parts = {**errors, "divergence": weight * divergence}
         loss = weighted_loss(
             parts,
-            log_variances=self.module.log_variances,
+            log_variances=self.log_variances(),
             with_samples=self.context.sample_losses,
         )
         # In nats, whatever its weight: a vanished divergence means that the latent numbers

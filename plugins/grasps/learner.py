@@ -127,6 +127,12 @@ class GraspLearner(GradientLearner):
         errors["keypoints"] = error(*keypoints)
         return {**errors, **self.chamfer_errors(answer, grasp)}
 
+    def log_variances(self) -> dict[str, Tensor]:
+        """Returns the learned logarithms of variances by part of the loss; none with fixed
+        weights.
+        """
+        return dict(self.module.log_variances or {})
+
     def chamfer_errors(
         self, answer: Tensor, grasp: Tensor
     ) -> dict[str, Tensor]:
@@ -296,7 +302,7 @@ class GraspDiffusion(GraspLearner):
         return weighted_loss(
             errors,
             self.weight[timestep],
-            log_variances=self.module.log_variances,
+            log_variances=self.log_variances(),
             with_samples=self.context.sample_losses,
         )
 
