@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from runner.api import Pipeline
 from runner.plugin.registry import Registry
 from runner.plugins.grasps.chamfer import chamfer, naive_chamfer
 from runner.plugins.grasps.stages.consistency import ConsistencyConfig
@@ -33,7 +34,7 @@ from runner.system.hardware import cpu_model
 from runner.tracking import Workspace
 from runner.training.evaluation import evaluated
 from runner.training.outputs import NoOutput
-from runner.training.pipeline import Pipeline, assemble
+from runner.training.pipeline import assemble
 from runner.training.run import run
 from runner.training.step import Step
 
@@ -67,12 +68,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="PATH=VALUE")
+    parser.add_argument("--student-updates", type=int, default=1000)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", action="store_true", help="only write README.md")
     arguments = parser.parse_args()
     file = arguments.folder / "results.jsonl"
     if not arguments.table:
-        measure(file, arguments.parts, arguments.seeds, arguments.sets)
+        students = arguments.student_updates
+        measure(file, arguments.parts, arguments.seeds, arguments.sets, students)
     (arguments.folder / "README.md").write_text(report(read(file)))
 
 
@@ -81,8 +84,8 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def measure(file: Path, parts: Sequence[str], seeds: Sequence[int], sets: Sequence[str]) -> None:
-    """Appends the missing results to the file."""
+def measure(file: Path, parts: Sequence[str], seeds: Sequence[int], sets: Sequence[str], students: int) -> None:
+    """Appends the missing results to the file; students are trained for ``students`` updates."""
     existing = {(result["part"], result["seed"]) for result in read(file)}
 
     def add(part: str, seed: int | None, values: Mapping[str, Any]) -> None:
@@ -104,11 +107,13 @@ def measure(file: Path, parts: Sequence[str], seeds: Sequence[int], sets: Sequen
                 continue
             with tempfile.TemporaryDirectory() as workspace:
                 os.environ["RUNNER_WORKSPACE"] = workspace
-                for name, values in trained(part, seed, sets, Path(workspace)):
+                for name, values in trained(part, seed, sets, Path(workspace), students):
                     add(name, seed, values)
 
 
-def trained(part: str, seed: int, sets: Sequence[str], workspace: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def trained(
+    part: str, seed: int, sets: Sequence[str], workspace: Path, students: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Trains a variant, and yields the results of the last weights by name."""
     registry = Registry()
     common = [f"seed={seed}", "device=cpu", *sets]
@@ -132,6 +137,8 @@ def trained(part: str, seed: int, sets: Sequence[str], workspace: Path) -> Itera
         return
     state = pipeline.learner.complete_state()
     for name, config in STAGES.items():
+        if isinstance(config, ConsistencyConfig):
+            config = config.model_copy(update={"updates": students})
         trained_model = assemble(recipe)
         trained_model.learner.load_complete_state(state)
         # The student is trained once for both numbers of evaluations.
