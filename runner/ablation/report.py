@@ -356,9 +356,11 @@ def _remarks(case: CaseResult) -> Iterator[str]:
     if case.synthetic:
         yield f"data {SYNTHETIC_REMARK}"
     band = noise_factor(case.a_a)
-    processes = (
-        "1 process" if case.a_a.processes == 1 else f"{case.a_a.processes} processes"
-    )
+    count = case.a_a.processes
+    processes = "1 process" if count == 1 else f"{count} processes"
+    # A variant has several processes at a time.
+    if case.processes > 1:
+        processes = amount(count, "starts")
     yield (
         f"noise (baseline against itself): {case.a_a} with {processes} of each; "
         f"ratios from {1 / band:.2f}x to {band:.2f}x are unclear"
