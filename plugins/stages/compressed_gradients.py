@@ -34,7 +34,8 @@ class CompressedGradientsConfig(StageConfig):
     When it helps: it is made for networks between machines that are slower than the computation;
     that was not measured.
     When it hurts: on one machine, 0.74 to 0.97 times the speed without it (two processes, three
-    recipes, November 2026). Gradients are rounded, and fp16 loses those below 6e-8.
+    recipes, November 2026). Gradients are rounded, and fp16 loses those below 6e-8. A small
+    classifier lost 1.8 points of accuracy with rank 1, and less than 1 with rank 4 and 16 bits.
     """
 
     kind: ClassVar[str] = "compressed_gradients"
