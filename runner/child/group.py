@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.child.spawn import Child
+from runner.child.spawn import Cause, Child, ChildError
 from runner.system.hardware import usable_cores
 
 if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
+
+_MOMENT_SECONDS = 1.0
 
 
 class ChildGroup(AbstractContextManager["ChildGroup"]):
@@ -95,7 +97,23 @@ class ChildGroup(AbstractContextManager["ChildGroup"]):
     def _answers(self, timeout: float, hung: str) -> list[dict[str, Any]]:
         try:
             return [child.answer(timeout, hung=hung) for child in self._children]
+        except ChildError as error:
+            # The others may wait for the one that has failed, or know the reason.
+            errors = [error, *self._errors()]
+            self._resources.close()
+            raise next(filter(_is_about_memory, errors), error) from None
         except BaseException:
-            # The others may wait for the one that has failed.
             self._resources.close()
             raise
+
+    def _errors(self) -> Iterator[ChildError]:
+        """Yields the errors of processes that fail within a moment."""
+        for child in self._children:
+            try:
+                child.answer(_MOMENT_SECONDS)
+            except ChildError as error:
+                yield error
+
+
+def _is_about_memory(error: ChildError) -> bool:
+    return error.cause is Cause.OUT_OF_MEMORY

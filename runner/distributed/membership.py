@@ -97,6 +97,8 @@ def connected(place: Mapping[str, Any], device: str, timeout_s: float | None = N
     import torch
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+    # Its failures are those of a trial, not of the training whose launcher may have the variable.
+    os.environ.pop(LAUNCH_FOLDER, None)
     rank = place["rank"]
     group = ProcessGroup(FileStore(place["store"], count), rank, count, rank)
     is_on_cpu = device == "cpu" or not torch.cuda.is_available()

@@ -92,7 +92,8 @@ def refuse_stages(stages: Mapping[str, StageConfig], setting: Setting) -> None:
 def reason_for_one_process(stage: StageConfig, setting: Setting) -> str | None:
     """Returns why a stage is for one process; None if several may use it."""
     reason = stage.one_process
-    if stage.prepares or stage.tunes(setting):
+    # What is selected before the training is selected once.
+    if stage.tunes(setting) and not stage.prepares:
         reason = "it selects by measuring, and processes would select differently"
     elif setting.data.division == "draws" and stage.traces:
         reason = "its functions compute gradients, which processes add up inside of them"

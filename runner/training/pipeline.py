@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.child.spawn import Cause, Child, ChildError
 from runner.distributed.division import divide, draws_parts
 from runner.distributed.refusals import refuse_stages
 from runner.plugin.class_balance import ClassWeightsConfig, weights_of_classes
@@ -21,7 +20,7 @@ from runner.plugin.implementation import imported
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
-from runner.plugin.stage import Probe
+from runner.plugin.stage import Probe, Stage
 from runner.plugin.tuning import Choices, Tuning
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import DEFAULT, Problem, RecipeError, is_lock
@@ -38,7 +37,7 @@ from runner.training.resuming import (
 )
 from runner.training.stage_watch import StageReport, Watch
 from runner.training.state_schema import check_finite, check_weights, fitting
-from runner.training.tuning import tuning_of
+from runner.training.tuning import prepare_once, tuning_of
 
 if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
@@ -102,6 +101,7 @@ class Assembly:
         self._fixed = frozenset(
             kind for kind, stage in active.items() if stage.prepares
         )
+        self._processes = processes
         self.prepared = self._prepare(resumed)
 
         self.slots = Slots()
@@ -147,23 +147,35 @@ class Assembly:
         self.watch = watch if any(watch.slots_by_stage.values()) else None
         self.source.bind(self.learner)
 
-        # A stage that prepared the run does so only once: a resumed run reads none of its settings.
-        read_stages = {
-            kind: stage
-            for kind, stage in self.stages.items()
-            if resumed is None or not active[kind].prepares
-        }
+        read_stages = self._read_stages(resumed)
         self._recorded = {
             f"optimization.{kind}": stage.config for kind, stage in read_stages.items()
         }
         self._recorded |= {"model": model, "data": data}
 
+    def _read_stages(self, resumed: State | None) -> dict[str, Stage]:
+        """Returns the stages that have to read all of their settings here."""
+        # A stage that prepared the run does so only once, in one process: a resumed run and the
+        # other processes read none of its settings.
+        is_first = self._processes is None or not self._processes.rank
+        prepares = resumed is None and is_first
+        return {
+            kind: stage
+            for kind, stage in self.stages.items()
+            if prepares or kind not in self._fixed
+        }
+
     def _prepare(self, resumed: State | None) -> dict[str, list[str]]:
         """Lets stages change what is built, or restores their changes; returns their notes."""
+        processes = self._processes
         if resumed is None:
             for kind, stage in self.stages.items():
                 self._current_report = self.reports[kind]
-                stage.prepare(self)
+                if processes is None or kind not in self._fixed:
+                    stage.prepare(self)
+                else:
+                    notes = self._current_report.notes
+                    prepare_once(stage, self, notes, processes)
         else:
             self.batch_size = resumed["batch_size"]
             self.tuning.restore(resumed.get("tuning", {}), self._fixed)
@@ -356,37 +368,12 @@ class Assembly:
             raise recipe_error(self.recipe, "model.init_from", str(error)) from None
 
     def probe(self, batch_size: int) -> Probe | None:
-        """Trains a few steps with that batch size in a child process.
+        """Trains a few steps with that batch size; see ``try_batch_size``."""
+        # Few recipes need child processes.
+        from runner.training.batch_size_trial import try_batch_size
 
-        Returns:
-            The speed and memory; None if the memory does not suffice.
-
-        Raises:
-            UsageError: The trial failed for another reason.
-        """
-        largest = self.recipe.data.largest_batch()
-        if largest is not None and batch_size > largest:
-            return None
-        # Stages that prepare would probe again.
-        stages = {
-            kind: stage
-            for kind, stage in self.recipe.stages.items()
-            if not stage.prepares
-        }
-        try:
-            with Child(
-                "runner.training.batch_size_probe",
-                replace(self.recipe, stages=stages),
-                plugin_files=self.plugin_files,
-                options={"batch_size": batch_size},
-            ) as child:
-                return Probe(**child.answer())
-        except ChildError as error:
-            # The allocation failed in torch, or the kernel killed the process.
-            if error.cause in (Cause.OUT_OF_MEMORY, Cause.CRASHED):
-                return None
-            message = f"a trial with batch size {batch_size} failed: {error}"
-            raise UsageError(message) from error
+        count = 1 if self._processes is None else self._processes.count
+        return try_batch_size(self.recipe, self.plugin_files, batch_size, count)
 
     @contextmanager
     def first_updates(self) -> Iterator[None]:

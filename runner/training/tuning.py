@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.plugin.tuning import Setup, Tuning, machine_refusal
 from runner.recipe.recipe import Recipe
@@ -11,6 +11,9 @@ from runner.system.tuning_machine import tuning_machine
 
 if TYPE_CHECKING:
     import torch
+
+    from runner.distributed.process_group import ProcessGroup
+    from runner.plugin.stage import Plan, Stage
 
 
 def tuning_of(recipe: Recipe, device: torch.device) -> Tuning:
@@ -43,6 +46,31 @@ def answering_tuning(recipe: Recipe, device: torch.device) -> Tuning:
     if setup is not None and machine_refusal(setup, tuning.machine, "") is None:
         tuning.lock(setup.choices)
     return tuning
+
+
+def prepare_once(
+    stage: Stage, plan: Plan, notes: list[str], processes: ProcessGroup
+) -> None:
+    """Lets a stage select by measuring in the first process, for all of them.
+
+    Args:
+        stage: The stage.
+        plan: What it changes.
+        notes: Its notes, in this process.
+        processes: The processes.
+    """
+
+    def prepare() -> dict[str, Any]:
+        stage.prepare(plan)
+        choices = plan.choices.items()
+        return {"size": plan.batch_size, "notes": notes, "choices": choices}
+
+    prepared = processes.decide(prepare)
+    if processes.rank:
+        plan.batch_size = prepared["size"]
+        notes += prepared["notes"]
+        for key, value in prepared["choices"].items():
+            plan.choices.record(key, value)
 
 
 def _setup_of_stages(recipe: Recipe) -> Setup | None:

@@ -53,7 +53,11 @@ def test_stages_that_select_by_measuring_are_refused():
     simulated = tiny("marl_phase3")
     with pytest.raises(UsageError, match=r"optimization\.compile: .*compute gradients"):
         refuse_stages({"compile": simulated.stages["compile"]}, setting_of(simulated, torch.device("cpu")))
-    for kind, reason in (("batch_autotune", "selects by measuring"), ("cuda_graph", "cannot wait for other processes")):
-        stages = tiny("digits_classifier", f"optimization.{kind}=on").stages
-        with pytest.raises(UsageError, match=f"optimization.{kind}: .*{reason}"):
-            refuse_stages({kind: stages[kind]}, setting)
+    searching = tiny("conv_classifier", "optimization.algorithm_search=on").stages["algorithm_search"]
+    with pytest.raises(UsageError, match=r"optimization\.algorithm_search: .*selects by measuring"):
+        refuse_stages({"algorithm_search": searching}, setting)
+    graph = tiny("digits_classifier", "optimization.cuda_graph=on").stages["cuda_graph"]
+    with pytest.raises(UsageError, match=r"optimization\.cuda_graph: .*cannot wait for other processes"):
+        refuse_stages({"cuda_graph": graph}, setting)
+    # The batch size is selected once, before the training.
+    refuse_stages(tiny("digits_classifier", "optimization.batch_autotune=on").stages, setting)

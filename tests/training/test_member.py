@@ -201,3 +201,14 @@ def test_all_end_when_one_is_killed_or_hangs(tmp_path, migrated_workspace, numbe
     assert message in processes[0].stderr
     assert record_of(run)["status"] == "FAILED"
     assert checkpoint.checkpoints(run / "checkpoints")
+
+
+def test_the_first_process_selects_the_batch_size_for_both(tmp_path, migrated_workspace):
+    tuned = ("optimization.batch_autotune={largest: 32, gain: 0}", "train.batch_size=16")
+    words = written(tmp_path, "model.kind=paced", "train.epochs=2", "train.evaluate_every=2", *tuned)
+    with two(tmp_path / "tuned", *words, "--plugin", PACED) as (first, second):
+        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+    (run,) = migrated_workspace.glob("runs/*")
+    lock = yaml.safe_load((run / "recipe.lock.yaml").read_text())
+    # An update waits as long for 32 samples as for 16.
+    assert lock["tuning"]["choices"]["batch_autotune"]["batch_size"] == 32
