@@ -108,28 +108,53 @@ def _running_server(workspace: Workspace, uri: str, port: int, log: Path) -> Ite
     # Not in the command line, which other users can read: it may contain a password.
     variables["MLFLOW_BACKEND_STORE_URI"] = uri
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
-    # A separate session: the terminal's Ctrl-C reaches only this process, which
-    # stops the server with its children.
-    with open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
-        server = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    server = None
     try:
+        # A signal while it starts would leave a server that nobody stops.
+        with _signals_deferred(), open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
+            # A separate session: the terminal's Ctrl-C reaches only this process, which
+            # stops the server with its children.
+            server = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         yield server
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
-            try:
-                server.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                os.killpg(server.pid, signal.SIGKILL)
-                server.wait()
+        if server is not None:
+            _stop(server)
         signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """Ends the server with its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Handles SIGINT and SIGTERM at the end of the ``with``."""
+    received: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for received_number in received:
+            signal.raise_signal(received_number)
 
 
 def _answers(address: str) -> bool:

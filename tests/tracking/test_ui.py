@@ -111,3 +111,20 @@ def test_the_page_opens_with_the_newest_run_among_its_like():
     experiment_id = store.client.get_run(run.run_id).info.experiment_id
     opened = f"{address}/#/experiments/{experiment_id}/runs?viewStateShareKey=runner&workflowType=machine_learning"
     assert page_of(store, address) == opened
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("migrated_workspace")
+def test_a_signal_while_the_server_starts_leaves_no_server(number, monkeypatch):
+    started = []
+    start_process = subprocess.Popen
+
+    def interrupted(command, **options):
+        started.append(start_process([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True))
+        signal.raise_signal(number)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        serve(Workspace(), print)
+    assert started[0].poll() == -signal.SIGTERM
