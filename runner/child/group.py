@@ -41,23 +41,25 @@ class ChildGroup(AbstractContextManager["ChildGroup"]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.count = count
-        self._resources = ExitStack()
-        # The last to go, because processes write to it until they end.
-        folder = tempfile.TemporaryDirectory(prefix="runner-group-", ignore_cleanup_errors=True)
-        self._resources.enter_context(folder)
-        store = str(Path(folder.name, "store"))
         threads = None if count == 1 else max(1, usable_cores() // count)
-        self._children = []
-        for rank in range(count):
-            place = {"rank": rank, "count": count, "store": store}
-            child = Child(
-                module,
-                recipe,
-                plugin_files=plugin_files,
-                options={**(options or {}), "group": place},
-                threads=threads,
-            )
-            self._children.append(self._resources.enter_context(child))
+        self._children: list[Child] = []
+        # What has started ends if a process does not start.
+        with ExitStack() as stack:
+            # The last to go, because processes write to it until they end.
+            folder = tempfile.TemporaryDirectory(prefix="runner-group-", ignore_cleanup_errors=True)
+            stack.enter_context(folder)
+            store = str(Path(folder.name, "store"))
+            for rank in range(count):
+                place = {"rank": rank, "count": count, "store": store}
+                child = Child(
+                    module,
+                    recipe,
+                    plugin_files=plugin_files,
+                    options={**(options or {}), "group": place},
+                    threads=threads,
+                )
+                self._children.append(stack.enter_context(child))
+            self._resources = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
         """Ends all processes."""
