@@ -43,7 +43,7 @@ class ChildGroup(AbstractContextManager["ChildGroup"]):
         self.count = count
         threads = None if count == 1 else max(1, usable_cores() // count)
         self._children: list[Child] = []
-        # What has started ends if a process does not start.
+        # If a process cannot start, those before it end.
         with ExitStack() as stack:
             # The last to go, because processes write to it until they end.
             folder = tempfile.TemporaryDirectory(prefix="runner-group-", ignore_cleanup_errors=True)
