@@ -1,0 +1,86 @@
+"""Sorted evaluations: the same samples with less padding."""
+
+import pytest
+import torch
+
+from runner.api import nbytes
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.training.evaluation import evaluated
+from runner.training.pipeline import assemble
+
+FAMILIES = {
+    "gps_esol": (),
+    "graphgpt_esol": ("data.walks=1",),
+}
+SMALL = ("data.split=1", "model.width=16", "model.layers=1", "model.heads=2")
+ON = "optimization.sorted_evaluation=on"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A table of chains with 1 to 30 atoms, in no order of their sizes."""
+    rows = [f"{'C' * (1 + 7 * number % 30)}{end},{number}" for number in range(80) for end in ("O", "N")]
+    path = tmp_path_factory.mktemp("chains") / "chains.csv"
+    path.write_text("\n".join(["smiles,target", *rows]))
+    return path
+
+
+def assembled(table, recipe, *sets):
+    """A pipeline with small batches."""
+    common = ("seed=3", "device=cpu", "train.batch_size=4", f"data.file={table}", *SMALL, *FAMILIES[recipe])
+    return assemble(load(recipe, [*common, *sets], Registry()))
+
+
+def held_out_batches(pipeline, part):
+    source = pipeline.source
+    if part == "validation":
+        return list(source.held_out_batches())
+    with source.testing():
+        return list(source.held_out_batches())
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize("recipe", FAMILIES)
+def test_the_same_samples_are_measured_with_less_padding(table, recipe, part):
+    natural, ordered = assembled(table, recipe), assembled(table, recipe, ON)
+    assert natural.source.has_test()
+    assert evaluated(ordered, part) == pytest.approx(evaluated(natural, part), rel=1e-5)
+
+    batches = {name: held_out_batches(p, part) for name, p in (("natural", natural), ("ordered", ordered))}
+    targets = {name: torch.cat([batch["target"] for batch in parts]) for name, parts in batches.items()}
+    assert torch.equal(targets["natural"].sort().values, targets["ordered"].sort().values)
+    assert not torch.equal(targets["natural"], targets["ordered"])
+    sizes = [nbytes(batch) // len(batch["target"]) for batch in batches["ordered"]]
+    assert sizes == sorted(sizes)
+    assert nbytes(batches["ordered"]) < nbytes(batches["natural"])
+
+
+@pytest.mark.parametrize("recipe", FAMILIES)
+def test_it_is_the_same_data(table, recipe):
+    natural, ordered = assembled(table, recipe), assembled(table, recipe, ON)
+    assert ordered.source.fingerprint() == natural.source.fingerprint()
+    assert torch.equal(*(pipeline.source.draw(4, pipeline.progress)["target"] for pipeline in (natural, ordered)))
+
+
+def test_samples_of_one_size_keep_their_order(table):
+    pipeline = assembled(table, "gps_esol", ON)
+    data = pipeline.source.held_out
+    sizes = [nbytes(pipeline.source.collate([data[number]])) for number in range(len(data))]
+    for size in set(sizes):
+        numbers = [data.indices[index] for index in range(len(data)) if sizes[index] == size]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "reason"),
+    [
+        ("gps_esol", ("data.synthetic=true", "data.workers=1"), "this process would have to read them first"),
+        ("digits_classifier", (), "samples are of one size"),
+        ("marl_phase2", (), "is not a dataset"),
+    ],
+)
+def test_it_is_inactive_where_nothing_is_padded_or_may_be_read(recipe, sets, reason):
+    pipeline = assemble(load(recipe, ["device=cpu", *sets, ON], Registry()))
+    report = pipeline.reports["sorted_evaluation"]
+    assert reason in report.reason
