@@ -5,9 +5,12 @@ import torch
 
 from runner.api import nbytes
 from runner.plugin.registry import Registry
+from runner.plugins.stages import sorted_evaluation
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import load
 from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
+from runner.verify.timed_gate import quick
 
 FAMILIES = {
     "gps_esol": (),
@@ -26,10 +29,14 @@ def table(tmp_path_factory):
     return path
 
 
-def assembled(table, recipe, *sets):
-    """A pipeline with small batches."""
-    common = ("seed=3", "device=cpu", "train.batch_size=4", f"data.file={table}", *SMALL, *FAMILIES[recipe])
-    return assemble(load(recipe, [*common, *sets], Registry()))
+def recipe_of(table, name, *sets):
+    """A recipe with small batches."""
+    common = ("seed=3", "device=cpu", "train.batch_size=4", f"data.file={table}", *SMALL, *FAMILIES[name])
+    return load(name, [*common, *sets], Registry())
+
+
+def assembled(table, name, *sets):
+    return assemble(recipe_of(table, name, *sets))
 
 
 def held_out_batches(pipeline, part):
@@ -84,3 +91,19 @@ def test_it_is_inactive_where_nothing_is_padded_or_may_be_read(recipe, sets, rea
     pipeline = assemble(load(recipe, ["device=cpu", *sets, ON], Registry()))
     report = pipeline.reports["sorted_evaluation"]
     assert reason in report.reason
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("gps_esol", lambda order: order[:-1]),
+        ("graphgpt_esol", lambda order: order[[0, *range(len(order) - 1)]]),
+    ],
+    ids=["without the largest", "one twice"],
+)
+def test_the_gate_fails_an_order_of_other_samples(table, recipe, change, monkeypatch):
+    order_of = sorted_evaluation._order
+    monkeypatch.setattr(sorted_evaluation, "_order", lambda source: change(order_of(source)))
+    verdict = quick(recipe_of(table, recipe, ON), Registry(), ["sorted_evaluation"])
+    assert verdict.outcome is Outcome.FAIL, verdict.summary
