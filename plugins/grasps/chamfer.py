@@ -25,10 +25,3 @@ def chamfer(points: Tensor, others: Tensor) -> Tensor:
     forward = (points - picked(others, nearest_other)).square().sum(-1)
     backward = (others - picked(points, nearest_point)).square().sum(-1)
     return forward.mean(1) + backward.mean(1)
-
-
-def naive_chamfer(points: Tensor, others: Tensor) -> Tensor:
-    """Returns the same as ``chamfer``, with gradients through all P x Q distances."""
-    difference = points[:, :, None] - others[:, None]
-    squared = difference.square().sum(-1)
-    return squared.amin(2).mean(1) + squared.amin(1).mean(1)
