@@ -106,6 +106,7 @@ TINY_RADIANCE = (
 SMALL = {
     "graf": TINY_RADIANCE, "cloud": TINY_CLOUDS,
     "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
+    "grasp_latent": ("model.steps=4", "model.sampling_steps=4", "model.latent=6", *TINY_GRASPS),
     "grasp_serve": ("model.steps=4", "model.sampling_steps=4", "inference.ddim.steps=2", *TINY_GRASPS),
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "conv": TINY_CONV,
     "mlp": TINY_MLP,

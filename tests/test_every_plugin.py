@@ -40,7 +40,8 @@ HELD = [(kind, name) for kind in STAGES for name in LEARNERS.values() if fits(ki
 CHOOSING = {kind: name for kind, name in HELD if REGISTRY.get("optimization", kind).prepares}
 """One recipe for a stage that looks at no learner, and trains in child processes."""
 TRACED_ELSEWHERE = {
-    ("compile", name) for name in ("gcn_cora", "graphgpt_esol", "pgt_cora", "grasp_cvae", "cloud_contrastive")
+    ("compile", name)
+    for name in ("gcn_cora", "graphgpt_esol", "pgt_cora", "grasp_cvae", "grasp_latent", "cloud_contrastive")
 }
 """Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt``, ``gps_esol`` and
 ``grasp_diffusion``."""

@@ -4,7 +4,8 @@ python experiments/grasp_parts/parts.py             # continues where it stopped
 python experiments/grasp_parts/parts.py --table     # writes README.md
 
 One line is appended to ``results.jsonl`` for every result. Trainings with the same seed have the
-same initial weights of the common parameters, scenes and noise, so that differences are paired.
+same initial weights of the common parameters, scenes and noise, so that differences are paired; the
+noise and the transformer of ``latent`` have another shape, so that only its scenes are the same.
 The trained models of the default recipe also get students that answer in one and two evaluations,
 and the same number of steps of DDIM to compare them with.
 """
@@ -53,6 +54,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "layer decay": ("optimizer.layer_decay=0.65",),
     "augmentation": ("data.augment.degrees=15",),
     "flow": ("model.process=flow", "model.sampler=ddim"),
+    "latent": ("model.kind=grasp_latent",),
 }
 """Settings of every variant; ``contrastive`` starts with the encoder of a run of its own."""
 STAGES = {

@@ -181,6 +181,34 @@ class GraspDiffusionConfig(GraspLearnerConfig):
         return eta
 
 
+class GraspLatentConfig(GraspDiffusionConfig):
+    """Grasps of a hand, made from noise in the latent space of an autoencoder (latent diffusion,
+    Rombach et al. 2022, arXiv:2112.10752).
+
+    The autoencoder of single grasps and the transformer, which denoises latent vectors, are trained
+    together, by separate losses: that of the transformer does not change latent vectors. All
+    samplers, and stages of ``grasp_diffusion``, work in the latent space.
+
+    When it helps: numbers of a grasp that depend on each other, so that fewer describe it, and
+    errors that matter differently. Not measured yet.
+    When it hurts: grasps are never more accurate than reconstructions of the autoencoder, and
+    latent vectors change while the transformer learns to predict them. Not measured yet.
+    """
+
+    kind: ClassVar[str] = "grasp_latent"
+    implementation = ".latent:GraspLatent"
+
+    latent: Annotated[int, Field(ge=2)] = 20
+    """Numbers of a latent vector. A grasp has 25, of which three are redundant: those of the
+    rotation are two columns of a matrix.
+    """
+    latent_noise: Annotated[float, Field(ge=0)] = 0.1
+    """Standard deviation of the noise that is added to latent vectors, whose numbers have a mean
+    square of one, before the decoder in training: it then maps similar latent vectors to similar
+    grasps.
+    """
+
+
 class GraspCvaeConfig(GraspLearnerConfig):
     """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al.
     2015).

@@ -227,6 +227,11 @@ class GraspDiffusion(GraspLearner):
     module: DiffusionNetwork
     config: GraspDiffusionConfig
 
+    @property
+    def numbers(self) -> int:
+        """Returns the size of the vectors to which noise is added."""
+        return NUMBERS
+
     def __init__(
         self,
         config: GraspDiffusionConfig,
@@ -266,10 +271,10 @@ class GraspDiffusion(GraspLearner):
         return DiffusionNetwork(config, context.tables)
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """Returns noise levels [B], whose second half mirrors the first; noise of the shape of the
-        grasps; and rows without a cloud.
+        """Returns noise levels [B], whose second half mirrors the first; noise [B, G, numbers];
+        and rows without a cloud.
         """
-        rows = len(batch["grasp"])
+        rows, grasps = batch["grasp"].shape[:2]
         device = generator.device
         steps = self.config.steps
         # Pairs of a high and a low noise level reduce the variance of the gradient.
@@ -277,7 +282,7 @@ class GraspDiffusion(GraspLearner):
             steps, ((rows + 1) // 2,), generator=generator, device=device
         )
         noise = torch.randn(
-            batch["grasp"].shape, generator=generator, device=device
+            rows, grasps, self.numbers, generator=generator, device=device
         )
         uniform = torch.rand(rows, generator=generator, device=device)
         return {
@@ -288,23 +293,37 @@ class GraspDiffusion(GraspLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Returns the squared errors of the predicted clean grasps, the mean over each set."""
-        grasp = self.straightened(batch)
+        grasp = self.clean(batch)
+        x0 = self.recovered(grasp, batch, noise)
+        errors = self.slots.restoration(x0, grasp)
+        return weighted_loss(
+            errors,
+            self.weight[noise["level"]],
+            log_variances=self.log_variances(),
+            with_samples=self.context.sample_losses,
+        )
+
+    def clean(self, batch: Batch) -> Tensor:
+        """Returns the vectors of a batch to which noise is added, [B, G, numbers]: its scaled
+        grasps.
+        """
+        return self.straightened(batch)
+
+    def recovered(self, clean: Tensor, batch: Batch, noise: Batch) -> Tensor:
+        """Returns the prediction of clean vectors [B, G, numbers] after noise was added to them."""
         timestep = noise["level"]
         signal = self.signal[timestep, None, None]
         sigma = self.sigma[timestep, None, None]
-        noisy = signal * grasp + sigma * noise["noise"]
+        noisy = signal * clean + sigma * noise["noise"]
         # Some rows are trained without a cloud: guidance needs the unconditional prediction.
         is_unconditional = noise["blind"][:, None, None]
         encoded = self.slots.encode(batch["cloud"], batch.get("number"))
         tokens = torch.where(is_unconditional, self.module.no_cloud, encoded)
-        x0 = self.predict_x0(noisy, tokens, timestep)
-        errors = self.slots.restoration(x0, grasp)
-        return weighted_loss(
-            errors,
-            self.weight[timestep],
-            log_variances=self.log_variances(),
-            with_samples=self.context.sample_losses,
-        )
+        return self.predict_x0(noisy, tokens, timestep)
+
+    def decoded(self, x0: Tensor) -> Tensor:
+        """Returns the scaled grasps [B, G, 25] of sampled vectors [B, G, numbers]."""
+        return x0
 
     def inputs(self, batch: Batch) -> Any:
         """Returns clouds, and noise for as many grasps as a sample has.
@@ -317,7 +336,7 @@ class GraspDiffusion(GraspLearner):
         generator = self.chance(batch)
         noise = torch.stack(
             [
-                torch.randn(steps, grasps, NUMBERS, generator=generator)
+                torch.randn(steps, grasps, self.numbers, generator=generator)
                 for _ in range(rows)
             ]
         )
@@ -339,7 +358,7 @@ class GraspDiffusion(GraspLearner):
         adds_noise = self.sampler == "consistency" or self.eta > 0
         is_ddpm = self.sampler == "ddpm" and steps is None
         levels = self.config.steps if adds_noise or is_ddpm else 1
-        noise = drawn(requests, levels, grasps, NUMBERS)
+        noise = drawn(requests, levels, grasps, self.numbers)
         inputs = {
             "cloud": clouds(requests, self.device),
             "noise": noise.to(self.device),
@@ -349,7 +368,7 @@ class GraspDiffusion(GraspLearner):
     @torch.no_grad()
     def predict(self, inputs: Any) -> LimitedGrasps:
         """Samples grasps in metres and radians, with proper rotations and joints within their
-        limits, [B, G, 25], from clouds and noise [B, steps, G, 25].
+        limits, [B, G, 25], from clouds and noise [B, steps, G, numbers].
 
         ``steps`` in the inputs overrides the number of DDIM steps of the settings.
         """
@@ -362,14 +381,14 @@ class GraspDiffusion(GraspLearner):
                 timesteps = torch.full((len(x),), timestep, device=x.device)
                 return self.denoised(x, tokens(), timesteps)
 
-            scaled = self.slots.sample(denoise, noise, inputs.get("steps"))
-            return self.placed(scaled, cloud)
+            x0 = self.slots.sample(denoise, noise, inputs.get("steps"))
+            return self.placed(self.decoded(x0), cloud)
 
     def sample(
         self, denoise: Denoise, noise: Tensor, steps: int | None = None
     ) -> Tensor:
-        """Returns scaled grasps [B, G, 25] from noise [steps, B, G, 25], by the configured sampler;
-        by that many steps of DDIM if these are requested.
+        """Returns clean vectors [B, G, numbers] from noise [steps, B, G, numbers], by the
+        configured sampler; by that many steps of DDIM if these are requested.
         """
         if self.sampler == "ddpm" and steps is None:
             return ddpm(denoise, noise, self.alphas_cumprod)
@@ -387,7 +406,7 @@ class GraspDiffusion(GraspLearner):
         return lambda: self.slots.encode(cloud)
 
     def denoised(self, x: Tensor, tokens: Tensor, timestep: Tensor) -> Tensor:
-        """Returns the predicted clean grasps, with guidance (Ho and Salimans, arXiv 2207.12598)."""
+        """Returns predicted clean vectors, with guidance (Ho and Salimans, arXiv 2207.12598)."""
         if not self.guidance:
             return self.predict_x0(x, tokens, timestep)
         blank = self.module.no_cloud.expand_as(tokens)
@@ -407,7 +426,7 @@ class GraspDiffusion(GraspLearner):
     def predict_x0(
         self, noisy: Tensor, tokens: Tensor, timestep: Tensor
     ) -> Tensor:
-        """Returns the predicted clean grasps for noisy grasps [B, G, 25] at levels [B]."""
+        """Returns the predicted clean vectors for noisy ones [B, G, numbers] at levels [B]."""
         answer: Tensor = self.slots.forward(
             noisy, tokens, timestep / self.config.steps
         )

@@ -37,11 +37,12 @@ class GraspNetwork(nn.Module):
         config: GraspLearnerConfig,
         inputs: int,
         tables: Mapping[str, Tensor],
+        outputs: int = NUMBERS,
     ) -> None:
         super().__init__()
         self.encoder = ENCODERS[config.encoder](config.width, SCALE)
         self.transformer = SetTransformer(
-            inputs, NUMBERS, config.width, config.layers, config.heads
+            inputs, outputs, config.width, config.layers, config.heads
         )
         # Zeros: no random number is drawn, and the weights start as the fixed ones.
         self.log_variances: nn.ParameterDict | None = None
@@ -65,17 +66,20 @@ class GraspNetwork(nn.Module):
 
 
 class DiffusionNetwork(GraspNetwork):
-    """A network with tokens that represent a missing cloud."""
+    """A network that removes noise from vectors, with tokens that represent a missing cloud."""
 
     def __init__(
-        self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]
+        self,
+        config: GraspLearnerConfig,
+        tables: Mapping[str, Tensor],
+        numbers: int = NUMBERS,
     ) -> None:
-        super().__init__(config, NUMBERS, tables)
+        super().__init__(config, numbers, tables, numbers)
         self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
 
     def forward(self, noisy: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
-        """Returns the predicted clean grasps for noisy grasps [B, G, 25], with tokens [B, M,
-        width], at times [B] in [0, 1].
+        """Returns the predicted clean vectors for noisy ones [B, G, numbers], which are scaled
+        grasps by default, with tokens [B, M, width], at times [B] in [0, 1].
         """
         answer: Tensor = self.transformer(noisy, tokens, time)
         return answer

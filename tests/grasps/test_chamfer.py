@@ -32,7 +32,7 @@ def test_distance_and_gradient_are_those_of_a_search_point_by_point():
     assert chamfer(left, left.flip(1)).abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["grasp_diffusion", "grasp_cvae"])
+@pytest.mark.parametrize("name", ["grasp_diffusion", "grasp_latent", "grasp_cvae"])
 def test_the_chamfer_part_has_its_weight_with_and_without_merged_losses(name):
     def parts(*sets):
         pipeline = assemble(tiny(name, "optimization.fused_optimizer=off", "train.ema=null", *sets))

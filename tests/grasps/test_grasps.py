@@ -17,7 +17,7 @@ from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
 from runner.training.pipeline import assemble
 
-LEARNERS = ("grasp_diffusion", "grasp_cvae")
+LEARNERS = ("grasp_diffusion", "grasp_latent", "grasp_cvae")
 
 
 def made(name="grasp_diffusion", *sets):
@@ -31,8 +31,14 @@ def stirred(pipeline):
         for name, parameter in pipeline.learner.module.named_parameters():
             if "modulation" in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
-        pipeline.learner.module.transformer.leave.bias[19:] += torch.tensor([2.0, 0, 0, 0, 2.0, 0])
+        last_layer(pipeline.learner).bias[19:] += torch.tensor([2.0, 0, 0, 0, 2.0, 0])
     return pipeline.learner
+
+
+def last_layer(learner):
+    """Returns the layer whose outputs are the numbers of a grasp."""
+    module = learner.module
+    return module.grasp_decoder[-1] if hasattr(module, "grasp_decoder") else module.transformer.leave
 
 
 def inputs_of(pipeline, rows=3):
@@ -69,9 +75,19 @@ def test_an_answer_does_not_depend_on_its_neighbours(name):
     torch.testing.assert_close(learner.predict(alone), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sets", [(), ("model.sampler=ddim", "model.sampling_steps=2"), ("model.guidance=0.5",)])
-def test_sampled_grasps_have_proper_rotations_and_stay_finite(sets):
-    pipeline = made("grasp_diffusion", *sets)
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("model.sampler=ddim", "model.sampling_steps=2"),
+        ("model.sampler=ddim", "model.eta=1"),
+        ("model.process=flow", "model.sampler=ddim"),
+        ("model.guidance=0.5",),
+    ],
+)
+@pytest.mark.parametrize("name", ["grasp_diffusion", "grasp_latent"])
+def test_sampled_grasps_have_proper_rotations_and_stay_finite(name, sets):
+    pipeline = made(name, *sets)
     grasp, _ = stirred(pipeline).predict(inputs_of(pipeline))
     first, second = grasp[..., 19:22], grasp[..., 22:25]
     torch.testing.assert_close((first * second).sum(-1), torch.zeros(3, 4), atol=1e-4, rtol=0)
@@ -392,7 +408,7 @@ def test_what_grasps_are_worth_on_the_published_ones(published):
 def test_joints_are_within_their_limits_and_those_that_were_beyond_are_counted(name):
     pipeline = made(name)
     learner, source, hand = stirred(pipeline), pipeline.source, pipeline.source.hand
-    learner.module.transformer.leave.bias.data[JOINTS.start] += 50
+    last_layer(learner).bias.data[JOINTS.start] += 50
     limited = learner.predict(inputs_of(pipeline))
     assert torch.equal(limited.grasp[..., JOINTS.start], hand.joint_upper[0].expand(3, 4))
     assert float(hand.excess(limited.grasp[..., JOINTS]).max()) == 0
@@ -403,8 +419,8 @@ def test_joints_are_within_their_limits_and_those_that_were_beyond_are_counted(n
     (response,) = learner.answered([request], learner.predict(learner.requested([request])))
     assert [grasp.clamped for grasp in response.grasps] == [True]
     assert response.grasps[0].clamped_degrees > 1
-    learner.module.transformer.leave.bias.data[JOINTS] = 0
-    learner.module.transformer.leave.weight.data[JOINTS] = 0
+    last_layer(learner).bias.data[JOINTS] = 0
+    last_layer(learner).weight.data[JOINTS] = 0
     assert source.sampled(learner, 2, 1)["beyond_limits"] == 0
 
 

@@ -22,13 +22,11 @@ WRONG = [
 """Stages, on which data, and what is named."""
 
 
-def verdict(kind, *sets):
+def verdict(kind, *sets, name="grasp_diffusion"):
     off = [
         f"optimization.{each}=off" for each in ("condition_cache", "fused_optimizer", "heap_retention") if each != kind
     ]
-    recipe = tiny(
-        "grasp_diffusion", "data.scenes=1", "model.layers=1", *off, *sets, f"optimization.{kind}=on", registry=REGISTRY
-    )
+    recipe = tiny(name, "data.scenes=1", "model.layers=1", *off, *sets, f"optimization.{kind}=on", registry=REGISTRY)
     options = Options(2, budget=0.0, stages=(kind,), horizon=0, names_operators=False)
     (row,) = verify_recipe(recipe, REGISTRY, options, lambda _: None).rows
     return row
@@ -41,6 +39,7 @@ def test_a_wrong_stage_fails_where_it_is_wrong(kind, sets, named):
     assert re.search(named, row.summary), row.summary
 
 
-def test_a_right_one_passes():
-    row = verdict("grouping_cache", KEPT)
+@pytest.mark.parametrize(("name", "kind"), [("grasp_diffusion", "grouping_cache"), ("grasp_latent", "condition_cache")])
+def test_a_right_one_passes(name, kind):
+    row = verdict(kind, KEPT, name=name)
     assert row.verdict == "PASS", row.summary

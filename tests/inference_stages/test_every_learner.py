@@ -18,8 +18,8 @@ CONFIGS = {
     "merged_conv_bn": MergedConvBnConfig(),
 }
 WORKS = {
-    "prune": {"classifier", "gpt", "grasp_cvae", "grasp_diffusion"},
-    "distil": {"gpt", "gps", "graph_gpt", "grasp_cvae", "grasp_diffusion", "mamba2"},
+    "prune": {"classifier", "gpt", "grasp_cvae", "grasp_diffusion", "grasp_latent"},
+    "distil": {"gpt", "gps", "graph_gpt", "grasp_cvae", "grasp_diffusion", "grasp_latent", "mamba2"},
     "quantise": set(LEARNERS) - {"classifier", "conv_classifier", "masac", "radiance_gan"},
     "merged_conv_bn": set(),
 }

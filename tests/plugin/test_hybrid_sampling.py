@@ -24,6 +24,7 @@ LEARNERS = {
     "gps_esol": ("optimization.bucketing=on",),
     "graphgpt_esol": (),
     "grasp_diffusion": (),
+    "grasp_latent": (),
 }
 """Recipes of every family with samples, some with a stage that cuts a batch."""
 

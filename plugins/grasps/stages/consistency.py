@@ -16,6 +16,7 @@ from runner.api import (
 )
 
 from ...settings import Count
+from ..config import GraspDiffusionConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,12 +82,11 @@ class ConsistencyConfig(StageConfig):
             UsageError: The model does not sample, or has fewer noise levels.
         """
         model = setting.model
-        if model.kind != "grasp_diffusion":
+        if not isinstance(model, GraspDiffusionConfig):
             raise UsageError(f"learner '{model.kind}' takes no noise out")
-        levels = getattr(model, "steps", 0)
-        if self.levels > levels:
+        if self.levels > model.steps:
             raise UsageError(
-                f"levels: {self.levels}, but the model has {levels} levels of noise"
+                f"levels: {self.levels}, but the model has {model.steps} levels of noise"
             )
         return None
 
@@ -214,9 +214,9 @@ class Consistency(Stage):
             )
 
         with torch.no_grad():
-            grasp = learner.straightened(batch)
+            clean = learner.clean(batch)
             signal, sigma = tables(timestep)
-            noisy = signal * grasp + sigma * noise["noise"]
+            noisy = signal * clean + sigma * noise["noise"]
             tokens = learner.slots.encode(batch["cloud"], batch.get("number"))
             x0 = learner.denoised(noisy, tokens, timestep)
 

@@ -15,6 +15,8 @@ from runner.api import (
     UsageError,
 )
 
+from ..config import GraspDiffusionConfig
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,21 +55,18 @@ class DdimConfig(StageConfig):
             UsageError: The model does not sample, or has fewer noise levels.
         """
         model = setting.model
-        if model.kind != "grasp_diffusion":
+        if not isinstance(model, GraspDiffusionConfig):
             raise UsageError(f"learner '{model.kind}' takes no noise out")
-        levels = getattr(model, "steps", 0)
-        sampler = getattr(model, "sampler", None)
-        if self.steps > levels:
+        if self.steps > model.steps:
             raise UsageError(
-                f"steps: {self.steps}, but the model has {levels} levels of noise"
+                f"steps: {self.steps}, but the model has {model.steps} levels of noise"
             )
-        if self.eta and getattr(model, "process", None) == "flow":
+        if self.eta and model.process == "flow":
             raise UsageError(
                 "eta: no noise is added on a straight line (model.process is flow)"
             )
-        steps = getattr(model, "sampling_steps", None)
-        eta = getattr(model, "eta", None)
-        if sampler != "ddim" or (steps, eta) != (self.steps, self.eta):
+        sampling = (model.sampler, model.sampling_steps, model.eta)
+        if sampling != ("ddim", self.steps, self.eta):
             return None
         return f"model.sampler is ddim, with {self.steps} steps"
 
