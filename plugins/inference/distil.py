@@ -42,7 +42,8 @@ class DistilConfig(StageConfig):
     2015).
 
     The student starts with some of its teacher's layers, evenly selected; or, with ``student``, as
-    a new model. It is trained on the inputs of the run's training: the same
+    a new model, which takes over what the loss uses outside of the slot ``forward`` (an encoder of
+    conditions). It is trained on the inputs of the run's training: the same
     batches, the same noise. Without ``temperature``, its loss is the squared error of its outputs
     (arXiv 1503.02531). With it, for classifiers and language models, the loss is ``(1 - labels)``
     times T^2 times the divergence of the softened probabilities of both networks, plus ``labels``
@@ -152,7 +153,14 @@ class Distil(Stage):
         Raises:
             UsageError: The learner is not one network, or its layers cannot be determined.
         """
-        from .lessons import check_outputs, lessons, size, squared_error
+        from .lessons import (
+            check_outputs,
+            copy_weights,
+            lessons,
+            size,
+            squared_error,
+            weights_outside_forward,
+        )
         from .network import digest, parameters, replaced, settled, trained
 
         config = self.config
@@ -165,11 +173,13 @@ class Distil(Stage):
             teacher_settings.model_dump(),
             learner.context.seed,
         )
-        student = (
-            self._new_student(learner, pipeline)
-            if config.student
-            else self._shallower_student(learner)
-        )
+        if config.student:
+            example = next(lessons(learner, teacher, pipeline))
+            outside = weights_outside_forward(learner, example)
+            student = self._new_student(learner, pipeline)
+            copy_weights(outside, student)
+        else:
+            student = self._shallower_student(learner)
         replaced(learner, student)
         if config.student:
             check_outputs(learner.module, next(lessons(learner, teacher, pipeline)))

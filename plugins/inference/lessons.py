@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -45,6 +45,54 @@ def lessons(
         with torch.no_grad(), forward_replaced(learner, answer):
             learner.slots.loss(batch, noise, PROGRESS)
         yield Lesson(batch, noise, calls)
+
+
+def weights_outside_forward(
+    learner: GradientLearner, lesson: Lesson
+) -> dict[str, Tensor]:
+    """Returns the parameters of the learner's network that its loss depends on, and the outputs of
+    the slot ``forward`` do not, by name: those that lessons do not train.
+    """
+    module = learner.module
+    parameters = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+    def names(results: list[Tensor]) -> set[str]:
+        total = torch.stack([result.sum() for result in results]).sum()
+        gradients = torch.autograd.grad(
+            total, list(parameters.values()), allow_unused=True
+        )
+        pairs = zip(parameters, gradients, strict=True)
+        return {name for name, gradient in pairs if gradient is not None}
+
+    with torch.enable_grad():
+        loss: Loss = learner.slots.loss(lesson.batch, lesson.noise, PROGRESS)
+        outputs = [
+            output for call in lesson.calls for output in tensors(module(*call.inputs))
+        ]
+        outside = names([loss.sum]) - names(outputs)
+    return {name: parameters[name] for name in sorted(outside)}
+
+
+def copy_weights(weights: Mapping[str, Tensor], student: nn.Module) -> None:
+    """Copies weights of the teacher to the student's parameters of the same names.
+
+    Raises:
+        UsageError: The student has none of that name, or one of another shape.
+    """
+    parameters = dict(student.named_parameters())
+    for name, weight in weights.items():
+        shape = tuple(weight.shape)
+        if name not in parameters or tuple(parameters[name].shape) != shape:
+            raise UsageError(
+                f"distil: student: '{name}' is not trained by outputs of the network, so that the "
+                f"student needs the teacher's, with the shape {shape}: remove what changes it"
+            )
+        with torch.no_grad():
+            parameters[name].copy_(weight)
 
 
 def squared_error(student: nn.Module, lesson: Lesson) -> Tensor:

@@ -221,6 +221,25 @@ def test_labels_of_another_sample_fail_the_gate(tmp_path, monkeypatch):
     assert {row.verdict for row in report.rows} == {"FAIL"}
 
 
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [
+        ("grasp_diffusion", {"encoder", "no_cloud"}),
+        ("grasp_latent", {"encoder", "no_cloud", "grasp_encoder", "grasp_decoder"}),
+        ("grasp_cvae", {"encoder"}),
+    ],
+)
+def test_a_new_student_takes_over_what_its_lessons_do_not_train(name, outside):
+    pipeline = learnt(name, "model.layers=2")
+    teacher = dict(deepcopy(pipeline.learner.module).named_parameters())
+    attached(pipeline, DistilConfig(student={"layers": 1}, updates=2))
+    pairs = [(part, weight, teacher[part]) for part, weight in pipeline.learner.module.named_parameters()]
+    same = {part.partition(".")[0] for part, weight, other in pairs if torch.equal(weight, other)}
+    changed = {part.partition(".")[0] for part, weight, other in pairs if not torch.equal(weight, other)}
+    assert outside <= same
+    assert not outside & changed
+
+
 LARGER = r"student: [\d,]+ parameters should be fewer than the "
 
 
@@ -238,6 +257,7 @@ LARGER = r"student: [\d,]+ parameters should be fewer than the "
         ("digits_classifier", {"student": {"layers": 1}}, r"student\.layers: learner 'classifier' has no setting"),
         ("digits_classifier", {"student": {"widths": [7]}}, r"student\.widths\.0: input should be"),
         ("shakespeare_gpt", {"student": {"heads": 3}}, r"student\.heads: should divide the width"),
+        ("grasp_latent", {"student": {"latent": 4}}, r"student: 'grasp_decoder\.0\.weight' is not trained by outputs"),
     ],
 )
 def test_students_that_cannot_be_are_refused(name, settings, message):
