@@ -21,6 +21,9 @@ from runner.plugins.molecules.table import Table
 from runner.recipe.loader import load
 
 TABLES = ("esol.csv", "freesolv.csv")
+SPLITS = {"molecule": "", "scaffold": " data.split_by=scaffold"}
+"""By what stays together in a split: the setting of the recipes."""
+RECIPES = {"esol.csv": "gps_esol, graphgpt_esol", "freesolv.csv": "gps_esol data.file=freesolv.csv"}
 VALENCES = {"B": 3, "C": 4, "N": 3, "O": 2, "P": 3, "S": 2}
 """Usual valences, from which hydrogens follow; other elements have none."""
 MASSES = {
@@ -144,26 +147,30 @@ def matrix(rows):
 
 def measure(seeds):
     """Returns the RMSE on the test part of every split."""
-    for name in TABLES:
-        values = {}
-        seconds = {}
-        for seed in seeds:
-            sets = ["device=cpu", f"seed={seed}", f"data.file={name}", *TEST]
-            recipe = load("gps_esol", sets, Registry())
-            table = Table(recipe.data, seed)
-            targets = np.array(table.targets)
-            for features, function in FEATURES.items():
-                try:
-                    inputs = function(table)
-                except ModuleNotFoundError:
-                    continue
-                for model_name, model in models(seed).items():
-                    started = time.perf_counter()
-                    model.fit(inputs[table.train], targets[table.train])
-                    error = model.predict(inputs[table.held_out]) - targets[table.held_out]
-                    label = f"{model_name}, {features}"
-                    values.setdefault(label, {})[seed] = float(np.sqrt(np.mean(error**2)))
-                    seconds[label] = time.perf_counter() - started
-        recipes = "gps_esol, graphgpt_esol" if name == "esol.csv" else f"gps_esol data.file={name}"
-        for label, by_seed in values.items():
-            yield Result(recipes, label, "rmse", by_seed, seconds[label])
+    for split, setting in SPLITS.items():
+        for name in TABLES:
+            yield from results_of(seeds, name, split, RECIPES[name] + setting)
+
+
+def results_of(seeds, name, split, recipes):
+    """Returns the results for a table that is split in one way."""
+    values = {}
+    seconds = {}
+    for seed in seeds:
+        sets = ["device=cpu", f"seed={seed}", f"data.file={name}", f"data.split_by={split}", *TEST]
+        table = Table(load("gps_esol", sets, Registry()).data, seed)
+        targets = np.array(table.targets)
+        for features, function in FEATURES.items():
+            try:
+                inputs = function(table)
+            except ModuleNotFoundError:
+                continue
+            for model_name, model in models(seed).items():
+                started = time.perf_counter()
+                model.fit(inputs[table.train], targets[table.train])
+                error = model.predict(inputs[table.held_out]) - targets[table.held_out]
+                label = f"{model_name}, {features}"
+                values.setdefault(label, {})[seed] = float(np.sqrt(np.mean(error**2)))
+                seconds[label] = time.perf_counter() - started
+    for label, by_seed in values.items():
+        yield Result(recipes, label, "rmse", by_seed, seconds[label])

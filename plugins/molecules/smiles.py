@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .aromaticity import perceive
@@ -23,6 +24,7 @@ __all__ = [
     "parse",
     "read",
     "read_structure",
+    "refined_digest",
     "skeleton",
 ]
 
@@ -243,20 +245,32 @@ def _without_hydrogens(
 def skeleton(molecule: Molecule) -> str:
     """Returns a digest of elements and bonds that does not depend on the order of the text;
     different molecules may share it.
+    """
+    labels = [atom.element for atom in molecule.atoms]
+    # The kinds of bonds are no part of it.
+    bonds = [[(end, "") for end in ends] for ends in molecule.neighbours()]
+    return refined_digest(labels, bonds)
+
+
+def refined_digest(
+    labels: Sequence[str], bonds: Sequence[Sequence[tuple[int, str]]]
+) -> str:
+    """Returns a digest of a graph that does not depend on the order of its nodes; different graphs
+    may share it.
 
     Weisfeiler and Leman 1968: every atom takes in the labels of its neighbours, as often as there
     are atoms at most.
+
+    Args:
+        labels: The label of every atom.
+        bonds: Of every atom, its neighbours with the label of the bond between them.
     """
-    neighbours = molecule.neighbours()
-    labels = [atom.element for atom in molecule.atoms]
     # After as many rounds as atoms, every label contains the entire molecule.
     for _ in range(min(len(labels), _ROUNDS)):
         joined = [
             # Sorted, because the order of the bonds depends on the text.
-            "".join(
-                [labels[atom], *sorted(labels[neighbour] for neighbour in adjacent)]
-            )
-            for atom, adjacent in enumerate(neighbours)
+            "".join([label, *sorted(bond + labels[end] for end, bond in ends)])
+            for label, ends in zip(labels, bonds, strict=True)
         ]
         labels = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in joined]
     return hashlib.sha256("".join(sorted(labels)).encode()).hexdigest()

@@ -11,7 +11,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import model_validator
 
 from runner.api import DataFile, DataName, Objective, PublishedDatasetConfig, UsageError
 
@@ -87,7 +89,8 @@ class MoleculesConfig(PublishedDatasetConfig):
     """A table of molecules, written in SMILES, with one measured number each.
 
     A tenth of the molecules is for testing and a tenth for validation, drawn at random from
-    ``split``; molecules with the same skeleton are on the same side. The default file is ESOL
+    ``split``; molecules with the same skeleton are on the same side, and with
+    ``split_by: scaffold`` those with the same rings and linkers, too. The default file is ESOL
     (``runner data get esol.csv``). With ``synthetic: true`` molecules and measurements are
     generated.
     """
@@ -98,6 +101,8 @@ class MoleculesConfig(PublishedDatasetConfig):
         "rmse", "minimize", margin=0.05, unit="of the table"
     )
     files: ClassVar[tuple[DataFile, ...]] = (ESOL, FREESOLV)
+    # Runs and models that were stored before this setting existed stay valid.
+    omitted: ClassVar[frozenset[str]] = PublishedDatasetConfig.omitted | {"split_by"}
 
     file: DataName = ESOL.name
     """A path of a .csv, relative to the recipe; or the name of a file in the folders of data."""
@@ -107,10 +112,25 @@ class MoleculesConfig(PublishedDatasetConfig):
     """The column with what was measured; known for the published tables."""
     split: int | None = None
     """The seed that splits the table; that of the recipe by default."""
+    split_by: Literal["molecule", "scaffold"] = "molecule"
+    """What stays together: molecules with the same atoms and bonds, or molecules with the same
+    scaffold (rings and the linkers between them, Bemis and Murcko 1996). Molecules without rings
+    have one scaffold; one with more molecules than a held-out part is trained on.
+    """
     held_out: Literal["validation", "test"] = "validation"
     """The part of evaluations, which select the best checkpoint. With ``test``, the test part
     selects it, and no other part tests it.
     """
+
+    @model_validator(mode="after")
+    def _keeps_scaffolds_together(self) -> Self:
+        if self.split_by == "scaffold" and (self.folds or self.test):
+            setting = "folds" if self.folds else "test"
+            raise ValueError(
+                f"'{setting}' divides molecules at random, and 'split_by: scaffold' keeps "
+                "scaffolds together: remove one of them"
+            )
+        return self
 
     def wanted(self) -> tuple[DataFile, ...]:
         """Returns the published table that is named, if any."""
@@ -184,7 +204,10 @@ class Table:
             self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.path = path
         test, validation, train = _parts(
-            self.smiles, seed if config.split is None else config.split, path
+            self.smiles,
+            seed if config.split is None else config.split,
+            path,
+            config.split_by,
         )
         self.train = train
         is_test_evaluated = config.held_out == "test"
@@ -236,33 +259,44 @@ def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]
 
 
 def _parts(
-    texts: Sequence[str], seed: int, path: Path
+    texts: Sequence[str], seed: int, path: Path, split_by: str
 ) -> tuple[list[int], list[int], list[int]]:
     """Returns row numbers for testing, for validation and for training."""
+    from .scaffold import scaffold
     from .smiles import read, skeleton
 
     # Molecules that are nearly equal must not be on both sides of a split.
     groups: dict[str, list[int]] = defaultdict(list)
+    key_of = scaffold if split_by == "scaffold" else skeleton
     for row, text in enumerate(texts):
         try:
-            groups[skeleton(read(text))].append(row)
+            groups[key_of(read(text))].append(row)
         except ValueError as error:
             raise UsageError(
                 f"data.file: {path}, row {row + 2}: '{text}' cannot be read: {error}"
             ) from error
     order = sorted(groups)
     random.Random(seed).shuffle(order)
+    size = len(texts) // PART
+    # A held-out part takes only scaffolds that fit into it: a frequent one would fill it alone.
+    must_fit = split_by == "scaffold"
     test = list[int]()
     validation = list[int]()
     train = list[int]()
-    size = len(texts) // PART
     for key in order:
-        if len(test) < size:
+        needed = len(groups[key]) if must_fit else 1
+        if len(test) + needed <= size:
             test.extend(groups[key])
-        elif len(validation) < size:
+        elif len(validation) + needed <= size:
             validation.extend(groups[key])
         else:
             train.extend(groups[key])
+    if must_fit and 2 * min(len(test), len(validation)) < size:
+        largest = max(map(len, groups.values()))
+        raise UsageError(
+            f"data.split_by: {largest} of the {len(texts)} molecules of {path} have one scaffold, "
+            f"and the others do not fill two parts of {size}: set data.split_by=molecule"
+        )
     if not (test and validation and train):
         raise UsageError(
             f"data.file: {path} has {len(texts)} molecules, too few to hold some out"

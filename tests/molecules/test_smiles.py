@@ -8,13 +8,13 @@ import pytest
 import rdkit_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spellings import SIGNS, spelled
 
-from runner.plugins.molecules.smiles import Atom, Molecule, parse, read, read_structure, skeleton
-from runner.plugins.molecules.structure import AROMATIC, DOUBLE, SINGLE, TRIPLE, complete
+from runner.plugins.molecules.smiles import Atom, Molecule, read, read_structure, skeleton
+from runner.plugins.molecules.structure import AROMATIC, DOUBLE, SINGLE
 
 EXPECTED = json.loads(rdkit_graphs.EXPECTED.read_text())
 """By spelling of a molecule, the graph that RDKit reads."""
-SIGNS = {SINGLE: "-", DOUBLE: "=", TRIPLE: "#", AROMATIC: ":"}
 
 
 def described(text):
@@ -51,36 +51,6 @@ def test_published_molecules_are_read_as_by_rdkit_in_any_spelling(name, publishe
             assert read(spelling).rings() == rings
             skeletons.setdefault(chem.MolToSmiles(molecule), set()).add(skeleton(read(spelling)))
     assert all(len(digests) == 1 for digests in skeletons.values())
-
-
-def spelled(text, generator):
-    """Writes a molecule with alternating bonds and all hydrogens, from a random atom and in a random order."""
-    structure = parse(text)
-    complete(structure)
-    children, numbers = {}, {}
-
-    def visit(atom, previous):
-        children[atom] = []
-        for end in generator.sample(structure.neighbours[atom], len(structure.neighbours[atom])):
-            if end not in children:
-                children[atom].append(end)
-                visit(end, atom)
-            elif end != previous:
-                numbers.setdefault((min(atom, end), max(atom, end)), 10 + len(numbers))
-
-    def written(atom):
-        charge = f"{structure.charges[atom]:+d}" if structure.charges[atom] else ""
-        pieces = [f"[{structure.elements[atom]}H{structure.hydrogens[atom]}{charge}]"]
-        pieces += [f"{SIGNS[structure.bond(*pair)]}%{number}" for pair, number in numbers.items() if atom in pair]
-        pieces += [f"({SIGNS[structure.bond(atom, end)]}{written(end)})" for end in children[atom]]
-        return "".join(pieces)
-
-    parts = []
-    for start in generator.sample(range(len(structure.elements)), len(structure.elements)):
-        if start not in children:
-            visit(start, None)
-            parts.append(start)
-    return ".".join(map(written, parts))
 
 
 def graph_of(text):
