@@ -66,6 +66,12 @@ TINY_TEXT = (
     "tracking.system_metrics=false",
     "device=cpu",
 )
+TINY_RECALL = (
+    *("model.layers=1", "model.width=8", "model.heads=1", "data={kind: recall, pairs: 4, queries: 6, held_out: 8}"),
+    "train={updates: 6, batch_size: 4, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    "tracking.system_metrics=false",
+    "device=cpu",
+)
 TINY_GPT, TINY_MAMBA2 = ("model.heads=2", *TINY_TEXT), ("model.head_width=8", *TINY_TEXT)
 QUIETLY = ("tracking.system_metrics=false", "device=cpu")
 TINY_GRAPH = (  # of digits, which scikit-learn brings
@@ -111,6 +117,7 @@ SMALL = {
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "conv": TINY_CONV,
     "mlp": TINY_MLP,
     "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
+    "recall": TINY_RECALL,
     "gpt2": ("optimization.gradient_accumulation.micro_batch=2", *TINY_GPT),
     "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip

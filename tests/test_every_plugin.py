@@ -65,6 +65,7 @@ CHEAP = {"batch_autotune": ("optimization.batch_autotune=off",)}
 SHORT = {
     "marl": "train.env_steps=96", "digits": "train.epochs=1", "mlp": "train.epochs=1",
     "shakespeare": "train.tokens=1280", "gpt2": "train.tokens=1280", "mamba2": "train.tokens=1280",
+    "recall": "train.updates=3",
     "gcn": "train.epochs=3", "emma": "train.epochs=3",
     "conv": "train.updates=3", "pgt": "train.updates=3", "gps": "train.updates=3", "graphgpt": "train.updates=3",
     "grasp": "train.updates=3", "graf": "train.updates=3", "cloud": "train.updates=3",

@@ -35,7 +35,7 @@ LONG = {
     **dict.fromkeys(("shakespeare", "gpt2"), ("train.tokens=5120", "train.log_every=128")),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "cloud", "graf", "conv"), ("train.updates=12",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "cloud", "graf", "conv", "recall"), ("train.updates=12",)),
 }
 """By the beginning of a recipe's name."""
 SHORT = ("data.limit={train: 0.3, held_out: 0.2}", "train.epochs=4", "train.checkpoint_every=1")

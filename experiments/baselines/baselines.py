@@ -22,8 +22,8 @@ FOLDER = Path(__file__).parent
 RESULT = FOLDER / "result.json"
 TABLE = FOLDER / "table.md"
 FAMILIES = {
-    "characters": "characters", "walks": "walks", "molecules": "molecules", "citations": "citations",
-    "grasps": "retrieval", "flights": "flights",
+    "characters": "characters", "recall": "recall", "walks": "walks", "molecules": "molecules",
+    "citations": "citations", "grasps": "retrieval", "flights": "flights",
 }  # fmt: skip
 """Modules by family."""
 SEEDS = (0, 1, 2)

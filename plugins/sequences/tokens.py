@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from .token_file import (
     read_description,
     read_tokens,
 )
-from .windows import WindowSource, split
+from .windows import WindowSource, by_token, split
 
 if TYPE_CHECKING:
     from .token_config import TokensConfig
@@ -78,19 +77,12 @@ class Tokens(WindowSource):
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the metrics of the learner, by the token."""
-        return _by_token(super().evaluate(learner))
+        return by_token(super().evaluate(learner))
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Returns the metrics of one held-out batch, under the names of an evaluation."""
-        return _by_token(super().rehearse(learner, batch))
+        return by_token(super().rehearse(learner, batch))
 
     def fingerprint(self) -> str:
         """Returns a digest of the file and its description."""
         return self._fingerprint
-
-
-def _by_token(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {
-        name.replace("_per_character", "_per_token"): value
-        for name, value in metrics.items()
-    }

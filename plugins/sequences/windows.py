@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -141,3 +141,11 @@ def split(
     train = Windows(tokens[:cut], context, stride, mask)
     evaluated = Windows(tokens[cut - 1 :], context, context, mask)
     return train, evaluated
+
+
+def by_token(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a language model, named after tokens instead of characters."""
+    return {
+        name.replace("_per_character", "_per_token"): value
+        for name, value in metrics.items()
+    }
