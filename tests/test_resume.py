@@ -17,7 +17,7 @@ from runner.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 INSIDE = {
-    "graf": "graf_memory",
+    "graf": "graf_memory", "grasp_latent": "grasp_diffusion",
     "marl_phase1": "marl_phase2", "marl_phase2": "marl_phase3",
     "shakespeare_gpt": "shakespeare_gpt_phase3", "mamba2_shakespeare": "mamba2_shakespeare_phase3",
 }  # fmt: skip
@@ -65,15 +65,20 @@ SEARCHED = {"algorithm_search", "plan_cache"}
 """Two runs select other algorithms; ``vision/test_search_stages.py`` kills them."""
 KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance", *SEARCHED}
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
+INACTIVE = {"activation_offload", "compressed_gradients", "fsdp", "sample_cache", "synchronized_batch_norm"}
+"""Inactive with all recipes that ship, in one process and with small models: ``experiments/scale/kills.py`` kills those
+of several processes; the others keep nothing that a training changes.
+"""
 
 
 TOGETHER = (
     ("ray_cache", "merged_discriminator", "lazy_r1"),
     ("delete_tensors", "empty_cache", "set_to_none"),
     ("conv_backend", "workspace_pool"),
+    ("walk_cache", "sorted_evaluation"),
 )
 """Stages that work with the same recipe and are killed in one training."""
-ALONE = [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE | {*sum(TOGETHER, ())}]
+ALONE = [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE | INACTIVE | {*sum(TOGETHER, ())}]
 
 
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in ALONE), *TOGETHER], ids="+".join)
