@@ -84,7 +84,7 @@ def test_the_numbers_of_answers_are_those_of_the_rows():
 
 def test_a_stranger_can_read_it():
     for row in rows_of(PAGE.read_text()):
-        assert len(row) <= 6
+        assert len(row) <= 7
         for cell in row:
             words = re.sub(r"\]\([^)]*\)", "]", cell).split()
             assert len(words) <= 25, cell
@@ -172,7 +172,7 @@ def test_a_measurement_that_no_result_contains_is_refused():
     count = 0
     for _, fields in FIELDS:
         for entry in fields.get("measured", ()):
-            key = next(name for name in ("variant", "card", "refused", "pattern") if name in entry)
+            key = next(name for name in ("variant", "card", "refused", "pattern", "grasps", "learned") if name in entry)
             refused(fields | {"measured": [entry | {key: "no_such.thing"}]})
             count += 1
     assert count > 50
@@ -204,7 +204,7 @@ def test_a_figure_in_a_reason_needs_a_source():
 
 FACTORS = st.floats(0.2, 20)
 MEASURED = st.tuples(FACTORS, st.floats(1, 1.5)).map(lambda pair: (pair[0], (pair[0] / pair[1], pair[0] * pair[1])))
-ORDER = ["false", "partly", "depends on", "true"]
+ORDER = ["false", "undecided", "partly", "depends on", "true"]
 
 
 def answer_of(claimed, measured):
@@ -222,7 +222,9 @@ def test_answers_follow_from_figures(claimed, measured):
     reached = [value >= claimed and ends[0] > 1 for value, ends in measured]
     gains = [ends[0] > 1 for _, ends in measured]
     assert (answer == "true") == all(reached)
-    assert (answer == "false") == (not any(gains))
+    possible = [ends[1] >= claimed for _, ends in measured]
+    assert (answer == "undecided") == (not any(gains) and all(possible))
+    assert (answer == "false") == (not any(gains) and not all(possible))
     assert (answer in ("true", "depends on")) == any(reached)
 
 
@@ -233,8 +235,21 @@ def test_a_faster_measurement_is_never_a_worse_answer(claimed, measured, scale):
     assert ORDER.index(answer_of(claimed, faster)) >= ORDER.index(answer_of(claimed, measured))
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(FACTORS, FACTORS), min_size=3, max_size=3), st.booleans())
+def test_a_gain_is_positive_where_trainings_are_better_with_a_technique(pairs, smaller):
+    entry = {"smaller": smaller, "label": "a metric"}
+    newest = {"date": "2026-11-29", "machine": "m"}
+    gain = claim_measurements.better(entry, "", pairs, newest, "r")
+    changes = [100 * (value / without - 1) for value, without in pairs]
+    assert gain.value == pytest.approx((-1 if smaller else 1) * sum(changes) / 3)
+    assert gain.interval[0] <= gain.value <= gain.interval[1]
+    if all((value < without) == smaller for value, without in pairs):
+        assert gain.value >= 0
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 900), st.integers(0, 900), st.sampled_from(["x", "%"]))
+@given(st.integers(1, 900), st.integers(0, 900), st.sampled_from(["x", "%", "better"]))
 def test_claimed_figures_are_read(low, width, unit):
     high = low + width
     assert claim_model.parse_claimed(f"{low / 10} to {high / 10} {unit}") == ((low / 10, high / 10), unit)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,9 +10,12 @@ from typing import Any
 
 import yaml
 
+from runner.system.interval import student
+
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 CARDS = ROOT / "plugins" / "stages" / "measured.json"
+SEEDS = (0, 1, 2)
 MONTH = "2026-11"
 """Month of all measurements; the index of the experiments contains the days."""
 
@@ -235,6 +238,59 @@ def read_refused(entry: Entry) -> Measurement:
     )
 
 
+def read_learned(entry: Entry) -> Measurement:
+    """Returns by how many percent of the metric trainings are better with a technique."""
+    name = entry["learned"]
+    results = load(EXPERIMENTS / "learned" / "results.json")
+    pairs = []
+    for seed in SEEDS:
+        keys = [f"{name}: {entry.get(key, 'recipe')}, seed {seed}" for key in ("variant", "against")]
+        if missing := [key for key in keys if key not in results]:
+            raise ClaimError(f"experiments/learned has no training '{missing[0]}'")
+        pairs.append([results[key]["value"] for key in keys])
+    newest = results[keys[0]]
+    return better(entry, name, pairs, newest, "experiments/learned/README.md")
+
+
+def read_grasps(entry: Entry) -> Measurement:
+    """Returns by how many percent more grasps are strict with a part of the model."""
+    text = (EXPERIMENTS / "grasp_parts" / "results.jsonl").read_text(encoding="utf-8")
+    results = {(result["part"], result["seed"]): result for result in map(json.loads, text.splitlines())}
+    parts = [entry["grasps"], entry.get("against", "default")]
+    if missing := [part for part in parts for seed in SEEDS if (part, seed) not in results]:
+        raise ClaimError(f"experiments/grasp_parts has not all seeds of '{missing[0]}'")
+    pairs = [[results[part, seed]["strict"] for part in parts] for seed in SEEDS]
+    newest = results[parts[0], SEEDS[-1]]
+    return better(entry, "strict grasps", pairs, newest, "experiments/grasp_parts/README.md")
+
+
+def better(entry: Entry, label: str, pairs: Sequence[Sequence[float]], newest: Entry, report: str) -> Measurement:
+    """Returns the mean gain over pairs of trainings with and without a technique.
+
+    Args:
+        entry: Of the data file; ``smaller`` tells that smaller values are better.
+        label: Name of the data.
+        pairs: Values with and without the technique, by seed.
+        newest: A result with date and machine.
+        report: Path of the report.
+    """
+    sign = -1 if entry.get("smaller") else 1
+    gain = student([100 * sign * (value / without - 1) for value, without in pairs])
+    interval = (gain.low, gain.high)
+    return Measurement(
+        label=label_of(entry, label, ""),
+        value=gain.mean,
+        interval=interval,
+        unit="better",
+        text=f"{gain.mean:+.1f} % [{gain.low:+.1f}, {gain.high:+.1f}]",
+        method=f"{len(pairs)} paired seeds, 95 %; positive is better",
+        date=newest["date"],
+        machine=f"cpu, {newest['machine']}",
+        verdict="",
+        report=report,
+    )
+
+
 def read_text(entry: Entry) -> Measurement:
     """Returns figures that a report states, by a regular expression with groups."""
     path = ROOT / entry["text"]
@@ -266,6 +322,8 @@ READERS: dict[str, Callable[[Entry], Measurement]] = {
     "memory": read_memory,
     "inference": read_inference,
     "refused": read_refused,
+    "learned": read_learned,
+    "grasps": read_grasps,
     "text": read_text,
 }
 """The reader of each kind of entry, by the key that an entry of this kind has."""

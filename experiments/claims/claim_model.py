@@ -15,9 +15,10 @@ REPORTS = ("paths", "convolutions", "graphs", "grasps", "radiance")
 TRUE = "true"
 DEPENDS = "depends on"
 PARTLY = "partly"
+UNDECIDED = "undecided"
 FALSE = "false"
 UNMEASURED = "not measured"
-ANSWERS = (TRUE, DEPENDS, PARTLY, FALSE, UNMEASURED)
+ANSWERS = (TRUE, DEPENDS, PARTLY, UNDECIDED, FALSE, UNMEASURED)
 FIGURE = r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d"
 KEYS = {
     "technique",
@@ -180,10 +181,12 @@ def compare(claim: Claim) -> str:
     """Returns the answer that follows from claimed and measured figures.
 
     A measurement reaches the claim if its value is at least the lower end of the claimed range;
-    if the claim is a gain, the measurement must be one beyond its interval, too.
+    if the claim is a gain, the measurement must be one beyond its interval, too. Without any gain
+    the claim is undecided if no interval excludes its lower end.
     """
     reached = []
     gains = []
+    possible = []
     for measurement in claim.measurements:
         claimed = claim.claimed_for(measurement)
         if claimed is None or measurement.value is None:
@@ -192,6 +195,8 @@ def compare(claim: Claim) -> str:
         lower_end = measurement.interval[0] if measurement.interval else measurement.value
         is_gain = lower_end > neutral
         gains.append(is_gain)
+        upper_end = measurement.interval[1] if measurement.interval else measurement.value
+        possible.append(upper_end >= claimed[0])
         reached.append(measurement.value >= claimed[0] and (is_gain or claimed[0] <= neutral))
     if not reached:
         return UNMEASURED
@@ -199,4 +204,6 @@ def compare(claim: Claim) -> str:
         return TRUE
     if any(reached):
         return DEPENDS
-    return PARTLY if any(gains) else FALSE
+    if any(gains):
+        return PARTLY
+    return UNDECIDED if all(possible) else FALSE

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from claim_measurements import Measurement
-from claim_model import ANSWERS, DEPENDS, FALSE, PARTLY, TRUE, UNMEASURED, Claim, Report
+from claim_model import ANSWERS, DEPENDS, FALSE, PARTLY, TRUE, UNDECIDED, UNMEASURED, Claim, Report
 
 TITLES = ("technique", "the report claims", "here", "measured", "gate", "answer")
 DETAILS = ("technique", "measured", "what", "gate", "method", "date and machine")
@@ -15,20 +15,22 @@ MEANINGS = {
     TRUE: "every measurement reaches the lower end of what is claimed",
     DEPENDS: "some do: the column names the lowest and the highest",
     PARTLY: "none does, but at least one is a gain beyond its interval, or a part of the claim holds",
+    UNDECIDED: "none is a gain beyond its interval, and no interval excludes the lower end of what is claimed",
     FALSE: "none is a gain, or a test shows the opposite",
     UNMEASURED: "no figure here; the reason is given",
 }
 INTRODUCTION = """<!-- Written by experiments/claims/claims.py from the YAML files next to it; edit those. -->
 # Which promises are true?
 
-This page compares {count} claims of five reports about faster or smaller trainings with measurements of
+This page compares {count} claims of five reports about faster, smaller or better trainings with measurements of
 this repository. Each row has the claimed figure, what was measured, and an answer.
 
 {shares}
 
-Nothing here is an estimate. Speeds are ratios, most with a 95 % interval; above 1 is faster. The machine is one
-or two cores of an AMD EPYC without a GPU, so claims about GPUs are *not measured*;
-[the list](#every-measurement) has method, date and machine of each figure.
+Nothing here is an estimate. Speeds are ratios, most with a 95 % interval; above 1 is faster. Learned results are
+those of paired trainings, in percent of the metric; positive is better. The machine is one or two cores of an AMD
+EPYC without a GPU, so claims about GPUs are *not measured*; [the list](#every-measurement) has method, date and
+machine of each figure.
 
 | answer | meaning | claims |
 |---|---|---|
@@ -38,7 +40,7 @@ or two cores of an AMD EPYC without a GPU, so claims about GPUs are *not measure
 
 Refused here, with a measurement of each: {refused} ([why](../experiments/refused/README.md)).
 
-![Claimed ranges as bars and measured values as points with intervals, for speed and for saved memory](claims.png)
+![Claimed ranges as bars and measured values as points, for speed, saved memory and learned results](claims.png)
 
 *Claimed ranges (bars) and measurements (points with intervals), by report. Techniques without a comparable
 figure are only in the tables.*
@@ -69,7 +71,8 @@ def summary(counts: Counter[str]) -> str:
     measured = sum(counts.values()) - counts[UNMEASURED]
     return (
         f"**Of {measured} claims that could be checked, {counts[TRUE]} are true, {counts[DEPENDS]} depend on the "
-        f"model or the machine, {counts[PARTLY]} are partly true and {counts[FALSE]} are false.** "
+        f"model or the machine, {counts[PARTLY]} are partly true, {counts[UNDECIDED]} are undecided "
+        f"and {counts[FALSE]} are false.** "
         f"{counts[UNMEASURED]} more are not measured."
     )
 

@@ -11,12 +11,17 @@ from claim_model import Report
 
 from runner.system.plots import BLUE, GREY, ORANGE, PURPLE, VERMILLION, draw_png, legend
 
-PANELS = {"x": "times as fast (logarithmic)", "%": "saved memory, bytes or waiting, %"}
+PANELS = {
+    "x": "times as fast (logarithmic)",
+    "%": "saved memory, bytes or waiting, %",
+    "better": "better metric, %",
+}
 """Title of the axis, by unit."""
 MARKS = {
     "true": (BLUE, "o"),
     "depends on": (PURPLE, "s"),
     "partly": (ORANGE, "D"),
+    "undecided": (GREY, "^"),
     "false": (VERMILLION, "X"),
 }
 """Colour and marker of each answer."""

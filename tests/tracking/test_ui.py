@@ -125,6 +125,11 @@ def test_a_signal_while_the_server_starts_leaves_no_server(number, monkeypatch):
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        serve(Workspace(), print)
+    # A shell starts programs in the background with an ignored SIGINT.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            serve(Workspace(), print)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert started[0].poll() == -signal.SIGTERM

@@ -192,10 +192,12 @@ def test_a_set_may_take_half_of_the_remaining_budget_at_least(judged_sets, more,
     sets = [(f"stage{number}",) for number in range(judged_sets + more)]
     for stages in sets[:judged_sets]:
         coverage.begin(stages)
-    share = coverage.share(sets, trained=False) / coverage.limit.seconds_left
-    assert 0.5 <= share <= 1.001
+    # The time that is left becomes less while the share is computed.
+    left_before = coverage.limit.seconds_left
+    share = coverage.share(sets, trained=False)
+    assert 0.5 * coverage.limit.seconds_left <= share <= left_before
     if more <= 2:
-        assert share == pytest.approx(1.0, abs=1e-3)
+        assert share >= coverage.limit.seconds_left
 
 
 def options(**settings):

@@ -40,8 +40,9 @@ class ConsistencyConfig(StageConfig):
     settings, so that it is trained once. It includes the teacher's guidance.
 
     When it helps: an answer that takes many evaluations of the network, and has to be fast.
-    When it hurts: the first answer waits for a training, and one step makes worse grasps than many.
-    Not measured yet.
+    When it hurts: the first answer waits for a training, and one step makes worse grasps than many:
+    for cubes 0.425 strict ones, instead of 0.581 by 100 steps and 0.262 by one step of DDIM; two
+    steps of DDIM are better than a student's (experiments/grasp_parts).
     """
 
     kind: ClassVar[str] = "consistency"
