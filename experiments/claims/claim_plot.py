@@ -88,7 +88,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
             draw_panel(panel, rows, unit)
         legend(canvas)
 
-    if not draw_png(picture, (12.0, height), path):
+    if not draw_png(picture, (15.0, height), path):
         raise RuntimeError("matplotlib is not installed: pip install 'proven-runner[plots]'")
     add_digest(path, digest_of(reports))
 
