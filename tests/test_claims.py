@@ -84,7 +84,7 @@ def test_the_numbers_of_answers_are_those_of_the_rows():
 
 def test_a_stranger_can_read_it():
     for row in rows_of(PAGE.read_text()):
-        assert len(row) <= 7
+        assert len(row) <= 6
         for cell in row:
             words = re.sub(r"\]\([^)]*\)", "]", cell).split()
             assert len(words) <= 25, cell

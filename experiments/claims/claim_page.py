@@ -55,7 +55,7 @@ def write_page(reports: Sequence[Report]) -> str:
         count=len(claims),
         shares=summary(counts),
         answers="\n".join(row(answer, MEANINGS[answer], str(counts[answer])) for answer in ANSWERS),
-        reports=table(("report", *ANSWERS), report_rows(reports)),
+        reports=table(("report", *ANSWERS[:-1]), report_rows(reports)),
         refused=", ".join(refused_techniques(claims)),
     )
     sections = [introduction]
@@ -78,12 +78,15 @@ def summary(counts: Counter[str]) -> str:
 
 
 def report_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
-    """Returns a row for each report with its number of each answer."""
+    """Returns a row for each report: how many claims are not measured, and the number of each
+    answer.
+    """
     rows = []
     for report in reports:
         counts = Counter(claim.answer for claim in report.claims)
-        numbers = [str(counts[answer]) for answer in ANSWERS]
-        rows.append((f"[{report.title}](#{anchor(report.title)})", *numbers))
+        numbers = [str(counts[answer]) for answer in ANSWERS[:-1]]
+        name = f"[{report.title}](#{anchor(report.title)}), {counts[UNMEASURED]} {UNMEASURED}"
+        rows.append((name, *numbers))
     return rows
 
 
