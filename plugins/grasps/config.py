@@ -190,7 +190,7 @@ class GraspLatentConfig(GraspDiffusionConfig):
     samplers, and stages of ``grasp_diffusion``, work in the latent space.
 
     When it helps: numbers of a grasp that depend on each other, so that fewer describe it, and
-    errors that matter differently. It did not help for cubes.
+    errors that matter differently. No gain was measured for cubes.
     When it hurts: grasps are never more accurate than reconstructions of the autoencoder, and
     latent vectors change while the transformer learns to predict them: 0.518 strict grasps instead
     of 0.581 after 2,000 updates (experiments/grasp_parts).
@@ -240,8 +240,8 @@ class CloudContrastiveConfig(CloudEncoderConfig):
 
     When it helps: many clouds of many objects, and grasps for few of them.
     When it hurts: cubes of four sizes, as here: most clouds of a batch show an object of the same
-    size as others, so that the encoder has to learn where points were sampled. As many grasps are
-    strict as without it (experiments/grasp_parts).
+    size as others, so that the encoder has to learn where points were sampled. No gain of
+    strict grasps beyond its interval was measured (experiments/grasp_parts).
     """
 
     kind: ClassVar[str] = "cloud_contrastive"
