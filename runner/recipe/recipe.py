@@ -209,6 +209,11 @@ class ServeConfig(Config):
     """
     max_batch: Count = 32
     """Requests that are answered together, at most."""
+    parallel: Count = 1
+    """Batches that are computed at the same time, each by a copy of the model in a thread of its
+    own, and on a GPU in a stream of its own. The threads of torch are divided among them;
+    parameters are in memory once. With as many clients, ``max_batch`` should be smaller.
+    """
     bit_exact: bool = False
     """Whether every request is computed alone, so that its answer is the same to the bit whatever
     else is requested.

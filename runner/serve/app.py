@@ -44,7 +44,8 @@ ERRORS = {
 def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     """The application; its batcher is ``app.state.batcher``."""
     metrics = ServerMetrics()
-    batcher = Batcher(model.answers, settings, metrics.batch.observe)
+    copies = [copy.answers for copy in model.parallel()]
+    batcher = Batcher(copies, settings, metrics.batch.observe)
     reader = RequestReader(model)
     # The number is read when the metrics are requested, so that it needs no updates.
     metrics.watch(lambda: batcher.waiting)

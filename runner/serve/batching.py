@@ -49,31 +49,27 @@ class _PendingRequest:
 
 
 class Batcher:
-    """Collects requests of equal groups into batches, and computes one batch
-    after another in a separate thread.
+    """Collects requests of equal groups into batches. Each copy of the model computes one batch
+    after another in its own thread.
     """
 
-    def __init__(self, answers: Answers, settings: ServeConfig, on_batch: Callable[[int], object]) -> None:
+    def __init__(self, copies: Sequence[Answers], settings: ServeConfig, on_batch: Callable[[int], object]) -> None:
         """Stores the arguments.
 
         Args:
-            answers: Computes a batch, in the thread.
+            copies: Each computes batches in one thread, at the same time as the others.
             settings: Sizes and waiting times.
             on_batch: Called with the size of every batch when it starts.
         """
-        self._answers = answers
+        self._threads = [_ModelThread(answers) for answers in copies]
         self._settings = settings
         self._on_batch = on_batch
         self._max_batch = 1 if settings.bit_exact else settings.max_batch
         self._waiting: list[_PendingRequest] = []
+        self._computed = 0
+        """Requests that are being computed."""
         self._changed = asyncio.Event()
-        self._work: SimpleQueue[tuple[list[_PendingRequest], asyncio.Future[None]]] = SimpleQueue()
         self._seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._computed: list[_PendingRequest] = []
-        """The batch that is being computed."""
-        self._changes = threading.Lock()
-        """Held while that batch changes, or is abandoned."""
         self.clients: Callable[[], float] = lambda: math.inf
         """Returns the number of clients: when all of them wait for an answer, waiting for more
         requests has no use.
@@ -106,7 +102,8 @@ class Batcher:
         """
         if self.full:
             batches = math.ceil(self.waiting / self._max_batch)
-            raise QueueFullError(max(1, math.ceil(batches * self._seconds)))
+            turns = math.ceil(batches / len(self._threads))
+            raise QueueFullError(max(1, math.ceil(turns * self._seconds)))
         loop = asyncio.get_running_loop()
         pending = _PendingRequest(request, request.group(), loop.create_future(), loop.time())
         self._waiting.append(pending)
@@ -125,22 +122,35 @@ class Batcher:
             # It may be in a batch already.
             with suppress(ValueError):
                 self._waiting.remove(pending)
-            self._abandon()
+            for thread in self._threads:
+                thread.abandon()
 
     async def run(self) -> None:
         """Computes batches until it is cancelled."""
-        # A daemon: a batch that does not end must not keep the process from ending.
-        self._thread = threading.Thread(target=self._compute, name="model", daemon=True)
-        self._thread.start()
+        free = asyncio.Queue[_ModelThread]()
+        for thread in self._threads:
+            thread.start()
+            free.put_nowait(thread)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                thread = await free.get()
+                batch = await self._next()
+                self._computed += len(batch)
+                self._on_batch(len(batch))
+                tasks.create_task(self._compute(batch, thread, free))
+
+    async def _compute(
+        self,
+        batch: list[_PendingRequest],
+        thread: _ModelThread,
+        free: asyncio.Queue[_ModelThread],
+    ) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            batch = await self._next()
-            start = loop.time()
-            self._on_batch(len(batch))
-            done = loop.create_future()
-            self._work.put((batch, done))
-            await done
-            self._seconds = loop.time() - start
+        start = loop.time()
+        await thread.compute(batch)
+        self._seconds = loop.time() - start
+        self._computed -= len(batch)
+        free.put_nowait(thread)
 
     async def _next(self) -> list[_PendingRequest]:
         """The oldest request with others of its group, once there are enough of them or it has waited long enough."""
@@ -154,7 +164,8 @@ class Batcher:
                 batch = group[: self._max_batch]
                 remaining = oldest.arrival + patience - loop.time()
                 is_full = len(batch) == self._max_batch
-                if is_full or remaining <= 0 or self.waiting >= self.clients():
+                has_all = self.waiting + self._computed >= self.clients()
+                if is_full or remaining <= 0 or has_all:
                     self._remove(batch)
                     return batch
             self._changed.clear()
@@ -167,7 +178,39 @@ class Batcher:
         removed = set(batch)
         self._waiting = [pending for pending in self._waiting if pending not in removed]
 
-    def _compute(self) -> None:
+
+class _ModelThread:
+    """A thread in which one copy of the model computes batches."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._work: SimpleQueue[tuple[list[_PendingRequest], asyncio.Future[None]]] = SimpleQueue()
+        self._computed: list[_PendingRequest] = []
+        """The batch that is being computed."""
+        self._changes = threading.Lock()
+        """Held while that batch changes, or is abandoned."""
+        # A daemon: a batch that does not end must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    async def compute(self, batch: list[_PendingRequest]) -> None:
+        """Computes a batch and sets the results of its requests."""
+        done = asyncio.get_running_loop().create_future()
+        self._work.put((batch, done))
+        await done
+
+    def abandon(self) -> None:
+        """Ends the batch that is being computed if no client waits for any of its answers."""
+        with self._changes:
+            if not self._computed or not all(pending.future.done() for pending in self._computed):
+                return
+            if self._thread.ident is not None:
+                _raise_in_thread(self._thread.ident, _AbandonedError)
+
+    def _run(self) -> None:
         while True:
             batch, done = self._work.get()
             answers = self._answers_unless_abandoned(batch)
@@ -176,7 +219,7 @@ class Batcher:
                 done.get_loop().call_soon_threadsafe(_hand_out, batch, answers, done)
 
     def _answers_unless_abandoned(self, batch: list[_PendingRequest]) -> Sequence[Answer]:
-        """The answers to a batch; errors for all of it if it was abandoned."""
+        """Returns the answers to a batch; errors for all of it if it was abandoned."""
         try:
             try:
                 with self._changes:
@@ -194,14 +237,6 @@ class Batcher:
             self._computed = []
             # Takes back an exception that was not raised yet.
             _raise_in_thread(threading.get_ident(), None)
-
-    def _abandon(self) -> None:
-        """Ends the batch that is being computed if no client waits for any of its answers."""
-        with self._changes:
-            if not self._computed or not all(pending.future.done() for pending in self._computed):
-                return
-            if self._thread is not None and self._thread.ident is not None:
-                _raise_in_thread(self._thread.ident, _AbandonedError)
 
 
 def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:

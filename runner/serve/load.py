@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load as read
 from runner.recipe.recipe import Recipe
@@ -33,5 +34,15 @@ def load(model: str, recipe: str | None, settings: Sequence[str], registry: Regi
         "settings": resolved.model.model_dump(mode="json"),
         "stages": resolved.values()["inference"] if resolved.inference else {},
     }
-    learner = build(trained_model).learner
-    return served(trained_model.name, learner, resolved.model, about), resolved
+    first, *copies = [build(trained_model).learner for _ in range(resolved.serve.parallel)]
+    for copy in copies:
+        _share_parameters(first, copy)
+    return served(trained_model.name, first, resolved.model, about, copies), resolved
+
+
+def _share_parameters(learner: Learner, copy: Learner) -> None:
+    """Frees the parameters of a copy that the learner has, too; buffers may change in predictions, and stay."""
+    for name, role in copy.roles.items():
+        shared = dict(learner.roles[name].module.named_parameters())
+        for key, parameter in role.module.named_parameters():
+            parameter.data = shared[key].data

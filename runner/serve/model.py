@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,25 @@ class ServedModel:
     """Further facts for clients."""
     example: dict[str, Any] | None = None
     """A request that the model can answer, as JSON."""
+    copies: tuple[Learner, ...] = ()
+    """Further learners with the same weights, which answer at the same time."""
+    stream: torch.cuda.Stream | None = None
+    """Where a GPU computes the answers, unless in its default stream."""
+
+    def parallel(self) -> list[ServedModel]:
+        """Returns one model for each copy, to be used by one thread each; on a GPU, each has its own stream, so that
+        their kernels and copies overlap.
+        """
+        learners = (self.learner, *self.copies)
+        device = self.learner.device
+        if len(learners) == 1 or device.type != "cuda":
+            return [replace(self, learner=learner) for learner in learners]
+        # A new stream does not wait for the weights, which were copied in the default one.
+        torch.cuda.synchronize(device)
+        streams = [torch.cuda.Stream(device) for _ in learners]  # type: ignore[no-untyped-call]
+        return [
+            replace(self, learner=learner, stream=stream) for learner, stream in zip(learners, streams, strict=True)
+        ]
 
     def answers(self, requests: Sequence[ServedRequest]) -> list[Answer]:
         """Returns one answer for each request of a group; if the batch fails,
@@ -58,7 +77,7 @@ class ServedModel:
         return [answer for request in requests for answer in self.answers([request])]
 
     def _together(self, requests: Sequence[ServedRequest]) -> list[bytes]:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
             outputs = self.learner.predict(self.learner.requested(requests))
             responses = self.learner.answered(requests, outputs)
         return [response.model_dump_json().encode() for response in responses]
@@ -70,8 +89,18 @@ def log_failure(error: Exception) -> None:
     _log.warning("a request failed: %s", message, exc_info=error if os.environ.get(TRACEBACK) else None)
 
 
-def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, Any]) -> ServedModel:
-    """The learner as it is served; a ``UsageError`` if its config declares no form of requests."""
+def served(
+    name: str,
+    learner: Learner,
+    config: LearnerConfig,
+    about: dict[str, Any],
+    copies: Sequence[Learner] = (),
+) -> ServedModel:
+    """Returns the learner as it is served.
+
+    Raises:
+        UsageError: Its config declares no form of requests.
+    """
     if config.request is None or config.response is None:
         raise UsageError(f"{name}: learner '{config.kind}' cannot be served: it declares no request and response")
     file = sys.modules[type(config).__module__].__file__
@@ -84,4 +113,5 @@ def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, 
         page=page,
         about=redact_values({"kind": config.kind, **about}),
         example=example_of(learner, config.request),
+        copies=tuple(copies),
     )

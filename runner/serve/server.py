@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 
+import torch
 import uvicorn
 
 from runner.recipe.recipe import ServeConfig
@@ -117,6 +118,8 @@ def serve(
     Returns:
         0 if all of them were answered after SIGTERM, 130 after Ctrl-C; 143 if some took longer than ``drain_s``.
     """
+    # Read by threads that begin later: those of the models share the cores.
+    torch.set_num_threads(max(1, torch.get_num_threads() // settings.parallel))
     app = make_app(model, settings)
     limits = {
         "patience": settings.client_s,

@@ -1,5 +1,6 @@
 """Runs to serve, and servers in processes of their own."""
 
+import json
 import re
 import shutil
 import socket
@@ -123,3 +124,12 @@ def received(connection):
     while data := connection.recv(65536):
         parts.append(data)
     return b"".join(parts).decode()
+
+
+def left(client, **question):
+    """Returns a connection on which a request was sent: closing it abandons the request."""
+    body = json.dumps(question).encode()
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    connection = socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
+    connection.sendall(head % len(body) + body)
+    return connection

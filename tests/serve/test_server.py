@@ -1,6 +1,5 @@
 """A server in a process of its own, asked by clients of all sorts."""
 
-import json
 import re
 import resource
 import signal
@@ -8,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from serving import Asking, asked_together, connected, metric, received, server, until
+from serving import Asking, asked_together, connected, left, metric, received, server, until
 
 from runner.recipe.recipe import ServeConfig
 from runner.serve.server import allow_files, bound
@@ -186,15 +185,6 @@ def test_a_port_that_is_taken_is_said(place, client):
     taken = rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; name another serve\.port"
     with pytest.raises(AssertionError, match=taken), server(*place, "--port", str(port)):
         pass
-
-
-def left(client, **question):
-    """A client that asks, and disconnects as a proxy does that gives up; or waits for ever if it is told to."""
-    body = json.dumps(question).encode()
-    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    connection = socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
-    connection.sendall(head % len(body) + body)
-    return connection
 
 
 @pytest.mark.parametrize("how", ["in a loop of Python", "in repeated calls of the module", "in C"])
