@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +32,23 @@ _ANSWER_SECONDS = 3.0
 _FIRST_SECONDS = 1.0
 """Time in which an error of all processes is reported by the first."""
 _POLL_SECONDS = 0.02
+_END_SECONDS = 5.0
+"""Longest time in which torch's threads end before the process does."""
 _FAILURE = "failure"
 _STOP = "stop"
+
+
+def _end_threads() -> None:
+    """Ends the threads in which torch exchanges data, because one that calls Python after the interpreter has ended
+    aborts the process.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        # An operation that another process never joins lasts until its timeout.
+        ending = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        ending.start()
+        ending.join(_END_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -160,6 +177,7 @@ class ProcessGroup:
                 timeout=timedelta(seconds=self._timeout_s),
             )
         Heartbeat(self._store, self.rank)
+        atexit.register(_end_threads)
 
     def rows(self, size: int) -> slice:
         """Returns the samples of this process in a batch of that size.
