@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from refused_report import RESULTS, write_report
 
-from runner.proof import ratio
 from runner.system.hardware import cpu_model
-from runner.system.stopwatch import Stopwatch
 
-ROUNDS = 21
-BLOCK_SECONDS = 0.05
-"""Duration of a block of calls, long compared with the resolution of the clock."""
+sys.path.append(str(Path(__file__).parents[1]))
+
+from speed import METHOD
+from speed import speed as speed_ratio
 
 
 @dataclass(frozen=True)
@@ -71,35 +70,5 @@ def record(name: str, title: str, conclusion: str, figures: Sequence[Figure], pl
 
 def speed(name: str, label: str, baseline: Callable[[], object], changed: Callable[[], object]) -> Figure:
     """Times two functions alternately and returns the factor by which the second is faster."""
-    for function in (baseline, changed):
-        for _ in range(5):
-            function()
-    calls = calls_for(BLOCK_SECONDS, baseline)
-    baseline_seconds = []
-    changed_seconds = []
-    for number in range(ROUNDS):
-        # Alternating the order cancels a drift of the machine.
-        if number % 2:
-            changed_seconds.append(seconds_of(calls, changed))
-            baseline_seconds.append(seconds_of(calls, baseline))
-        else:
-            baseline_seconds.append(seconds_of(calls, baseline))
-            changed_seconds.append(seconds_of(calls, changed))
-    result = ratio(baseline_seconds, changed_seconds)
-    method = f"{ROUNDS} rounds of one process, 95 %"
-    return Figure(name, label, result.value, "x", (result.low, result.high), "", method)
-
-
-def calls_for(seconds: float, function: Callable[[], object]) -> int:
-    """Returns the number of calls that take that long."""
-    return max(1, round(seconds * 3 / seconds_of(3, function)))
-
-
-def seconds_of(calls: int, function: Callable[[], object]) -> float:
-    """Returns the duration of a number of calls."""
-
-    def work() -> None:
-        for _ in range(calls):
-            function()
-
-    return Stopwatch(torch.device("cpu")).seconds(work)
+    result = speed_ratio(baseline, changed)
+    return Figure(name, label, result.value, "x", (result.low, result.high), "", METHOD)

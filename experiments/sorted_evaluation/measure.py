@@ -22,9 +22,9 @@ from runner.training.evaluation import evaluated
 from runner.training.pipeline import assemble
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "refused"))
+sys.path.append(str(HERE.parent))
 
-from recording import speed  # noqa: E402
+from speed import speed  # noqa: E402
 
 CASES = [
     (recipe, size) for recipe in ("gps_esol", "graphgpt_esol", "gps_esol data.file=freesolv.csv") for size in (64, 16)
@@ -51,12 +51,12 @@ def measured(words: str, size: int) -> dict[str, object]:
         for state in ("off", "on")
     )
     ordered.learner.load_complete_state(natural.learner.complete_state())
-    figure = speed("", "", partial(evaluated, natural), partial(evaluated, ordered))
+    result = speed(partial(evaluated, natural), partial(evaluated, ordered))
     row = {
         "recipe": words,
         "batch_size": size,
         "batches": sum(1 for _ in natural.source.held_out_batches()),
-        "speed": [figure.value, *(figure.interval or ())],
+        "speed": [result.value, result.low, result.high],
         "bytes": held_out_bytes(ordered) / held_out_bytes(natural),
         "difference": largest_difference(evaluated(natural), evaluated(ordered)),
     }
