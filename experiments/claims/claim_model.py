@@ -20,6 +20,8 @@ FALSE = "false"
 UNMEASURED = "not measured"
 ANSWERS = (TRUE, DEPENDS, PARTLY, UNDECIDED, FALSE, UNMEASURED)
 FIGURE = r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d"
+NEUTRAL = {"x": 1.0, "%": 0.5}
+"""Figure of no effect by unit. A saving that is shown as 0 % is none, even if it was counted exactly."""
 KEYS = {
     "technique",
     "claim",
@@ -191,7 +193,7 @@ def compare(claim: Claim) -> str:
         claimed = claim.claimed_for(measurement)
         if claimed is None or measurement.value is None:
             continue
-        neutral = 1.0 if measurement.unit == "x" else 0.0
+        neutral = NEUTRAL.get(measurement.unit, 0.0)
         lower_end = measurement.interval[0] if measurement.interval else measurement.value
         is_gain = lower_end > neutral
         gains.append(is_gain)

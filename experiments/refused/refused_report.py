@@ -6,10 +6,10 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-INTRODUCTION = """# Techniques that are refused
+INTRODUCTION = """# Techniques that are refused, or need no stage
 
 Reports recommend these techniques; this repository does not offer them as stages, for the reasons measured
-here. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim.
+here, or has them without a switch. [docs/claims.md](../../docs/claims.md) compares them with what the reports claim.
 
 Speeds are ratios with a 95 % interval over rounds of one process; above 1 is faster. Other programs used the
 two cores of the machine (load average), and two identical functions may differ by some percent, which such an
