@@ -98,7 +98,8 @@ def test_every_plugin_has_a_recipe():
     assert set(LEARNERS) == set(MODELS)
     faces = {kind: REGISTRY.get("data", kind) for kind in SOURCES}
     own = {kind for kind, face in faces.items() if not any(f.is_required() for f in face.model_fields.values())}
-    assert {recipe.data.kind for recipe in SHIPPED.values()} >= own  # others need a user's files
+    # ``grasps/test_shape_grasps.py`` trains on shapes with the recipes of cubes; others need a user's files.
+    assert {recipe.data.kind for recipe in SHIPPED.values()} >= own - {"shape_grasps"}
 
 
 @pytest.mark.parametrize("kind", STAGES)

@@ -23,7 +23,7 @@ RESULT = FOLDER / "result.json"
 TABLE = FOLDER / "table.md"
 FAMILIES = {
     "characters": "characters", "recall": "recall", "walks": "walks", "molecules": "molecules",
-    "citations": "citations", "grasps": "retrieval", "flights": "flights",
+    "citations": "citations", "grasps": "retrieval", "shapes": "shape_retrieval", "flights": "flights",
 }  # fmt: skip
 """Modules by family."""
 SEEDS = (0, 1, 2)

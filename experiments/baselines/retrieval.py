@@ -26,7 +26,7 @@ class Retrieval:
         self.hand = source.hand
         self.generator = torch.Generator().manual_seed(seed)
         grasps = self.scenes.grasps
-        self.edges = torch.stack([grasps.edge[rows[0]] for rows in self.scenes.rows])
+        self.edges = torch.stack([grasps.objects[rows[0]] for rows in self.scenes.rows])
 
     def evaluating(self):
         return torch.no_grad()

@@ -86,6 +86,7 @@ CASES = {
     "FreeSolv": Case("gps_esol", "rmse", {"data.file": "freesolv.csv"}, {}),
     "recall": Case("recall_gpt", "accuracy", {}, {}),
     "text": Case("shakespeare_gpt", "nats_per_character", {}, OPTIMIZERS),
+    "grasps of unseen shapes": Case("grasp_diffusion", "unseen_strict", {"data.kind": "shape_grasps"}, {}),
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cube import CLOSE_MM, DEPTH_MM, LINKS
 from .geometry import (
     JOINTS,
     LIMIT_TOLERANCE,
@@ -19,6 +18,7 @@ from .geometry import (
     matrix,
 )
 from .served import GraspRequest, GraspResponse, PlacedGrasp
+from .verdicts import CLOSE_MM, DEPTH_MM, LINKS
 
 
 def clouds(requests: Sequence[GraspRequest], device: torch.device) -> Tensor:

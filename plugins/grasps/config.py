@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -367,6 +368,65 @@ class CubeGraspsConfig(PublishedDatasetConfig):
             "upper": TensorOutline((GRASP_NUMBERS,)),
         }
         return SourceOutline(batch, tables=tables)
+
+
+class ShapeGraspsConfig(CubeGraspsConfig):
+    """Grasps of the LEAP hand on cuboids, cylinders, hexagonal prisms and capsules, for learners
+    that have to grasp objects of unseen shapes.
+
+    There are no data of such grasps: those of a shape are the grasps of ``cube_grasps``, moved
+    along z and turned by a quarter, that are **strict** on the shape. They are checked by geometry,
+    **not by a simulator**, so that some of them may not hold the object. Cuboids and cylinders are
+    trained on; other ones of these kinds are held out; hexagonal prisms and capsules are never
+    trained on (``unseen_...``). Samples and metrics are those of ``cube_grasps``. With
+    ``synthetic: true`` the hand and its grasps of cubes are generated.
+    """
+
+    kind: ClassVar[str] = "shape_grasps"
+    implementation = ".shape_grasps:ShapeGrasps"
+    headline: ClassVar[tuple[str, ...]] = (
+        "strict",
+        "unseen_strict",
+        "diversity_mm",
+    )
+
+    shapes: Annotated[int, Field(ge=2, le=1000)] = 36
+    """Number of shapes that are trained on; a third as many are held out, and as many again have
+    unseen kinds.
+    """
+    shape_seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the extents of all shapes."""
+    smallest_mm: Annotated[float, Field(ge=10, le=200)] = 50.0
+    """Least extent of a shape along every axis, in millimetres."""
+    largest_mm: Annotated[
+        float, Field(ge=10, le=200, validate_default=True)
+    ] = 95.0
+    """Largest extent; corners of a hexagonal prism are a little farther."""
+
+    @field_validator("largest_mm")
+    @classmethod
+    def _exceeds_the_smallest(
+        cls, largest: float, info: ValidationInfo
+    ) -> float:
+        smallest = info.data.get("smallest_mm", 0.0)
+        if largest <= smallest:
+            raise ValueError(f"should exceed smallest_mm ({smallest:g})")
+        return largest
+
+    @property
+    def held_out_shapes(self) -> int:
+        """Number of held-out shapes, and of those of unseen kinds."""
+        return max(2, self.shapes // 3)
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of scenes with the LEAP hand; None for the synthetic one."""
+        outline = super().outline(batch_size)
+        if outline is None:
+            return None
+        batch = dict(outline.batch)
+        del batch["edge"]
+        batch["shape"] = TensorOutline((batch_size, 4))
+        return replace(outline, batch=batch)
 
 
 class CubeCloudsConfig(CubeGraspsConfig):

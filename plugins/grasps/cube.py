@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,10 @@ from torch import Tensor
 
 from runner.api import Batch, Context, DatasetSource, Learner, UsageError
 
-from .geometry import (
-    JOINTS,
-    LIMIT_TOLERANCE,
-    Hand,
-    rotated,
-    rotation_6d,
-    yaw,
-)
+from .geometry import LIMIT_TOLERANCE, Hand, rotated, rotation_6d, yaw
 from .scenes import Grasps, Scenes, TrainingScenes, scaling
 from .synthetic import synthetic_grasps
+from .verdicts import CHUNK, verdicts
 from .wrenches import q1
 
 if TYPE_CHECKING:
@@ -46,31 +40,41 @@ KEYPOINTS = (
     "dip",
 )
 """Links whose origins are the keypoints of a hand."""
-DEPTH_MM = {"valid": 5.0, "strict": 2.0}
-LINKS = {"valid": 2, "strict": 3}
-"""How deep a grasp may go into the cube, and how many links it needs close to it."""
-CLOSE_MM = 5.0
 COVERED_MM = 20.0
 """How close to a held-out grasp a sampled one has to be in the mean of its keypoints."""
-CHUNK = 64
-"""Grasps that are measured together."""
 Q1_GRASPS = 4
 """Grasps of a scene whose wrenches are measured: a quarter of them, because a hull takes 7 ms."""
 
 
+class Division(NamedTuple):
+    """Grasps, and the numbers of those of every object in a part.
+
+    Attributes:
+        grasps: All grasps.
+        train: For every object of the training, the numbers of its grasps.
+        held_out: The same for held-out grasps.
+        unseen: The same for objects that are unlike those of the training.
+    """
+
+    grasps: Grasps
+    train: list[Tensor]
+    held_out: list[Tensor]
+    unseen: list[Tensor]
+
+
 class SampledGrasps(NamedTuple):
-    """Grasps that a learner has sampled for scenes, in the frames of their cubes.
+    """Grasps that a learner has sampled for scenes, in the frames of their objects.
 
     Attributes:
         grasp: The sampled grasps, [B, G, 25] in metres and radians.
         references: The grasps of the scenes, of the same shape.
-        edge: Edges of the cubes, [B] in metres.
+        objects: Edges of cubes [B] in metres, or shapes [B, 4].
         excess: Largest angles by which predicted joints exceeded their limits, [B, G].
     """
 
     grasp: Tensor
     references: Tensor
-    edge: Tensor
+    objects: Tensor
     excess: Tensor
 
 
@@ -198,6 +202,8 @@ class CubeGrasps(DatasetSource):
     """Scenes for training, held-out scenes that are always the same, and metrics of grasps."""
 
     unseen: dict[str, Tensor]
+    unseen_share: ClassVar[float] = 0.25
+    """Scenes of unseen objects, as a share of those of the others."""
     _tested: dict[str, Tensor]
     _unseen_tested: dict[str, Tensor]
 
@@ -207,23 +213,9 @@ class CubeGrasps(DatasetSource):
 
     def datasets(self, config: CubeGraspsConfig) -> tuple[Any, Any]:
         """Returns scenes of the grasps for training, and of held-out ones."""
-        grasps = read(config)
+        grasps, train, held_out, unseen_rows = self.division(config)
         self._digest = grasps.digest
-        sizes = torch.unique(grasps.edge)
-        unseen = sizes.new_tensor(-1.0)
-        if len(sizes) > 1:
-            unseen = sizes[(sizes - UNSEEN).abs().argmin()]
-
-        train = list[Tensor]()
-        held_out = list[Tensor]()
-        for size in sizes[sizes != unseen]:
-            rows = (grasps.edge == size).nonzero()[:, 0]
-            # The seed is fixed, so that all runs hold out the same grasps.
-            generator = torch.Generator().manual_seed(0)
-            rows = rows[torch.randperm(len(rows), generator=generator)]
-            count = max(1, len(rows) // HELD_OUT)
-            held_out.append(rows[:count])
-            train.append(rows[count:])
+        self._key = grasps.key
 
         # Held-out grasps must not decide how the numbers are scaled.
         trained = torch.cat(train)
@@ -246,14 +238,11 @@ class CubeGrasps(DatasetSource):
             first = config.scene_seed * _SCENE_STRIDE % 2**31
             return {**scenes, "draw": first + torch.arange(count)}
 
-        unseen_rows = held_out
-        if len(sizes) > 1:
-            unseen_rows = [(grasps.edge == unseen).nonzero()[:, 0]]
-        unseen_scenes = max(1, config.scenes // 4)
+        unseen_scenes = max(1, int(config.scenes * self.unseen_share))
         if config.test is not None:
             # A grasp may be in several scenes, so the grasps are divided and not the scenes.
-            held_out, tested = divided(held_out, config.test)
-            unseen_rows, unseen_tested = divided(unseen_rows, config.test)
+            held_out, tested = self.divided(held_out, config.test)
+            unseen_rows, unseen_tested = self.divided(unseen_rows, config.test)
             self._tested = fixed(tested, config.scenes, _TEST_SEED)
             self._unseen_tested = fixed(
                 unseen_tested, unseen_scenes, _TEST_SEED + 1
@@ -268,6 +257,36 @@ class CubeGrasps(DatasetSource):
             self.context.seed,
         )
         return training_scenes, fixed(held_out, config.scenes, 1)
+
+    def division(self, config: CubeGraspsConfig) -> Division:
+        """Reads the grasps, and divides those of every size but one, which is never trained on."""
+        grasps = read(config)
+        edge = grasps.objects
+        sizes = torch.unique(edge)
+        unseen = sizes.new_tensor(-1.0)
+        if len(sizes) > 1:
+            unseen = sizes[(sizes - UNSEEN).abs().argmin()]
+
+        train = list[Tensor]()
+        held_out = list[Tensor]()
+        for size in sizes[sizes != unseen]:
+            rows = (edge == size).nonzero()[:, 0]
+            # The seed is fixed, so that all runs hold out the same grasps.
+            generator = torch.Generator().manual_seed(0)
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+            count = max(1, len(rows) // HELD_OUT)
+            held_out.append(rows[:count])
+            train.append(rows[count:])
+        unseen_rows = held_out
+        if len(sizes) > 1:
+            unseen_rows = [(edge == unseen).nonzero()[:, 0]]
+        return Division(grasps, train, held_out, unseen_rows)
+
+    def divided(
+        self, rows: Sequence[Tensor], share: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Divides numbers of grasps into those for validation and those for the test."""
+        return divided(rows, share)
 
     def set_aside(self, held_out: Any, share: float) -> tuple[Any, Any]:
         """Returns scenes of the grasps for validation, and of those for the test."""
@@ -333,49 +352,54 @@ class CubeGrasps(DatasetSource):
         for name, value in self._metrics(unseen).items():
             metrics[f"unseen_{name}"] = value
 
-        # A network that ignores the cloud grasps a small cube as wide as a large one.
-        edge = held_out.edge
-        for_largest = held_out.grasp[edge == edge.max()]
-        swapped = self._close(for_largest, edge.min())
+        # A network that ignores the cloud grasps a small object as wide as a large one.
+        size = self.sizes(held_out.objects)
+        for_largest = held_out.grasp[size == size.max()]
+        smallest = held_out.objects[size.argmin()]
+        swapped = self._close(
+            for_largest, torch.stack([smallest] * len(for_largest))
+        )
         return {
             **metrics,
             "swapped_valid": float(swapped["valid"].float().mean()),
         }
 
     def _metrics(self, sampled: SampledGrasps) -> dict[str, float]:
-        metrics = self.worth(sampled.grasp, sampled.references, sampled.edge)
+        metrics = self.worth(sampled.grasp, sampled.references, sampled.objects)
         exceeds = sampled.excess > LIMIT_TOLERANCE
         return {
             **metrics,
             "beyond_limits": float(exceeds.float().mean()),
-            "q1": self._q1(sampled.grasp, sampled.edge),
+            "q1": self._q1(sampled.grasp, sampled.objects),
         }
 
-    def _q1(self, grasp: Tensor, edge: Tensor) -> float:
-        """Returns the mean epsilon metric of the first grasps of every scene, [B, G, 25], of cubes
-        with edges [B].
-        """
+    def sizes(self, objects: Tensor) -> Tensor:
+        """Returns numbers [B] that are larger for larger objects."""
+        return objects
+
+    def _q1(self, grasp: Tensor, objects: Tensor) -> float:
+        """Returns the mean epsilon metric of the first grasps of every scene, [B, G, 25]."""
         first = grasp[:, :Q1_GRASPS]
         flat = first.flatten(0, 1)
-        edges = edge[:, None].expand(first.shape[:2]).flatten()
-        # In chunks for the same reason as in ``_close``.
+        repeated = objects.repeat_interleave(first.shape[1], 0)
+        # In chunks for the same reason as in ``verdicts``.
         chunks = zip(
-            torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True
+            torch.split(flat, CHUNK), torch.split(repeated, CHUNK), strict=True
         )
         radii = [q1(self.hand, *chunk) for chunk in chunks]
         return float(torch.cat(radii).mean())
 
     def worth(
-        self, grasp: Tensor, references: Tensor, edge: Tensor
+        self, grasp: Tensor, references: Tensor, objects: Tensor
     ) -> dict[str, float]:
         """Returns the metrics of grasps.
 
         Args:
-            grasp: [B, G, 25] in the frames of their cubes, in metres and radians.
+            grasp: [B, G, 25] in the frames of their objects, in metres and radians.
             references: those of the scenes, the same.
-            edge: of the cubes, [B] in metres.
+            objects: Edges of cubes [B] in metres, or shapes [B, 4].
         """
-        close = self._close(grasp, edge)
+        close = self._close(grasp, objects)
         keypoints = self.hand.keypoints_of(grasp)
         reference_keypoints = self.hand.keypoints_of(references)
 
@@ -390,14 +414,15 @@ class CubeGrasps(DatasetSource):
 
         diversity = list[float]()
         coverage = list[float]()
-        for size in torch.unique(edge):
-            sampled = keypoints[edge == size].flatten(0, 1)
+        unique, number = torch.unique(objects, dim=0, return_inverse=True)
+        for position in range(len(unique)):
+            sampled = keypoints[number == position].flatten(0, 1)
             count = len(sampled)
             between = _distance_mm(sampled[:, None], sampled[None])
             # The distance of a grasp to itself is zero and no pair.
             diversity.append(float(between.sum() / (count * (count - 1))))
 
-            reference = reference_keypoints[edge == size].flatten(0, 1)
+            reference = reference_keypoints[number == position].flatten(0, 1)
             to_reference = _distance_mm(sampled[:, None], reference[None])
             is_covered = to_reference.amin(0) <= COVERED_MM
             coverage.append(float(is_covered.float().mean()))
@@ -417,16 +442,17 @@ class CubeGrasps(DatasetSource):
         size: int,
         batches: int | None,
     ) -> SampledGrasps:
-        """Returns grasps for scenes, rotated back to the frames of the cubes."""
+        """Returns grasps for scenes, rotated back to the frames of the objects."""
         # The grasps of scenes are scaled to [-1, 1], those of a prediction are not.
         lower, upper = (
             self.tables[name].to(self.device) for name in ("lower", "upper")
         )
         grasp = list[Tensor]()
         references = list[Tensor]()
-        edge = list[Tensor]()
+        objects = list[Tensor]()
         excess = list[Tensor]()
-        starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
+        count = len(scenes[self._key])
+        starts = itertools.islice(range(0, count, size), batches)
         with learner.evaluating():
             for start in starts:
                 batch = {
@@ -435,51 +461,40 @@ class CubeGrasps(DatasetSource):
                 }
                 inverse = batch["turn"].transpose(1, 2)[:, None]
                 prediction = learner.predict(learner.inputs(batch))
-                grasp.append(self._turned_back(prediction.grasp, inverse))
+                shown = batch[self._key]
+                grasp.append(
+                    self._turned_back(prediction.grasp, inverse, shown)
+                )
                 excess.append(self.hand.excess(prediction.predicted_joints))
                 reference = lower + (batch["grasp"] + 1) / 2 * (upper - lower)
-                references.append(self._turned_back(reference, inverse))
-                edge.append(batch["edge"])
-        lists = (grasp, references, edge, excess)
+                references.append(self._turned_back(reference, inverse, shown))
+                objects.append(shown)
+        lists = (grasp, references, objects, excess)
         return SampledGrasps(*(torch.cat(tensors) for tensors in lists))
 
-    def _turned_back(self, grasp: Tensor, back: Tensor) -> Tensor:
-        """Rotates grasps back to the frame of the cube; of four equivalent views from above, it
-        selects the one with the usual position of the palm.
+    def _turned_back(
+        self, grasp: Tensor, back: Tensor, objects: Tensor
+    ) -> Tensor:
+        """Rotates grasps [B, G, 25] back to the frames of the objects [B, ...]; of equivalent views
+        from above, it selects the one with the usual position of the palm.
         """
         grasp = rotated(grasp, back)
         if self.config.frame == "object":
             return grasp
-        # A cube looks the same after a quarter turn, so that the clouds of the four views are
-        # equal, and a learner cannot distinguish them.
+        # Clouds of equivalent views are equal, so that a learner cannot distinguish them.
         azimuth = torch.atan2(grasp[..., 1], grasp[..., 0]) - self._azimuth
-        quarter_turns = torch.round(azimuth / (math.pi / 2))
-        return rotated(grasp, yaw(-quarter_turns * (math.pi / 2)))
+        return rotated(grasp, yaw(-self.equivalent_turns(azimuth, objects)))
 
-    def _close(self, grasp: Tensor, edge: Tensor) -> dict[str, Tensor]:
-        """Returns the depth of grasps in their cubes, in mm, and which of them are valid and
-        strict, with joints within their limits: [B * G] each.
+    def equivalent_turns(self, azimuth: Tensor, objects: Tensor) -> Tensor:
+        """Returns for angles [B, G] in radians the nearest one by which an object can be turned
+        about z and looks the same: quarter turns of a cube.
         """
-        flat = grasp.flatten(0, 1)
-        edges = (
-            edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
-        )
-        # In chunks, because a grasp has some thousand points, and their distances take memory.
-        chunks = zip(
-            torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True
-        )
-        distances = [self.hand.distances(*chunk) for chunk in chunks]
-        distance = 1e3 * torch.cat(distances)
-        depth = (-distance.amin(1)).clamp(min=0)
-        links = (distance <= CLOSE_MM).sum(1)
-        is_reachable = self.hand.excess(flat[:, JOINTS]) <= LIMIT_TOLERANCE
-        within = {
-            name: (depth <= DEPTH_MM[name])
-            & (links >= LINKS[name])
-            & is_reachable
-            for name in DEPTH_MM
-        }
-        return {**within, "depth": depth}
+        return torch.round(azimuth / (math.pi / 2)) * (math.pi / 2)
+
+    def _close(self, grasp: Tensor, objects: Tensor) -> dict[str, Tensor]:
+        """Returns the ``verdicts`` on grasps [B, G, 25] of objects [B, ...]: [B * G] each."""
+        repeated = objects.repeat_interleave(grasp.shape[1], 0)
+        return verdicts(self.hand, grasp.flatten(0, 1), repeated)
 
 
 def _distance_mm(keypoints: Tensor, references: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotations, the joints of a hand, and how far its links are from a cube."""
+"""Rotations, the joints of a hand, and how far its links are from an object."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from .shapes import signed_distance
 
 TRANSLATION = slice(0, 3)
 JOINTS = slice(3, 19)
@@ -208,33 +210,33 @@ class Hand(nn.Module):
         )
         return torch.cat([top, bottom], -2)
 
-    def distances(self, grasp: Tensor, edge: Tensor) -> Tensor:
-        """Returns the distance of every link from a cube around the origin: [B, L] in
+    def distances(self, grasp: Tensor, objects: Tensor) -> Tensor:
+        """Returns the distance of every link from an object around the origin: [B, L] in
         metres, negative inside.
 
         Each is that of the nearest of 98 points on the surface of each of its boxes; a link
         without a box is infinitely far away.
 
         Args:
-            grasp: [B, 25] in the cube's frame.
-            edge: of the cube, [B] in metres.
+            grasp: [B, 25] in the object's frame.
+            objects: Edges of cubes [B] in metres, or shapes [B, 4].
         """
-        signed = _signed_distance(self._surface(grasp), edge)
-        return self._nearest_of_links(signed.amin(2))
+        signed = signed_distance(self._surface(grasp), objects)
+        return self.nearest_of_links(signed.amin(2))
 
     def nearest_points(
-        self, grasp: Tensor, edge: Tensor
+        self, grasp: Tensor, objects: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the point of every link that is nearest to a cube around the origin, [B, L, 3] in
-        metres, and ``distances``, [B, L].
+        """Returns the point of every link that is nearest to an object around the origin, [B, L, 3]
+        in metres, and ``distances``, [B, L].
 
         Of points that are equally near, as of an edge that is parallel to a face, it is the mean.
         The point of a link without a box is the origin.
         """
         points = self._surface(grasp)
-        signed = _signed_distance(points, edge)
+        signed = signed_distance(points, objects)
         in_box = signed.amin(2)
-        distance = self._nearest_of_links(in_box)
+        distance = self.nearest_of_links(in_box)
         is_tied = (signed <= in_box[..., None] + TIE)[..., None]
         point = (points * is_tied).sum(2) / is_tied.sum(2)
 
@@ -252,19 +254,23 @@ class Hand(nn.Module):
         """Returns 98 points on the surface of every box, [B, N, 98, 3], for grasps [B, 25]."""
         rotation, position = self.links(grasp)
         # Points on the surface of every box, first in the frame of its link.
-        line = torch.linspace(
-            -1, 1, SURFACE, dtype=grasp.dtype, device=grasp.device
-        )
-        cube = torch.cartesian_prod(line, line, line)
-        surface = cube[(cube.abs() == 1).any(1)]
-        box_points = surface * self.box_half[:, None]
+        box_points = self.box_grid() * self.box_half[:, None]
         link_points = box_points @ self.box_turn.transpose(1, 2)
         link_points = link_points + self.box_centre[:, None]
         link_rotation = rotation[:, self.box_link].transpose(-1, -2)
         points: Tensor = link_points @ link_rotation
         return points + position[:, self.box_link, None]
 
-    def _nearest_of_links(self, in_box: Tensor) -> Tensor:
+    def box_grid(self) -> Tensor:
+        """Returns 98 points on the surface of a cube from -1 to 1, [98, 3]."""
+        half = self.box_half
+        line = torch.linspace(
+            -1, 1, SURFACE, dtype=half.dtype, device=half.device
+        )
+        cube = torch.cartesian_prod(line, line, line)
+        return cube[(cube.abs() == 1).any(1)]
+
+    def nearest_of_links(self, in_box: Tensor) -> Tensor:
         """Returns the smallest distance of the boxes of every link: [B, N] to [B, L]."""
         unreached = torch.full(
             (len(in_box), len(self.parents) + 1),
@@ -282,14 +288,3 @@ class Hand(nn.Module):
         return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(
             -1, 3, 3
         )
-
-
-def _signed_distance(points: Tensor, edge: Tensor) -> Tensor:
-    """Returns the distance of points [B, N, P, 3] from cubes [B] around the origin, [B, N, P];
-    negative inside.
-    """
-    # The distance from the nearest corner, edge or face; inside, from the nearest face.
-    beyond_face = points.abs() - edge[:, None, None, None] / 2
-    outside_distance = beyond_face.clamp(min=0).norm(dim=-1)
-    signed: Tensor = outside_distance + beyond_face.amax(-1).clamp(max=0)
-    return signed

@@ -1,4 +1,4 @@
-"""Scenes: cubes as clouds of points, with grasps of them, sampled and rotated."""
+"""Scenes: objects as clouds of points, with grasps of them, sampled and rotated."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.utils.data import Dataset
 
 from .geometry import rotated, yaw
+from .shapes import on_surface
 
 if TYPE_CHECKING:
     from .config import CubeGraspsConfig
 
 
 class Grasps(NamedTuple):
-    """Grasps in the frames of their cubes: edge [N] in metres, grasp [N, 25]; and the tables of
-    the hand.
+    """Grasps in the frames of their objects, and the tables of the hand.
+
+    Attributes:
+        objects: What every grasp is of: edges of cubes [N] in metres, or shapes [N, 4].
+        grasp: The grasps, [N, 25].
+        tables: Of the hand.
+        digest: Digest of the files.
     """
 
-    edge: Tensor
+    objects: Tensor
     grasp: Tensor
     tables: dict[str, Tensor]
     digest: str
+
+    @property
+    def key(self) -> str:
+        """Name of the objects in a batch."""
+        return "edge" if self.objects.ndim == 1 else "shape"
 
 
 def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
@@ -50,7 +61,7 @@ def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
 
 
 class Scenes(Dataset[dict[str, Tensor]]):
-    """Cubes with clouds and grasps, sampled from torch's generator at each access."""
+    """Objects with clouds and grasps, sampled from torch's generator at each access."""
 
     def __init__(
         self,
@@ -64,10 +75,10 @@ class Scenes(Dataset[dict[str, Tensor]]):
 
         Args:
             grasps: All grasps.
-            rows: For every size, the numbers of the grasps to sample.
+            rows: For every object, the numbers of the grasps to sample.
             config: Of the source.
             scale: The smallest and the largest of every number, [2, 25].
-            count: Number of scenes; their sizes alternate.
+            count: Number of scenes; their objects alternate.
         """
         self.grasps = grasps
         self.rows = rows
@@ -90,32 +101,32 @@ class Scenes(Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Returns scenes as a batch."""
-        sizes = [index % len(self.rows) for index in indices]
-        rows_by_scene = [self.rows[size] for size in sizes]
+        numbers = [index % len(self.rows) for index in indices]
+        rows_by_scene = [self.rows[number] for number in numbers]
         count = self.config.grasps
         selected = torch.stack(
             [rows[torch.randint(len(rows), (count,))] for rows in rows_by_scene]
         )
-        edge = self.grasps.edge[selected[:, 0]]
-        observed = self.seen(torch.tensor(sizes), edge)
+        objects = self.grasps.objects[selected[:, 0]]
+        observed = self.seen(torch.tensor(numbers), objects)
         grasp = rotated(self.grasps.grasp[selected], observed["turn"][:, None])
         lower, upper = self.scale
         return {
             "grasp": (grasp - lower) / (upper - lower) * 2 - 1,
-            "edge": edge,
+            self.grasps.key: objects,
             **observed,
         }
 
-    def seen(self, size: Tensor, edge: Tensor) -> dict[str, Tensor]:
-        """Returns clouds of cubes: ``cloud`` [B, points, 3], ``turn`` [B, 3, 3].
+    def seen(self, number: Tensor, objects: Tensor) -> dict[str, Tensor]:
+        """Returns clouds of objects: ``cloud`` [B, points, 3], ``turn`` [B, 3, 3].
 
         Args:
-            size: the numbers of the cubes' sizes, [B].
-            edge: the same in metres.
+            number: Numbers of the objects among those of the scenes, [B].
+            objects: Edges of cubes [B] in metres, or shapes [B, 4].
         """
-        rotation = sampled_frames(len(edge), self.config.frame)
+        rotation = sampled_frames(len(objects), self.config.frame)
         return {
-            "cloud": on_cubes(edge, self.config.points)
+            "cloud": on_surface(objects, self.config.points)
             @ rotation.transpose(1, 2),
             "turn": rotation,
         }
@@ -133,31 +144,31 @@ class TrainingScenes(Scenes):
         count: int,
         seed: int,
     ) -> None:
-        """Stores the arguments like ``Scenes``; the stored clouds, [sizes * clouds, points, 3], are
-        sampled from the seed.
+        """Stores the arguments like ``Scenes``; the stored clouds, [objects * clouds, points, 3],
+        are sampled from the seed.
         """
         super().__init__(grasps, rows, config, scale, count)
         self.stored: dict[str, Tensor] | None = None
-        """Observations of the stored clouds, size by size; a sample has the ``number``
+        """Observations of the stored clouds, object by object; a sample has the ``number``
         of its cloud.
         """
         if config.clouds is not None:
-            size = torch.arange(len(rows)).repeat_interleave(config.clouds)
-            edges = [grasps.edge[rows_of_size[0]] for rows_of_size in rows]
+            number = torch.arange(len(rows)).repeat_interleave(config.clouds)
+            objects = [grasps.objects[numbers[0]] for numbers in rows]
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                observed = super().seen(size, torch.stack(edges)[size])
-            self.stored = {**observed, "number": torch.arange(len(size))}
+                observed = super().seen(number, torch.stack(objects)[number])
+            self.stored = {**observed, "number": torch.arange(len(number))}
 
-    def seen(self, size: Tensor, edge: Tensor) -> dict[str, Tensor]:
+    def seen(self, number: Tensor, objects: Tensor) -> dict[str, Tensor]:
         """Returns observations like ``Scenes``; with the ``number`` [B] of a stored cloud."""
         if self.stored is None or self.config.clouds is None:
-            seen = super().seen(size, edge)
+            seen = super().seen(number, objects)
         else:
             clouds = self.config.clouds
-            number = size * clouds + torch.randint(clouds, size.shape)
+            stored = number * clouds + torch.randint(clouds, number.shape)
             seen = {
-                name: tensor[number] for name, tensor in self.stored.items()
+                name: tensor[stored] for name, tensor in self.stored.items()
             }
         return self.augmented(seen)
 
@@ -206,16 +217,3 @@ def sampled_rotations(count: int, frame: str, largest: float) -> Tensor:
     vectors = (axis * angle[:, None]).numpy()
     matrices = Rotation.from_rotvec(vectors).as_matrix()
     return torch.from_numpy(matrices).to(torch.get_default_dtype())
-
-
-def on_cubes(edge: Tensor, points: int) -> Tensor:
-    """Samples points uniformly from the surfaces of cubes [B] around the origin.
-
-    Returns:
-        [B, points, 3] in metres.
-    """
-    interior = torch.rand(len(edge), points, 3) * 2 - 1
-    # One coordinate of every point moves to one of the two faces along that axis.
-    face = torch.randint(3, (len(edge), points, 1))
-    side = (torch.randint(2, face.shape) * 2 - 1).to(interior.dtype)
-    return interior.scatter(2, face, side) * edge[:, None, None] / 2

@@ -11,6 +11,7 @@ from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
 from .geometry import Hand
+from .shapes import signed_distance
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +31,7 @@ FLAT = 1e-6
 def q1(
     hand: Hand,
     grasp: Tensor,
-    edge: Tensor,
+    objects: Tensor,
     friction: float = FRICTION,
     edges: int = EDGES,
 ) -> Tensor:
@@ -39,18 +40,20 @@ def q1(
     It is the radius of the largest ball around the origin in the convex hull of the wrenches of all
     contacts, whose normal forces together are at most one (the L1 variant of section 3). A link
     whose nearest point is at most 5 mm from the surface, outside or inside, is a contact at the
-    nearest point of the surface. 0 means that some disturbance moves the cube.
+    nearest point of the surface. 0 means that some disturbance moves the object.
 
     Args:
         hand: The hand.
-        grasp: Grasps [B, 25] in the cubes' frames.
-        edge: Edges of the cubes, [B] in metres.
+        grasp: Grasps [B, 25] in the objects' frames.
+        objects: Edges of cubes [B] in metres, or shapes [B, 4].
         friction: Coefficient of friction.
         edges: Edges of a linearised friction cone.
     """
-    contact, normal, is_contact = contacts(hand, grasp, edge)
-    # The largest distance of a surface point from the centre: torques have the size of forces.
-    size = edge * math.sqrt(3) / 2
+    contact, normal, is_contact = contacts(hand, grasp, objects)
+    # Half the diagonal of the box around the object: torques have the size of forces.
+    size = objects * math.sqrt(3) / 2
+    if objects.ndim > 1:
+        size = objects[:, :3].norm(dim=1) / 2
     wrench = wrenches(contact, normal, size, friction, edges).cpu().double()
     rows = zip(wrench.numpy(), is_contact.cpu().numpy(), strict=True)
     radii = [largest_ball(row[mask].reshape(-1, 6)) for row, mask in rows]
@@ -58,20 +61,36 @@ def q1(
 
 
 def contacts(
-    hand: Hand, grasp: Tensor, edge: Tensor
+    hand: Hand, grasp: Tensor, objects: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns where the links touch cubes around the origin.
+    """Returns where the links touch objects around the origin.
 
     Args:
         hand: The hand.
-        grasp: Grasps [B, 25] in the cubes' frames.
-        edge: Edges of the cubes, [B] in metres.
+        grasp: Grasps [B, 25] in the objects' frames.
+        objects: Edges of cubes [B] in metres, or shapes [B, 4].
 
     Returns:
         For every link: the nearest point of the surface, [B, L, 3] in metres; the normal there that
-        points into the cube, [B, L, 3]; and whether the link is close enough, [B, L].
+        points into the object, [B, L, 3]; and whether the link is close enough, [B, L].
     """
-    nearest, distance = hand.nearest_points(grasp, edge)
+    nearest, distance = hand.nearest_points(grasp, objects)
+    is_contact = distance.abs() <= CONTACT_MM / 1e3
+    if objects.ndim == 1:
+        return *_on_cubes(nearest, objects), is_contact
+    # The gradient of a signed distance is the normal at the nearest point of the surface.
+    with torch.enable_grad():
+        point = nearest.detach().requires_grad_()
+        signed = signed_distance(point, objects)
+        (outward,) = torch.autograd.grad(signed.sum(), point)
+    surface = point.detach() - signed.detach()[..., None] * outward
+    return surface, -outward, is_contact
+
+
+def _on_cubes(nearest: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the points of cubes [B] that are nearest to points [B, L, 3], and inward normals; at
+    an edge, that of one of its faces.
+    """
     half = edge[:, None, None] / 2
     # The face is that along the axis on which the point is farthest out; moved onto it, the other
     # coordinates stay within the face.
@@ -80,7 +99,7 @@ def contacts(
     outward = torch.zeros_like(nearest).scatter(-1, axis, side.gather(-1, axis))
     within = nearest.clamp(-half, half)
     point = torch.where(outward == 0, within, half * outward)
-    return point, -outward, distance.abs() <= CONTACT_MM / 1e3
+    return point, -outward
 
 
 def wrenches(

@@ -97,7 +97,7 @@ def test_the_hand_of_the_published_grasps_touches_the_cubes_and_stays_outside(pu
     grasps = read(CubeGraspsConfig(root=str(published("leap_cube_grasps.npz").parent)))
     assert grasps.grasp.shape == (5120, 25)
     rows = torch.arange(0, 5120, 16)
-    nearest = 1e3 * Hand(grasps.tables).distances(grasps.grasp[rows], grasps.edge[rows]).amin(1)
+    nearest = 1e3 * Hand(grasps.tables).distances(grasps.grasp[rows], grasps.objects[rows]).amin(1)
     assert -0.5 < float(nearest.quantile(0.05)) < 0 < float(nearest.quantile(0.95)) < 1.5
     assert {*HAND, *LIMITS} == set(grasps.tables)
     assert float(Hand(grasps.tables).excess(grasps.grasp[:, JOINTS]).max()) < 1e-4

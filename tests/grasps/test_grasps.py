@@ -13,7 +13,7 @@ from runner.plugins.grasps.diffusion import alphas_cumprod
 from runner.plugins.grasps.encoder import ENCODERS, FeaturePyramid, farthest_points, grouped, interpolated
 from runner.plugins.grasps.geometry import JOINTS, LimitedGrasps, rotated, straightening, yaw
 from runner.plugins.grasps.learner import weighted_loss
-from runner.plugins.grasps.scenes import on_cubes
+from runner.plugins.grasps.shapes import on_cubes
 from runner.system.errors import UsageError
 from runner.training.pipeline import assemble
 

@@ -57,7 +57,7 @@ def test_rotated_contacts_have_the_same_ball():
 
 
 def test_contacts_are_on_the_surface_and_push_into_the_cube(synthetic):
-    hand, grasp, edge = Hand(synthetic.tables), synthetic.grasp[:64:8], synthetic.edge[:64:8]
+    hand, grasp, edge = Hand(synthetic.tables), synthetic.grasp[:64:8], synthetic.objects[:64:8]
     point, normal, is_contact = contacts(hand, grasp, edge)
     half = (edge / 2)[:, None]
     torch.testing.assert_close(point.abs().amax(-1), half.expand(point.shape[:2]))
@@ -72,7 +72,7 @@ def test_contacts_are_on_the_surface_and_push_into_the_cube(synthetic):
 
 
 def test_grasps_that_touch_all_sides_hold_and_a_quarter_turn_changes_nothing(synthetic):
-    hand, grasp, edge = Hand(synthetic.tables), synthetic.grasp[1024::32], synthetic.edge[1024::32]
+    hand, grasp, edge = Hand(synthetic.tables), synthetic.grasp[1024::32], synthetic.objects[1024::32]
     radius = q1(hand, grasp, edge, edges=4)
     assert float(radius.max()) > 0.1
     # A wider cone contains the narrower one.
