@@ -23,7 +23,10 @@ HALF_SIDE = math.tan(math.pi / 6)
 """Half a side of a regular hexagon whose opposite sides are at a distance of two."""
 
 
-def signed_distance(points: Tensor, objects: Tensor) -> Tensor:
+def signed_distance(
+    points: Tensor,
+    objects: Tensor,
+) -> Tensor:
     """Returns the distance of points [B, ..., 3] from objects around the origin, [B, ...] in
     metres; negative inside.
 
@@ -33,17 +36,30 @@ def signed_distance(points: Tensor, objects: Tensor) -> Tensor:
     """
     if objects.ndim == 1:
         return _from_cuboid(points, objects[:, None])
+    extents = objects[:, :3]
     signed = points.new_empty(points.shape[:-1])
     for kind, distance in enumerate(_DISTANCES):
-        rows = (objects[:, 3] == kind).nonzero()[:, 0]
+        rows = _rows_of(kind, objects)
         if len(rows) == len(objects):
-            return distance(points, objects[:, :3])
+            return distance(points, extents)
         if len(rows):
-            signed[rows] = distance(points[rows], objects[rows, :3])
+            signed[rows] = distance(points[rows], extents[rows])
     return signed
 
 
-def on_surface(objects: Tensor, points: int) -> Tensor:
+def _rows_of(
+    kind: int,
+    shapes: Tensor,
+) -> Tensor:
+    """Returns the numbers of the shapes of a kind."""
+    is_kind = shapes[:, 3] == kind
+    return is_kind.nonzero()[:, 0]
+
+
+def on_surface(
+    objects: Tensor,
+    points: int,
+) -> Tensor:
     """Samples points uniformly from the surfaces of objects around the origin.
 
     Args:
@@ -57,13 +73,17 @@ def on_surface(objects: Tensor, points: int) -> Tensor:
         return on_cubes(objects, points)
     cloud = objects.new_empty(len(objects), points, 3)
     for kind, sample in enumerate(_SAMPLERS):
-        rows = (objects[:, 3] == kind).nonzero()[:, 0]
+        rows = _rows_of(kind, objects)
         if len(rows):
-            cloud[rows] = sample(objects[rows, :3], points)
+            extents = objects[rows, :3]
+            cloud[rows] = sample(extents, points)
     return cloud
 
 
-def on_cubes(edge: Tensor, points: int) -> Tensor:
+def on_cubes(
+    edge: Tensor,
+    points: int,
+) -> Tensor:
     """Samples points uniformly from the surfaces of cubes [B] around the origin.
 
     Returns:
@@ -84,22 +104,35 @@ def folds(objects: Tensor) -> Tensor:
     return table[objects[:, 3].long()]
 
 
-def _expanded(extent: Tensor, points: Tensor) -> Tensor:
+def _expanded(
+    extent: Tensor,
+    points: Tensor,
+) -> Tensor:
     """Returns extents [B] with the number of dimensions of coordinates [B, ...]."""
-    return extent.view(-1, *[1] * (points.ndim - 2))
+    ones = [1] * (points.ndim - 2)
+    return extent.view(-1, *ones)
 
 
-def _from_cuboid(points: Tensor, extents: Tensor) -> Tensor:
+def _from_cuboid(
+    points: Tensor,
+    extents: Tensor,
+) -> Tensor:
     """Returns signed distances from cuboids with extents [B, 3], or cubes with [B, 1]."""
     # The distance from the nearest corner, edge or face; inside, from the nearest face.
-    half = extents.view(len(extents), *[1] * (points.ndim - 2), -1) / 2
+    ones = [1] * (points.ndim - 2)
+    half = extents.view(len(extents), *ones, -1) / 2
     beyond_face = points.abs() - half
     outside_distance = beyond_face.clamp(min=0).norm(dim=-1)
-    signed: Tensor = outside_distance + beyond_face.amax(-1).clamp(max=0)
+    inside_distance = beyond_face.amax(-1).clamp(max=0)
+    signed: Tensor = outside_distance + inside_distance
     return signed
 
 
-def _from_prism(plan: Tensor, z: Tensor, height: Tensor) -> Tensor:
+def _from_prism(
+    plan: Tensor,
+    z: Tensor,
+    height: Tensor,
+) -> Tensor:
     """Returns signed distances from upright prisms.
 
     Args:
@@ -107,71 +140,116 @@ def _from_prism(plan: Tensor, z: Tensor, height: Tensor) -> Tensor:
         z: Third coordinates of the points, [B, ...].
         height: Of the prisms, [B].
     """
-    above = z.abs() - _expanded(height / 2, z[..., None])
-    outside_distance = torch.hypot(plan.clamp(min=0), above.clamp(min=0))
-    return outside_distance + torch.maximum(plan, above).clamp(max=0)
+    half = _expanded(height / 2, z[..., None])
+    above = z.abs() - half
+    beyond_plan = plan.clamp(min=0)
+    beyond_end = above.clamp(min=0)
+    outside_distance = torch.hypot(beyond_plan, beyond_end)
+    nearest_inside = torch.maximum(plan, above)
+    return outside_distance + nearest_inside.clamp(max=0)
 
 
-def _from_cylinder(points: Tensor, extents: Tensor) -> Tensor:
+def _from_cylinder(
+    points: Tensor,
+    extents: Tensor,
+) -> Tensor:
     x, y, z = points.unbind(-1)
-    plan = torch.hypot(x, y) - _expanded(extents[:, 0] / 2, points)
+    radius = _expanded(extents[:, 0] / 2, points)
+    plan = torch.hypot(x, y) - radius
     return _from_prism(plan, z, extents[:, 2])
 
 
-def _from_hexagonal_prism(points: Tensor, extents: Tensor) -> Tensor:
+def _from_hexagonal_prism(
+    points: Tensor,
+    extents: Tensor,
+) -> Tensor:
     x, y, z = points.unbind(-1)
     x = x.abs()
     y = y.abs()
     # A reflection at the line through the first corner moves a point next to the face across x.
-    beyond_corner = (y * math.cos(math.pi / 6) - x / 2).clamp(min=0)
+    cosine = math.cos(math.pi / 6)
+    from_line = y * cosine - x / 2
+    beyond_corner = from_line.clamp(min=0)
     x = x + beyond_corner
-    y = y - beyond_corner * (2 * math.cos(math.pi / 6))
+    y = y - beyond_corner * (2 * cosine)
+
+    # The nearest point is now on the side across x, or at one of its ends.
     apothem = _expanded(extents[:, 0] / 2, points)
+    half_side = apothem * HALF_SIDE
     beyond_face = x - apothem
-    beyond_side = (y.abs() - apothem * HALF_SIDE).clamp(min=0)
-    outside_distance = torch.hypot(beyond_face.clamp(min=0), beyond_side)
+    beyond_side = y.abs() - half_side
+    outside_distance = torch.hypot(
+        beyond_face.clamp(min=0),
+        beyond_side.clamp(min=0),
+    )
     plan = torch.where(beyond_face > 0, outside_distance, beyond_face)
     return _from_prism(plan, z, extents[:, 2])
 
 
-def _from_capsule(points: Tensor, extents: Tensor) -> Tensor:
+def _from_capsule(
+    points: Tensor,
+    extents: Tensor,
+) -> Tensor:
     # The distance from the segment on the axis, less the radius.
     x, y, z = points.unbind(-1)
     radius = extents[:, 0] / 2
-    straight = _expanded(extents[:, 2] / 2 - radius, points)
-    along_axis = (z.abs() - straight).clamp(min=0)
+    half_height = extents[:, 2] / 2
+    straight = _expanded(half_height - radius, points)
+    beyond_segment = z.abs() - straight
+    along_axis = beyond_segment.clamp(min=0)
     from_axis = torch.hypot(x, y)
-    return torch.hypot(from_axis, along_axis) - _expanded(radius, points)
+    from_segment = torch.hypot(from_axis, along_axis)
+    return from_segment - _expanded(radius, points)
 
 
-def _on_cuboids(extents: Tensor, points: int) -> Tensor:
+def _on_cuboids(
+    extents: Tensor,
+    points: int,
+) -> Tensor:
     interior = torch.rand(len(extents), points, 3) * 2 - 1
     # One coordinate of every point moves to one of the two faces along that axis, which have an
     # area inversely proportional to the extent along it.
-    face = torch.multinomial(1 / extents, points, replacement=True)[..., None]
-    side = _signs(face.shape).to(interior.dtype)
-    return interior.scatter(2, face, side) * extents[:, None] / 2
+    weights = 1 / extents
+    axis = torch.multinomial(weights, points, replacement=True)
+    face = axis[..., None]
+    side = _signs(face.shape)
+    on_faces = interior.scatter(2, face, side.to(interior.dtype))
+    return on_faces * extents[:, None] / 2
 
 
-def _on_cylinders(extents: Tensor, points: int) -> Tensor:
+def _on_cylinders(
+    extents: Tensor,
+    points: int,
+) -> Tensor:
     scale, z = _on_side_or_ends(extents, points)
     radius = scale * extents[:, :1] / 2
     angle = torch.rand(scale.shape) * (2 * math.pi)
-    return torch.stack([radius * angle.cos(), radius * angle.sin(), z], -1)
+    x = radius * angle.cos()
+    y = radius * angle.sin()
+    return torch.stack([x, y, z], -1)
 
 
-def _on_hexagonal_prisms(extents: Tensor, points: int) -> Tensor:
+def _on_hexagonal_prisms(
+    extents: Tensor,
+    points: int,
+) -> Tensor:
     scale, z = _on_side_or_ends(extents, points)
     # A point of the triangle between the origin and the side across x, or on that side.
-    x = scale * extents[:, :1] / 2
-    y = x * HALF_SIDE * (torch.rand(scale.shape) * 2 - 1)
+    across = scale * extents[:, :1] / 2
+    position = torch.rand(scale.shape) * 2 - 1
+    along = across * HALF_SIDE * position
     angle = torch.randint(6, scale.shape) * (math.pi / 3)
     cosine = angle.cos()
     sine = angle.sin()
-    return torch.stack([x * cosine - y * sine, x * sine + y * cosine, z], -1)
+    x = across * cosine - along * sine
+    y = across * sine + along * cosine
+    return torch.stack([x, y, z], -1)
 
 
-def _on_side_or_ends(extents: Tensor, points: int) -> tuple[Tensor, Tensor]:
+def _on_side_or_ends(
+    extents: Tensor,
+    points: int,
+) -> tuple[Tensor, Tensor]:
     """Returns by which factor points are nearer to the axis than the side of a prism, and their
     heights, [B, points] each.
 
@@ -179,26 +257,37 @@ def _on_side_or_ends(extents: Tensor, points: int) -> tuple[Tensor, Tensor]:
     so that the share of the side in the surface is z / (z + x / 2).
     """
     x, _, z = extents.unbind(1)
-    on_side = torch.rand(len(extents), points) < (z / (z + x / 2))[:, None]
-    scale = torch.where(on_side, 1.0, torch.rand(on_side.shape).sqrt())
-    end = _signs(on_side.shape).to(extents.dtype)
-    along = torch.where(on_side, torch.rand(on_side.shape) * 2 - 1, end)
+    share = z / (z + x / 2)
+    on_side = torch.rand(len(extents), points) < share[:, None]
+    # The square root makes points of a disc uniform.
+    in_disc = torch.rand(on_side.shape).sqrt()
+    scale = torch.where(on_side, 1.0, in_disc)
+    end = _signs(on_side.shape)
+    height = torch.rand(on_side.shape) * 2 - 1
+    along = torch.where(on_side, height, end.to(extents.dtype))
     return scale, along * z[:, None] / 2
 
 
-def _on_capsules(extents: Tensor, points: int) -> Tensor:
+def _on_capsules(
+    extents: Tensor,
+    points: int,
+) -> Tensor:
     radius = extents[:, :1] / 2
     straight = extents[:, 2:] / 2 - radius
     # The side has a length of 2 straight, and both half spheres together the area of 2 radius.
     share = straight / (straight + radius)
     on_side = torch.rand(len(extents), points) < share
     direction = torch.randn(len(extents), points, 3)
-    direction = direction / direction.norm(dim=-1, keepdim=True)
-    x, y, z = direction.unbind(-1)
-    in_plan = radius / torch.where(on_side, torch.hypot(x, y), 1.0)
-    on_ends = radius * z + torch.where(z < 0, -straight, straight)
-    along_side = straight * (torch.rand(on_side.shape) * 2 - 1)
-    height = torch.where(on_side, along_side, on_ends)
+    length = direction.norm(dim=-1, keepdim=True)
+    x, y, z = (direction / length).unbind(-1)
+
+    from_axis = torch.where(on_side, torch.hypot(x, y), 1.0)
+    in_plan = radius / from_axis
+    centre = torch.where(z < 0, -straight, straight)
+    on_ends = radius * z + centre
+    position = torch.rand(on_side.shape) * 2 - 1
+    on_straight = straight * position
+    height = torch.where(on_side, on_straight, on_ends)
     return torch.stack([x * in_plan, y * in_plan, height], -1)
 
 

@@ -27,12 +27,15 @@ MIN_DIFFERENCE = 0.005
 
 
 def sampled_shape(
-    kind: int, smallest: float, largest: float, generator: torch.Generator
+    kind: int,
+    smallest: float,
+    largest: float,
+    generator: torch.Generator,
 ) -> Tensor:
     """Returns a shape [4] of a kind, whose extents are uniform between two limits in metres.
 
-    A cuboid has horizontal extents that differ by 5 mm, or as far as the limits allow; a capsule is
-    at least as high as it is wide.
+    A cuboid has horizontal extents that differ by at least 5 mm if the limits are 15 mm apart; a
+    capsule is at least as high as it is wide.
     """
     uniform = torch.rand(3, generator=generator)
     x, y, z = (smallest + uniform * (largest - smallest)).tolist()
@@ -50,7 +53,11 @@ def sampled_shape(
     return torch.tensor([x, y, z, kind])
 
 
-def transferred(grasp: Tensor, edge: Tensor, shape: Tensor) -> Tensor:
+def transferred(
+    grasp: Tensor,
+    edge: Tensor,
+    shape: Tensor,
+) -> Tensor:
     """Returns grasps of cubes [N, 25] moved to a shape [4] and turned about z, [N * turns, 25].
 
     A hand moves along z so that the palm is as far from the shape's nearer end as it was from the
@@ -59,13 +66,19 @@ def transferred(grasp: Tensor, edge: Tensor, shape: Tensor) -> Tensor:
     end = torch.where(grasp[:, 2] < 0, -1.0, 1.0)
     shift = torch.zeros_like(grasp)
     shift[:, 2] = end * (shape[2] - edge) / 2
-    turns = torch.arange(TURNS[int(shape[3])]) * (math.pi / 2)
+    kind = int(shape[3])
+    turns = torch.arange(TURNS[kind]) * (math.pi / 2)
     rotation = yaw(turns.to(grasp.dtype))
-    copies = (grasp + shift)[:, None].expand(-1, len(turns), -1)
+    moved = grasp + shift
+    copies = moved[:, None].expand(-1, len(turns), -1)
     return rotated(copies, rotation).flatten(0, 1)
 
 
-def is_strict(hand: Hand, grasp: Tensor, shape: Tensor) -> Tensor:
+def is_strict(
+    hand: Hand,
+    grasp: Tensor,
+    shape: Tensor,
+) -> Tensor:
     """Returns which grasps [N, 25] are strict on a shape [4], [N].
 
     The result is that of ``verdicts``, for a tenth of the points: no point of a box is nearer than
@@ -75,24 +88,34 @@ def is_strict(hand: Hand, grasp: Tensor, shape: Tensor) -> Tensor:
     centre = boxes[..., :3, 3]
     signed = signed_distance(centre, shape.expand(len(grasp), 4))
     # The middle of the nearest face of a box is one of its points.
-    highest = 1e3 * (signed + hand.box_half.amin(1)).amin(1)
+    nearest_face = hand.box_half.amin(1)
+    highest = 1e3 * (signed + nearest_face).amin(1)
     candidates = highest >= -DEPTH_MM["strict"]
 
-    lowest = 1e3 * (signed - hand.box_half.norm(dim=1))
+    half_diagonal = hand.box_half.norm(dim=1)
+    lowest = 1e3 * (signed - half_diagonal)
     is_near = (lowest <= CLOSE_MM) & candidates[:, None]
     rows, numbers = is_near.nonzero(as_tuple=True)
-    corners = hand.box_grid() * hand.box_half[numbers, None]
+    in_frame = hand.box_grid() * hand.box_half[numbers, None]
     near = boxes[rows, numbers]
-    points = corners @ near[:, :3, :3].transpose(1, 2) + near[:, None, :3, 3]
-    in_box = torch.full_like(signed, torch.inf)
+    rotation = near[:, :3, :3]
+    position = near[:, None, :3, 3]
+    points = in_frame @ rotation.transpose(1, 2) + position
+
     shapes = shape.expand(len(points), 4)
-    in_box[rows, numbers] = signed_distance(points, shapes).amin(1)
+    from_shape = signed_distance(points, shapes)
+    in_box = torch.full_like(signed, torch.inf)
+    in_box[rows, numbers] = from_shape.amin(1)
     distance = hand.nearest_of_links(in_box)
-    return judged(hand, grasp, distance)["strict"] & candidates
+    verdict = judged(hand, grasp, distance)
+    return verdict["strict"] & candidates
 
 
 def strict_grasps(
-    hand: Hand, grasp: Tensor, edge: Tensor, shape: Tensor
+    hand: Hand,
+    grasp: Tensor,
+    edge: Tensor,
+    shape: Tensor,
 ) -> Tensor | None:
     """Returns grasps of cubes that are strict on a shape, at most 128.
 
@@ -112,8 +135,9 @@ def strict_grasps(
             return None
         block = slice(start, start + BLOCK)
         candidates = transferred(grasp[block], edge[block], shape)
-        strict.append(candidates[is_strict(hand, candidates, shape)])
-        count += len(strict[-1])
+        mask = is_strict(hand, candidates, shape)
+        strict.append(candidates[mask])
+        count += int(mask.sum())
         if count >= LARGEST:
             break
     if count < SHARE * min(TRIED, len(grasp)):

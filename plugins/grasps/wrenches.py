@@ -61,7 +61,9 @@ def q1(
 
 
 def contacts(
-    hand: Hand, grasp: Tensor, objects: Tensor
+    hand: Hand,
+    grasp: Tensor,
+    objects: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns where the links touch objects around the origin.
 
@@ -87,7 +89,10 @@ def contacts(
     return surface, -outward, is_contact
 
 
-def _on_cubes(nearest: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+def _on_cubes(
+    nearest: Tensor,
+    edge: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Returns the points of cubes [B] that are nearest to points [B, L, 3], and inward normals; at
     an edge, that of one of its faces.
     """
@@ -103,7 +108,11 @@ def _on_cubes(nearest: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wrenches(
-    point: Tensor, normal: Tensor, size: Tensor, friction: float, edges: int
+    point: Tensor,
+    normal: Tensor,
+    size: Tensor,
+    friction: float,
+    edges: int,
 ) -> Tensor:
     """Returns forces and torques at the edges of linearised friction cones, [B, L, edges, 6].
 

@@ -48,8 +48,7 @@ def test_shapes_depend_on_their_seed_alone():
     shape = rows_of(made().source)[0].objects
     assert torch.equal(rows_of(made("seed=5").source)[0].objects, shape)
     assert not torch.equal(rows_of(made("data.shape_seed=1").source)[0].objects[0], shape[0])
-    more = rows_of(made("data.shapes=6").source)
-    assert torch.equal(more[0].objects[: len(shape)].unique(dim=0)[:1], shape.unique(dim=0)[:1])
+    assert torch.equal(rows_of(made("data.shapes=6").source)[0].objects[0], shape[0])
     assert all(torch.equal(made().source.unseen[key], made("seed=5").source.unseen[key]) for key in ("cloud", "shape"))
 
 
@@ -116,9 +115,9 @@ def test_contacts_are_on_the_surface_and_their_ball_turns_with_the_shape():
     assert bool((is_contact.sum(1) >= 3).all())
     assert float(signed_distance(point, objects)[is_contact].abs().max()) < 1e-6
     torch.testing.assert_close(normal[is_contact].norm(dim=-1), torch.ones(int(is_contact.sum())))
-    # Farther inside, the distance falls by as much.
-    inside = signed_distance(point + 1e-3 * normal, objects)[is_contact]
-    torch.testing.assert_close(inside, torch.full_like(inside, -1e-3), atol=2e-5, rtol=0)
+    # Along the normal, also at an edge, the distance grows by as much.
+    outside = signed_distance(point - 1e-3 * normal, objects)[is_contact]
+    torch.testing.assert_close(outside, torch.full_like(outside, 1e-3), atol=2e-6, rtol=0)
     half_turn = rotated(grasp[:3], yaw(torch.tensor(math.pi)))
     torch.testing.assert_close(
         q1(source.hand, half_turn, objects[:3], edges=4),
