@@ -2,6 +2,7 @@
 
     python experiments/marl_learning/flagship.py --jobs 2
     python experiments/marl_learning/flagship.py --report
+    python experiments/marl_learning/flagship.py --set data.obstacles.count=12 data.obstacles.speed=20 --results FILE
 
 Every training has one thread. Its last weights then fly 2,000 fresh flights. ``flagship.json`` is written after every
 training, and a training that it contains is not repeated.
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlflow import MlflowClient
-from pilot import FLIGHTS, fly, steer
+from pilot import FLIGHTS, fly, pilots_for
 
 import runner
+from runner.plugins.marl.uav.config import ObstaclesConfig
 from runner.system.plots import BLUE, GREEN, ORANGE, VERMILLION, draw_all, legend
 from runner.training.result import RunResult
 
@@ -83,8 +85,9 @@ def main() -> None:
 def jobs_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Returns the pilot's flights, and the trainings in child processes, by name."""
     jobs: dict[str, Callable[[], Any]] = {}
-    for followers in arguments.followers:
-        jobs[f"scripted pilot, {followers} followers"] = partial(fly_pilot, followers)
+    obstacles = obstacles_of(overrides_of(arguments.set))
+    for followers, (name, policy) in product(arguments.followers, pilots_for(obstacles).items()):
+        jobs[f"{name}, {followers} followers"] = partial(fly_pilot, policy, followers, obstacles)
     settings = ["--set", *arguments.set] if arguments.set else []
     for followers, seed, recipe in product(arguments.followers, arguments.seeds, arguments.recipes):
         job = Job(recipe, followers, seed)
@@ -93,9 +96,25 @@ def jobs_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     return jobs
 
 
-def fly_pilot(followers: int) -> dict[str, Any]:
-    """Returns the flights of the scripted pilot."""
-    return {"flights": fly(steer, followers, FIRST_FLIGHT)}
+def overrides_of(settings: list[str]) -> dict[str, Any]:
+    """Returns the values of settings such as ``data.followers=3`` by dotted path."""
+    pairs = (setting.split("=", 1) for setting in settings)
+    return {path: json.loads(value) for path, value in pairs}
+
+
+def obstacles_of(overrides: dict[str, Any]) -> ObstaclesConfig:
+    """Returns the obstacles of a training with these settings."""
+    values = dict(overrides.get("data.obstacles", {}))
+    for path, value in overrides.items():
+        section, _, key = path.rpartition(".")
+        if section == "data.obstacles":
+            values[key] = value
+    return ObstaclesConfig(**values)
+
+
+def fly_pilot(policy: Callable[[Any], Any], followers: int, obstacles: ObstaclesConfig) -> dict[str, Any]:
+    """Returns the flights of a scripted pilot."""
+    return {"flights": fly(policy, followers, FIRST_FLIGHT, obstacles)}
 
 
 def train(job: Job, settings: list[str]) -> dict[str, Any]:
@@ -105,16 +124,14 @@ def train(job: Job, settings: list[str]) -> dict[str, Any]:
         ``curve`` (evaluations by environment step), ``flights``, ``seconds`` and ``cpu_seconds`` of the training.
     """
     overrides: dict[str, Any] = {"seed": job.seed, "data.followers": job.followers, "tracking.system_metrics": False}
-    for setting in settings:
-        path, value = setting.split("=", 1)
-        overrides[path] = json.loads(value)
+    overrides |= overrides_of(settings)
     started = time.process_time()
     result = runner.train(job.recipe, set=overrides)
     cpu_seconds = time.process_time() - started
     learner = runner.load_model(result, "last")
     return {
         "curve": read_curve(result),
-        "flights": fly(learner.predict, job.followers, FIRST_FLIGHT + job.seed),
+        "flights": fly(learner.predict, job.followers, FIRST_FLIGHT + job.seed, obstacles_of(overrides)),
         "seconds": round(result.seconds),
         "cpu_seconds": round(cpu_seconds),
     }
@@ -139,9 +156,10 @@ def report(results: dict[str, Any], folder: Path) -> None:
             flights = [run["flights"] for run in runs_of(results, recipe, followers)]
             if flights:
                 print(f"| `{recipe}` | {followers} | {len(flights)} | {' | '.join(cells(flights, FORMS))} |")
-    for followers in sorted(FOLLOWERS):
-        if pilot := results.get(f"scripted pilot, {followers} followers"):
-            print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']], FORMS))} |")
+    for key, run in sorted(results.items()):
+        name, _, followers = key.partition(", ")
+        if name not in RECIPES:
+            print(f"| {name} | {followers.split()[0]} | | {' | '.join(cells([run['flights']], FORMS))} |")
     for recipe in RECIPES:
         if any(runs_of(results, recipe, followers) for followers in FOLLOWERS):
             draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, folder)

@@ -14,17 +14,22 @@ with warnings.catch_warnings():
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 
-@pytest.mark.parametrize("followers", [1, 4])
-def test_it_passes_the_test_of_pettingzoo(followers):
-    parallel_api_test(parallel_env(followers=followers), num_cycles=1000)
+OBSTACLES = {"count": 4, "speed": 40, "turn": 0.2}
+
+
+@pytest.mark.parametrize(("followers", "obstacles"), [(1, None), (4, None), (2, OBSTACLES)])
+def test_it_passes_the_test_of_pettingzoo(followers, obstacles):
+    parallel_api_test(parallel_env(followers=followers, obstacles=obstacles), num_cycles=1000)
 
 
 def test_its_seed_decides_everything():
     parallel_seed_test(lambda: parallel_env(episode_limit=20), num_cycles=50)
 
 
-def test_observations_stay_within_their_space_and_the_last_infos_hold_the_metrics():
-    environment = parallel_env(followers=2, episode_limit=60)
+@pytest.mark.parametrize(("obstacles", "size"), [(None, 7), ({"speed": 40}, 11), (OBSTACLES, 19)])
+def test_observations_stay_within_their_space_and_the_last_infos_hold_the_metrics(obstacles, size):
+    environment = parallel_env(followers=2, episode_limit=60, obstacles=obstacles)
+    assert environment.observation_space("leader").shape == (size,)
     observations, infos = environment.reset(seed=1)
     assert list(observations) == list(infos) == ["leader", "follower_0", "follower_1"]
     spaces = {agent: environment.action_space(agent) for agent in environment.agents}

@@ -14,6 +14,9 @@ Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 OBSERVATION_SIZE = 7
+"""Numbers that an agent observes of itself and of the scene."""
+OBSTACLE_SIZE = 4
+"""Numbers that it observes of each obstacle that moves or is one of several."""
 ACTION_SIZE = 2
 SHORT_EPISODES = (9, 25, 60)
 """Steps of an episode in each of the other sizes; the last allows to reach goal and obstacle."""
@@ -29,9 +32,9 @@ class RewardConfig(Config):
     into formation.
     """
     collision: Coefficient = None
-    """Leader, once: nearer than 20 to the obstacle; the episode ends."""
+    """Leader, once: nearer than 20 to an obstacle; the episode ends."""
     obstacle: Coefficient = None
-    """Every agent, each step nearer than 40 to the obstacle."""
+    """Every agent, each step nearer than 40 to an obstacle."""
     border: Coefficient = None
     """Every agent, each step within 50 of the border of the field."""
     goal: Coefficient = None
@@ -46,12 +49,39 @@ class RewardConfig(Config):
     """Every agent, each step."""
 
 
+class ObstaclesConfig(Config):
+    """Number and motion of the obstacles.
+
+    A single obstacle that does not move is near x = 350. All others start at uniformly
+    distributed positions in the band between starts and goals (y 240 to 460 over the width of
+    the field), at least 40 away from every start and every goal, and never leave it. At most 16
+    are allowed: side by side they leave a gap for the leader.
+    """
+
+    count: int = Field(default=1, ge=1, le=16)
+    """Obstacles of a simulation."""
+    speed: Annotated[float, Field(ge=0, le=40)] = 0.0
+    """Distance that an obstacle moves in each step; leaders fly 10 to 20, followers up to 40."""
+    turn: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability with which a moving obstacle takes a new random direction in a step."""
+    observed: int = Field(default=3, ge=1)
+    """Nearest obstacles that every agent observes, with relative positions and velocities; all
+    if there are fewer. A single one that does not move is not observed.
+    """
+
+    @property
+    def are_random(self) -> bool:
+        """Whether obstacles start at random positions and are observed."""
+        return self.count > 1 or self.speed > 0
+
+
 class UavConfig(SimulatorConfig):
-    """A leader flies to a goal around an obstacle and its followers keep formation; all
+    """A leader flies to a goal around obstacles and its followers keep formation; all
     simulations are one batch.
 
-    Observations are 7 numbers for each agent, actions are acceleration and turn in [-1, 1]. An
-    episode ends when the leader reaches the goal or hits the obstacle, or is cut off at
+    Observations are 7 numbers for each agent, and 4 more for each observed obstacle if
+    ``obstacles`` has several or moving ones. Actions are acceleration and turn in [-1, 1]. An
+    episode ends when the leader reaches the goal or hits an obstacle, or is cut off at
     ``episode_limit``. Evaluation reports ``success_rate``, ``collision_rate``, ``timeout_rate``,
     ``steps_to_goal``, ``return`` (the leader's), ``formation_rate`` and ``formation_strict``.
     Runs on the device of the recipe, CPU or GPU.
@@ -74,7 +104,8 @@ class UavConfig(SimulatorConfig):
     objective = Objective("return", "maximize")
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
     fixed: ClassVar[frozenset[str]] = SimulatorConfig.fixed | {
-        "repeat_failures"
+        "repeat_failures",
+        "obstacles",
     }
 
     followers: int = Field(default=3, ge=1)
@@ -89,10 +120,21 @@ class UavConfig(SimulatorConfig):
     """Share of the training episodes that start like one of the last 64 that failed."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Coefficients of the agents' rewards."""
+    obstacles: ObstaclesConfig = Field(default_factory=ObstaclesConfig)
+    """Number and motion of the obstacles."""
     legacy_timing: bool = False
     """Judge the state before the action instead of the one after it, as older simulators did; for
     comparison only.
     """
+
+    @property
+    def observation_size(self) -> int:
+        """Numbers that an agent observes."""
+        obstacles = self.obstacles
+        if not obstacles.are_random:
+            return OBSERVATION_SIZE
+        observed = min(obstacles.count, obstacles.observed)
+        return OBSERVATION_SIZE + OBSTACLE_SIZE * observed
 
     def other_sizes(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
         """Yields sizes with one follower more or less, and with short episodes."""
@@ -116,5 +158,5 @@ class UavConfig(SimulatorConfig):
     def outline(self, batch_size: int) -> SourceOutline:
         """Returns the shapes of transitions of the leader and its followers."""
         return self.transitions(
-            batch_size, 1 + self.followers, OBSERVATION_SIZE, ACTION_SIZE
+            batch_size, 1 + self.followers, self.observation_size, ACTION_SIZE
         )

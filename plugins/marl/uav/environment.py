@@ -12,8 +12,9 @@ from torch import Tensor
 from runner.api import State
 
 from ..simulator import EnvironmentStep
-from .config import ACTION_SIZE, OBSERVATION_SIZE, UavConfig
+from .config import ACTION_SIZE, UavConfig
 from .failed_starts import FailedStarts
+from .obstacles import Obstacles
 from .rewards import (
     COLLISION_RADIUS,
     GOAL_RADIUS,
@@ -44,13 +45,14 @@ class UavEnvironment:
 
     State: bodies [E, N, 4] (x, y, speed, heading), the leader first; scenes [E, 4] (obstacle x,
     y, goal x, y); sums over the running episodes [E, 4] (steps, leader's return, formation,
-    strict formation). One step is one unit of time: acceleration and turn first, then the move
-    with the new speed and heading; y grows against sin(heading). New episodes are drawn for every
-    simulation at every step and taken where one ended, so that the random numbers which are
-    consumed do not depend on what happens.
+    strict formation). With several or moving obstacles, these are rows [E, C, 4] of ``Obstacles``
+    in place of the scene's obstacle. ``obstacle_positions`` [E, C, 2] are those that the last
+    step was judged with. One step is one unit of time: acceleration and turn first,
+    then the move with the new speed and heading; y grows against sin(heading). Obstacles move at
+    the same time. New episodes are drawn for every simulation at every step and taken where one
+    ended, so that the random numbers which are consumed do not depend on what happens.
     """
 
-    observation_size = OBSERVATION_SIZE
     action_size = ACTION_SIZE
 
     def __init__(
@@ -69,6 +71,7 @@ class UavEnvironment:
             generator: draws the episodes; on the same device.
         """
         self.agents = 1 + config.followers
+        self.observation_size = config.observation_size
         self._envs = envs
         self._device = device
         self._generator = generator
@@ -99,6 +102,11 @@ class UavEnvironment:
         self._slowest = limits[:, 2]
         self._fastest = limits[:, 3]
         self._scale = torch.tensor(SCALE, dtype=torch.float32, device=device)
+        self._random_obstacles: Obstacles | None = None
+        if config.obstacles.are_random:
+            self._random_obstacles = Obstacles(
+                config.obstacles, (SCALE[0], SCALE[2]), device, generator
+            )
         self._failed_starts: FailedStarts | None = None
         self.reset()
 
@@ -106,22 +114,35 @@ class UavEnvironment:
         """Makes a share of new episodes start like one that failed; call it before the first
         step.
         """
-        start = torch.cat([self._bodies, self._scene.unsqueeze(1)], 1)
+        start = torch.cat(
+            [self._bodies, self._scene.unsqueeze(1), self._obstacles], 1
+        )
         self._failed_starts = FailedStarts(share, start, self._generator)
 
     def reset(self) -> Tensor:
-        """Starts new episodes everywhere and returns their observations [E, N, 7]."""
+        """Starts new episodes everywhere and returns their observations [E, N, o]."""
         start = self._draw_starts()
-        self._bodies = start[:, :-1]
-        self._scene = start[:, -1]
+        self._bodies, self._scene, self._obstacles = self._split(start)
         self._sums = torch.zeros(self._envs, 4, device=self._device)
-        return self._observe(self._bodies, self._scene)
+        self.obstacle_positions = self._positions(self._scene, self._obstacles)
+        return self._observe(self._bodies, self._scene, self._obstacles)
 
     def step(self, action: Tensor) -> EnvironmentStep:
         """Applies accelerations and turns [E, N, 2]; values beyond [-1, 1] count as -1 or 1."""
         moved = self._move(action)
+        moved_obstacles = self._obstacles
+        if self._random_obstacles is not None:
+            moved_obstacles = self._random_obstacles.move(self._obstacles)
         measured_bodies = self._bodies if self._legacy_timing else moved
-        geometry = measure(measured_bodies, self._scene)
+        measured_obstacles = (
+            self._obstacles if self._legacy_timing else moved_obstacles
+        )
+        self.obstacle_positions = self._positions(
+            self._scene, measured_obstacles
+        )
+        geometry = measure(
+            measured_bodies, self._scene[:, 2:], self.obstacle_positions
+        )
         reward = rewards(geometry, self._coefficients)
         success = geometry.goal_distance[:, 0] < GOAL_RADIUS
         collision = geometry.obstacle_distance[:, 0] < COLLISION_RADIUS
@@ -151,19 +172,21 @@ class UavEnvironment:
 
         # New starts are sampled for all simulations: the random numbers that are consumed must
         # not depend on which episodes end.
-        next_observation = self._observe(measured_bodies, self._scene)
+        next_observation = self._observe(
+            measured_bodies, self._scene, measured_obstacles
+        )
         start = self._draw_starts()
         if self._failed_starts is not None:
             start = self._failed_starts.replace(start)
             self._failed_starts.end(done, done & ~success, start)
-        bodies = start[:, :-1]
-        scene = start[:, -1]
+        bodies, scene, obstacles = self._split(start)
         is_done = done.view(-1, 1, 1)
         observation = torch.where(
-            is_done, self._observe(bodies, scene), next_observation
+            is_done, self._observe(bodies, scene, obstacles), next_observation
         )
         self._bodies = torch.where(is_done, bodies, moved)
         self._scene = torch.where(is_done[:, 0], scene, self._scene)
+        self._obstacles = torch.where(is_done, obstacles, moved_obstacles)
         self._sums = sums * ~is_done[:, 0]
         return EnvironmentStep(
             observation,
@@ -175,15 +198,35 @@ class UavEnvironment:
         )
 
     def _draw_starts(self) -> Tensor:
-        """Returns uniformly distributed bodies, followed by the scene, [E, N + 1, 4]."""
-        shape = (self._envs, *self._start_low.shape)
+        """Returns uniformly distributed bodies, followed by the scene and by obstacles,
+        [E, N + 1 + C, 4].
+        """
+        rows, columns = self._start_low.shape
+        obstacles = self._random_obstacles
+        count = 0 if obstacles is None else obstacles.count
         uniform = torch.rand(
-            shape,
+            (self._envs, rows + count, columns),
             generator=self._generator,
             dtype=torch.float32,
             device=self._device,
         )
-        return torch.addcmul(self._start_low, uniform, self._start_span)
+        start = torch.addcmul(
+            self._start_low, uniform[:, :rows], self._start_span
+        )
+        if obstacles is None:
+            return start
+        return torch.cat([start, obstacles.start(uniform[:, rows:])], 1)
+
+    def _split(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns bodies [E, N, 4], scenes [E, 4] and obstacles [E, C, 4] of starts."""
+        agents = self.agents
+        return start[:, :agents], start[:, agents], start[:, agents + 1 :]
+
+    def _positions(self, scene: Tensor, obstacles: Tensor) -> Tensor:
+        """Returns the positions of all obstacles, [E, C, 2]."""
+        if self._random_obstacles is None:
+            return scene[:, None, :2]
+        return obstacles[..., :2]
 
     def _move(self, action: Tensor) -> Tensor:
         x, y, speed, heading = self._bodies.unbind(-1)
@@ -197,20 +240,25 @@ class UavEnvironment:
         y = torch.addcmul(y, speed, heading.sin(), value=-1).clamp(*FIELD_Y)
         return torch.stack([x, y, speed, heading], -1)
 
-    def _observe(self, bodies: Tensor, scene: Tensor) -> Tensor:
-        """Returns observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
+    def _observe(
+        self, bodies: Tensor, scene: Tensor, obstacles: Tensor
+    ) -> Tensor:
+        """Returns observations [E, N, o] of bodies [E, N, 4] in scenes [E, 4] with obstacles
+        [E, C, 4].
+        """
         scaled = bodies * self._scale
-        to_obstacle = bodies[:, 0, :2] - scene[:, :2]
-        warning = (
-            torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
-        )
-        # The leader observes the goal and the obstacle, its followers observe the leader.
-        goal_and_obstacle = [scene[:, 2:] * SCALE[0], warning.unsqueeze(1)]
+        positions = self._positions(scene, obstacles)
+        to_obstacle = bodies[:, :1, :2] - positions
+        distance = torch.hypot(to_obstacle[..., 0], to_obstacle[..., 1])
+        warning = (distance < OBSTACLE_RADIUS).any(1, keepdim=True)
+        # The leader observes the goal and an obstacle in sight, its followers observe the leader.
+        goal_and_obstacle = [scene[:, 2:] * SCALE[0], warning]
         leader_sees = torch.cat(goal_and_obstacle, 1).unsqueeze(1)
         follower_sees = scaled[:, :1, :3].expand(-1, self.agents - 1, -1)
-        return torch.cat(
-            [scaled, torch.cat([leader_sees, follower_sees], 1)], -1
-        )
+        numbers = [scaled, torch.cat([leader_sees, follower_sees], 1)]
+        if self._random_obstacles is not None:
+            numbers.append(self._random_obstacles.observe(bodies, obstacles))
+        return torch.cat(numbers, -1)
 
     def summarise(self, total: list[float]) -> dict[str, float]:
         """Metrics of finished episodes.
@@ -251,12 +299,16 @@ class UavEnvironment:
         }
 
     def state_dict(self) -> State:
-        """Returns bodies, scenes, sums over the running episodes, and starts of failed ones."""
+        """Returns bodies, scenes, sums over the running episodes, obstacles that are not the
+        scene's, and starts of failed episodes.
+        """
         state: State = {
             "bodies": self._bodies,
             "scene": self._scene,
             "sums": self._sums,
         }
+        if self._random_obstacles is not None:
+            state["obstacles"] = self._obstacles
         if self._failed_starts is not None:
             state["failed_starts"] = self._failed_starts.state_dict()
         return state
@@ -267,5 +319,9 @@ class UavEnvironment:
             state[key].to(self._device) for key in ("bodies", "scene", "sums")
         )
         self._envs = len(self._bodies)
+        self._obstacles = self._bodies[:, :0]
+        if self._random_obstacles is not None:
+            self._obstacles = state["obstacles"].to(self._device)
+        self.obstacle_positions = self._positions(self._scene, self._obstacles)
         if self._failed_starts is not None:
             self._failed_starts.load_state_dict(state["failed_starts"])

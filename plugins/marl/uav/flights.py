@@ -24,6 +24,7 @@ from .rewards import (
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from PIL.Image import Image
 
 COLUMNS = 3
@@ -53,8 +54,10 @@ class Flight:
 
     path: Tensor
     """[T + 1, N, 2]: positions of the agents, the leader first."""
-    scene: Tensor
-    """[4]: obstacle x, y, goal x, y."""
+    obstacles: Tensor
+    """[T + 1, C, 2]: positions of the obstacles."""
+    goal: Tensor
+    """[2]."""
     outcome: str
 
     @property
@@ -156,25 +159,12 @@ class _Panel:
         from matplotlib.patches import Circle
 
         self.path = flight.path.tolist()
-        obstacle_x, obstacle_y, goal_x, goal_y = flight.scene.tolist()
-        seen = {
-            "fill": False,
-            "edgecolor": OBSTACLE,
-            "linestyle": ":",
-            "label": "obstacle in sight",
-        }
-        axes.add_patch(
-            Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen)
-        )
-        obstacle = Circle(
-            (obstacle_x, obstacle_y),
-            COLLISION_RADIUS,
-            color=OBSTACLE,
-            label="obstacle",
-        )
-        axes.add_patch(obstacle)
+        self.obstacles = [
+            _Obstacle(axes, positions, has_label=index == 0)
+            for index, positions in enumerate(flight.obstacles.unbind(1))
+        ]
         goal = Circle(
-            (goal_x, goal_y),
+            flight.goal.tolist(),
             GOAL_RADIUS,
             color=GOAL,
             alpha=0.4,
@@ -225,7 +215,10 @@ class _Panel:
     @property
     def moving(self) -> list[Artist]:
         """The artists that ``show`` changes."""
-        return [self.formation, *self.lines]
+        obstacles = [
+            artist for obstacle in self.obstacles for artist in obstacle.moving
+        ]
+        return [*obstacles, self.formation, *self.lines]
 
     def show(self, step: int) -> None:
         """Shows the paths up to a step, or to the end of a shorter flight."""
@@ -236,3 +229,66 @@ class _Panel:
             line.set_data(x, y)
             line.set_markevery([len(path) - 1])
         self.formation.set_center(tuple(path[-1][0]))
+        for obstacle in self.obstacles:
+            obstacle.show(step)
+
+
+class _Obstacle:
+    """An obstacle inside the circle in which it is in sight, and its path if it moves."""
+
+    def __init__(
+        self, axes: Axes, positions: Tensor, *, has_label: bool
+    ) -> None:
+        """Adds an obstacle to axes.
+
+        Args:
+            axes: Axes of a flight.
+            positions: [T + 1, 2].
+            has_label: Whether it is in the legend.
+        """
+        from matplotlib.patches import Circle
+
+        self.positions = positions.tolist()
+        start = tuple(self.positions[0])
+        sight = Circle(
+            start,
+            OBSTACLE_RADIUS,
+            fill=False,
+            edgecolor=OBSTACLE,
+            linestyle=":",
+            label="obstacle in sight" if has_label else "_",
+        )
+        axes.add_patch(sight)
+        body = Circle(
+            start,
+            COLLISION_RADIUS,
+            color=OBSTACLE,
+            label="obstacle" if has_label else "_",
+        )
+        axes.add_patch(body)
+        self.circles = (sight, body)
+        self.path: Line2D | None = None
+        if self.positions[0] != self.positions[-1]:
+            # A dot for every step.
+            self.path = axes.plot(
+                [],
+                [],
+                color=OBSTACLE,
+                linewidth=0.4,
+                marker=".",
+                markersize=1.5,
+                label="_",
+            )[0]
+
+    @property
+    def moving(self) -> list[Artist]:
+        """The artists that ``show`` changes; none of an obstacle that does not move."""
+        return [] if self.path is None else [*self.circles, self.path]
+
+    def show(self, step: int) -> None:
+        """Shows the obstacle at a step, or at the end of a shorter flight."""
+        path = self.positions[: step + 1]
+        for circle in self.circles:
+            circle.set_center(tuple(path[-1]))
+        if self.path is not None:
+            self.path.set_data(*zip(*path, strict=True))

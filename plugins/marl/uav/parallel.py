@@ -10,12 +10,19 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from .config import RewardConfig, UavConfig
+from .config import (
+    OBSERVATION_SIZE,
+    ObstaclesConfig,
+    RewardConfig,
+    UavConfig,
+)
 from .environment import UavEnvironment
 
 Floats = NDArray[np.float32]
 FASTEST = 4 / 3
-"""Largest number in an observation: a follower's top speed of 40, divided by 30."""
+"""Largest number in an observation: a top speed of 40, a follower's or an obstacle's, divided by
+30.
+"""
 
 
 class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
@@ -37,9 +44,12 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
             *(f"follower_{index}" for index in range(config.followers)),
         ]
         self.agents: list[str] = []
+        high = np.full(config.observation_size, FASTEST, np.float32)
+        low = np.zeros_like(high)
+        # Relative positions and velocities of obstacles may be negative.
+        low[OBSERVATION_SIZE:] = -FASTEST
         self._observation_spaces = {
-            agent: Box(0.0, FASTEST, (7,), np.float32)
-            for agent in self.possible_agents
+            agent: Box(low, high) for agent in self.possible_agents
         }
         self._action_spaces = {
             agent: Box(-1.0, 1.0, (2,), np.float32)
@@ -53,7 +63,7 @@ class UavParallelEnv(ParallelEnv[str, Floats, Floats]):  # type: ignore[misc]
         )
 
     def observation_space(self, agent: str) -> Space[Floats]:
-        """Returns the box of that agent's observations [7]."""
+        """Returns the box of that agent's observations [o]."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> Space[Floats]:
@@ -115,6 +125,7 @@ def parallel_env(
     episode_limit: int = 1000,
     reward: dict[str, Any] | None = None,
     legacy_timing: bool = False,
+    obstacles: dict[str, Any] | None = None,
 ) -> UavParallelEnv:
     """Makes the environment; the arguments are the settings of ``data.kind: uav_path_planning``."""
     return UavParallelEnv(
@@ -123,5 +134,6 @@ def parallel_env(
             episode_limit=episode_limit,
             reward=RewardConfig(**(reward or {})),
             legacy_timing=legacy_timing,
+            obstacles=ObstaclesConfig(**(obstacles or {})),
         )
     )

@@ -59,7 +59,7 @@ class Geometry:
     y: Tensor
     """[E, N]."""
     obstacle_distance: Tensor
-    """[E, N]: of every agent to the obstacle."""
+    """[E, N]: of every agent to the nearest obstacle."""
     goal_distance: Tensor
     """[E, N]: of every agent to the goal."""
     leader_distance: Tensor
@@ -70,19 +70,23 @@ class Geometry:
     """[E, N - 1]: of every follower to the leader, without sign."""
 
 
-def measure(bodies: Tensor, scene: Tensor) -> Geometry:
-    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x,
-    y).
+def measure(bodies: Tensor, goal: Tensor, obstacles: Tensor) -> Geometry:
+    """Measures bodies [E, N, 4] (x, y, speed, heading), with goals [E, 2] and C obstacles [E, C,
+    2] in each scene.
     """
     x = bodies[..., 0]
     y = bodies[..., 1]
-    obstacle_x, obstacle_y, goal_x, goal_y = scene.unsqueeze(1).unbind(-1)
+    goal_x, goal_y = goal.unsqueeze(1).unbind(-1)
+    obstacle_x, obstacle_y = obstacles.unsqueeze(1).unbind(-1)
+    obstacle_distance = torch.hypot(
+        x.unsqueeze(-1) - obstacle_x, y.unsqueeze(-1) - obstacle_y
+    )
     leader = bodies[:, :1] - bodies[:, 1:]
     leader_distance = torch.hypot(leader[..., 0], leader[..., 1])
     return Geometry(
         x=x,
         y=y,
-        obstacle_distance=torch.hypot(x - obstacle_x, y - obstacle_y),
+        obstacle_distance=obstacle_distance.amin(-1),
         goal_distance=torch.hypot(x - goal_x, y - goal_y),
         leader_distance=leader_distance,
         in_formation=leader_distance < FORMATION_RADIUS,

@@ -56,26 +56,31 @@ class UavSource(SimulatorSource):
     def render(self, learner: Learner, path: Path) -> None:
         """Draws the first episodes of an evaluation."""
         environment, observation = self.held_out()
-        scenes = environment.state_dict()["scene"][:DRAWN].cpu()
+        assert isinstance(environment, UavEnvironment)
+        goals = environment.state_dict()["scene"][:DRAWN, 2:].cpu()
+        obstacles = [environment.obstacle_positions[:DRAWN]]
         positions = [observation[:DRAWN, :, :2]]
         moving = []
-        outcomes = torch.zeros(len(scenes), 3)
+        outcomes = torch.zeros(len(goals), 3)
         for step, running in self.rollout(learner, environment, observation):
             is_running = running[:DRAWN].cpu()
             # The other episodes of the evaluation can take much longer.
             if not is_running.any():
                 break
             positions.append(step.next_observation[:DRAWN, :, :2])
+            obstacles.append(environment.obstacle_positions[:DRAWN])
             moving.append(is_running)
             outcomes += step.episodes[:DRAWN, 1:4].cpu() * is_running.unsqueeze(
                 1
             )
         paths = torch.stack(positions).cpu() / torch.tensor(SCALE[:2])
+        obstacle_paths = torch.stack(obstacles).cpu()
         lengths = torch.stack(moving).sum(0).tolist()
         flights = [
             Flight(
                 paths[: length + 1, index],
-                scenes[index],
+                obstacle_paths[: length + 1, index],
+                goals[index],
                 OUTCOMES[int(outcomes[index].argmax())],
             )
             for index, length in enumerate(lengths)
