@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runner.api import Context, Progress, Slots, UsageError
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
 from runner.plugins.marl.simulator_config import EvaluationConfig
-from runner.plugins.marl.uav.config import RewardConfig, UavConfig
+from runner.plugins.marl.uav.config import ObstaclesConfig, RewardConfig, UavConfig
 from runner.plugins.marl.uav.environment import UavEnvironment
 from runner.plugins.marl.uav.source import UavSource
 
@@ -231,9 +231,21 @@ def test_statistics_report_every_episode_once():
     assert episodes >= 4 * 3
 
 
-@pytest.mark.parametrize("replay", [UniformConfig(capacity=50), PrioritizedConfig(capacity=50)])
-def test_a_restored_source_continues_bit_for_bit(replay):
-    source, context = make(replay=replay)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replay": UniformConfig(capacity=50)},
+        {"replay": PrioritizedConfig(capacity=50)},
+        {
+            "replay": UniformConfig(capacity=50),
+            "obstacles": ObstaclesConfig(count=4, speed=9, turn=0.3),
+            "repeat_failures": 0.5,
+            "training_limit": 6,
+        },
+    ],
+)
+def test_a_restored_source_continues_bit_for_bit(settings):
+    source, context = make(**settings)
     for _ in range(20):
         source.collect(None)
     state = source.state_dict()
@@ -241,7 +253,7 @@ def test_a_restored_source_continues_bit_for_bit(replay):
     numbers = {name: generator.get_state() for name, generator in context.generators.items()}
     expected = follow(source)
 
-    other, context = make(seed=99, replay=replay)
+    other, context = make(seed=99, **settings)
     other.load_state_dict(state)
     for name, value in numbers.items():
         context.generators[name].set_state(value)

@@ -45,9 +45,14 @@ class Obstacles:
         # Obstacles that do not move have no direction.
         self._turn = config.turn if config.speed else 0.0
         self._generator = generator
-        self._low, self._high = torch.tensor(REGION, device=device)
-        factors = [scale[0], scale[0], scale[1], scale[1]]
-        self._scale = torch.tensor(factors, device=device)
+        self._low, self._high = torch.tensor(
+            REGION, dtype=torch.float32, device=device
+        )
+        self._scale = torch.tensor(
+            [scale[0], scale[0], scale[1], scale[1]],
+            dtype=torch.float32,
+            device=device,
+        )
 
     def start(self, uniform: Tensor) -> Tensor:
         """Returns obstacles [E, C, 4] at uniformly distributed positions.
