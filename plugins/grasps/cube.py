@@ -46,7 +46,7 @@ Q1_GRASPS = 4
 """Grasps of a scene whose wrenches are measured: a quarter of them, because a hull takes 7 ms."""
 
 
-class Division(NamedTuple):
+class DividedGrasps(NamedTuple):
     """Grasps, and the numbers of those of every object in a part.
 
     Attributes:
@@ -258,7 +258,7 @@ class CubeGrasps(DatasetSource):
         )
         return training_scenes, fixed(held_out, config.scenes, 1)
 
-    def division(self, config: CubeGraspsConfig) -> Division:
+    def division(self, config: CubeGraspsConfig) -> DividedGrasps:
         """Reads the grasps, and divides those of every size but one, which is never trained on."""
         grasps = read(config)
         edge = grasps.objects
@@ -280,7 +280,7 @@ class CubeGrasps(DatasetSource):
         unseen_rows = held_out
         if len(sizes) > 1:
             unseen_rows = [(edge == unseen).nonzero()[:, 0]]
-        return Division(grasps, train, held_out, unseen_rows)
+        return DividedGrasps(grasps, train, held_out, unseen_rows)
 
     def divided(
         self, rows: Sequence[Tensor], share: float
@@ -353,9 +353,9 @@ class CubeGrasps(DatasetSource):
             metrics[f"unseen_{name}"] = value
 
         # A network that ignores the cloud grasps a small object as wide as a large one.
-        size = self.sizes(held_out.objects)
-        for_largest = held_out.grasp[size == size.max()]
-        smallest = held_out.objects[size.argmin()]
+        sizes = self.object_sizes(held_out.objects)
+        for_largest = held_out.grasp[sizes == sizes.max()]
+        smallest = held_out.objects[sizes.argmin()]
         swapped = self._close(
             for_largest, torch.stack([smallest] * len(for_largest))
         )
@@ -373,7 +373,7 @@ class CubeGrasps(DatasetSource):
             "q1": self._q1(sampled.grasp, sampled.objects),
         }
 
-    def sizes(self, objects: Tensor) -> Tensor:
+    def object_sizes(self, objects: Tensor) -> Tensor:
         """Returns numbers [B] that are larger for larger objects."""
         return objects
 

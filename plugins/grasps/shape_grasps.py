@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.api import UsageError
 
-from .cube import HELD_OUT, CubeGrasps, Division, read
+from .cube import HELD_OUT, CubeGrasps, DividedGrasps, read
 from .geometry import Hand
 from .scenes import Grasps
 from .shapes import KINDS, folds
@@ -32,7 +32,7 @@ class ShapeGrasps(CubeGrasps):
 
     unseen_share: ClassVar[float] = 1.0
 
-    def division(self, config: CubeGraspsConfig) -> Division:
+    def division(self, config: CubeGraspsConfig) -> DividedGrasps:
         """Samples shapes, and finds the grasps of each among those of cubes.
 
         A tenth of the grasps of cubes is for held-out and unseen shapes, the others are for those
@@ -68,10 +68,10 @@ class ShapeGrasps(CubeGrasps):
                 grasps.append(found)
 
         counts = [len(found) for found in grasps]
-        numbers = torch.arange(sum(counts)).split(counts)
+        numbers = torch.split(torch.arange(sum(counts)), counts)
         objects = torch.stack(shapes).repeat_interleave(torch.tensor(counts), 0)
         first = settings.shapes
-        return Division(
+        return DividedGrasps(
             Grasps(objects, torch.cat(grasps), cubes.tables, cubes.digest),
             list(numbers[:first]),
             list(numbers[first : first + others]),
@@ -85,7 +85,7 @@ class ShapeGrasps(CubeGrasps):
         size = min(max(1, round(share * len(rows))), len(rows) - 1)
         return list(rows[size:]), list(rows[:size])
 
-    def sizes(self, objects: Tensor) -> Tensor:
+    def object_sizes(self, objects: Tensor) -> Tensor:
         """Returns the areas of shapes [B, 4] seen from above, without a constant factor, [B]."""
         return objects[:, 0] * objects[:, 1]
 

@@ -91,7 +91,7 @@ def test_evaluation_finds_good_grasps_and_rejects_bad_ones():
     assert good["matched_mm"] < 1e-3
     assert {"q1", "unseen_q1", "swapped_valid", "unseen_diversity_mm"} <= good.keys()
     # The palm of the synthetic hand is above the object.
-    for distance in (-0.03, 0.1):
+    for distance in (-0.03, 0.3):
         bad = source.sampled(Planted(source, distance), 16, None)
         assert bad["strict"] == bad["unseen_strict"] == 0
 

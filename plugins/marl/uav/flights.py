@@ -163,8 +163,9 @@ class _Panel:
             _Obstacle(axes, positions, has_label=index == 0)
             for index, positions in enumerate(flight.obstacles.unbind(1))
         ]
+        x, y = flight.goal.tolist()
         goal = Circle(
-            flight.goal.tolist(),
+            (x, y),
             GOAL_RADIUS,
             color=GOAL,
             alpha=0.4,

@@ -68,7 +68,8 @@ class Obstacles:
         """Returns obstacles [E, C, 4] one step later."""
         if not self._speed:
             return obstacles
-        position, velocity = obstacles.split(2, -1)
+        position = obstacles[..., :2]
+        velocity = obstacles[..., 2:]
         if self._turn:
             uniform = torch.rand(
                 (2, *obstacles.shape[:2]),
