@@ -27,10 +27,10 @@ class FsdpConfig(StageConfig):
 
     When it helps: a model that does not fit into the memory of one device. Of 57 million parameters
     with AdamW on a CPU, each of two processes held 433 MiB instead of 866 between two updates, and
-    at most 727 instead of 1,203 (November 2026).
+    at most 728 instead of 1,203 (November 2026).
     When it hurts: a model that fits. Parameters are sent twice more in every update: with two
-    processes on a machine with two cores, 0.74 times the speed without it for 19 million
-    parameters, and 0.47 times for 0.8 million (November 2026).
+    processes on a machine with two cores, 0.72 times the speed without it for 19 million
+    parameters, and 0.45 times for 0.8 million (November 2026).
     """
 
     kind: ClassVar[str] = "fsdp"
