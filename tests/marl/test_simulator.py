@@ -328,7 +328,8 @@ def test_what_may_be_drawn_ahead_is_what_is_due_and_steps_count_when_their_updat
 
 
 def test_every_setting_is_read():
-    config = UavConfig(envs=2, replay=PrioritizedConfig(capacity=100), warmup=0).recorded()
+    obstacles = ObstaclesConfig(count=2, speed=5)
+    config = UavConfig(envs=2, replay=PrioritizedConfig(capacity=100), warmup=0, obstacles=obstacles).recorded()
     source = UavSource(config, Context(CPU, Slots(), 0))
     source.bind(StraightOn())
     source.feedback(source.draw(1, Progress("updates", 1)), {"td_error": torch.ones(1)})
