@@ -212,7 +212,8 @@ class ServeConfig(Config):
     parallel: Count = 1
     """Batches that are computed at the same time, each by a copy of the model in a thread of its
     own, and on a GPU in a stream of its own. The threads of torch are divided among them;
-    parameters are in memory once. With as many clients, ``max_batch`` should be smaller.
+    parameters are in memory once. A batch takes all requests that wait, up to ``max_batch``, which
+    should leave some for the other copies.
     """
     bit_exact: bool = False
     """Whether every request is computed alone, so that its answer is the same to the bit whatever
