@@ -1,7 +1,9 @@
 """What every registered plugin must keep; a new one is tested by being registered."""
 
 import inspect
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from runner.system.errors import UsageError
 from runner.training.pipeline import assemble, resolve_device, setting_of
 from runner.training.step import Step
 
+ROOT = Path(__file__).parents[1]
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")
 MODELS, SOURCES = REGISTRY.kinds("model"), REGISTRY.kinds("data")
@@ -98,8 +101,10 @@ def test_every_plugin_has_a_recipe():
     assert set(LEARNERS) == set(MODELS)
     faces = {kind: REGISTRY.get("data", kind) for kind in SOURCES}
     own = {kind for kind, face in faces.items() if not any(f.is_required() for f in face.model_fields.values())}
-    # ``grasps/test_shape_grasps.py`` trains on shapes with the recipes of cubes; others need a user's files.
-    assert {recipe.data.kind for recipe in SHIPPED.values()} >= own - {"shape_grasps"}
+    # What no recipe has is trained by a command of a page, which ``test_commands.py`` runs; others need a user's files.
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    on_pages = {*re.findall(r"^\$ runner run \S+ data\.kind=(\w+)$", pages, re.MULTILINE)}
+    assert {recipe.data.kind for recipe in SHIPPED.values()} | on_pages >= own
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -247,10 +252,12 @@ def test_every_setting_of_a_plugin_is_read(name, tmp_path):
     expected = {"data.workers"} if getattr(pipeline.recipe.data, "in_memory", False) else set()
     # Synthetic data read no file.
     files = {"data.root", "data.file", "data.boxes"} if pipeline.recipe.data.is_synthetic() else set()
-    # Without workers, nothing is prefetched, and batches need not be pinned. An obstacle that does not move is neither
-    # observed, nor does it turn.
-    conditional = {"data.prefetch", "data.pin", "data.obstacles.observed", "data.obstacles.turn"}
-    assert expected <= {*unread} <= expected | files | conditional
+    # A single obstacle that does not move is neither observed, nor does it turn.
+    obstacles = getattr(pipeline.recipe.data, "obstacles", None)
+    if obstacles is not None and not obstacles.are_random:
+        expected |= {"data.obstacles.observed", "data.obstacles.turn"}
+    # Without workers, nothing is prefetched, and batches need not be pinned.
+    assert expected <= {*unread} <= expected | files | {"data.prefetch", "data.pin"}
 
 
 @pytest.mark.parametrize("name", PLAINEST.values())

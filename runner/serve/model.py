@@ -49,7 +49,7 @@ class ServedModel:
 
     def parallel(self) -> list[ServedModel]:
         """Returns one model for each copy, to be used by one thread each; on a GPU, each has its own stream, so that
-        their kernels and copies overlap.
+        their kernels and copies can overlap.
         """
         learners = (self.learner, *self.copies)
         device = self.learner.device

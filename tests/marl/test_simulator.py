@@ -327,10 +327,17 @@ def test_what_may_be_drawn_ahead_is_what_is_due_and_steps_count_when_their_updat
     assert counted == [{"samples": 8}, {"samples": 8}, {"samples": 8, "env_steps": 4}]
 
 
-def test_every_setting_is_read():
-    obstacles = ObstaclesConfig(count=2, speed=5)
+@pytest.mark.parametrize(
+    ("obstacles", "unread"),
+    [
+        (ObstaclesConfig(count=2, speed=5), []),
+        (ObstaclesConfig(), ["obstacles.turn", "obstacles.observed"]),
+    ],
+    ids=["obstacles that move", "an obstacle that does not move"],
+)
+def test_every_setting_is_read(obstacles, unread):
     config = UavConfig(envs=2, replay=PrioritizedConfig(capacity=100), warmup=0, obstacles=obstacles).recorded()
     source = UavSource(config, Context(CPU, Slots(), 0))
     source.bind(StraightOn())
     source.feedback(source.draw(1, Progress("updates", 1)), {"td_error": torch.ones(1)})
-    assert config.unread() == []
+    assert config.unread() == unread
