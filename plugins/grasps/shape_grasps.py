@@ -99,10 +99,7 @@ class ShapeGrasps(CubeGrasps):
         return torch.where(is_round, azimuth, turns * step)
 
 
-def subset(
-    grasps: Grasps,
-    rows: Tensor,
-) -> Grasps:
+def subset(grasps: Grasps, rows: Tensor) -> Grasps:
     """Returns some of the grasps."""
     return grasps._replace(
         objects=grasps.objects[rows], grasp=grasps.grasp[rows]

@@ -23,10 +23,7 @@ HALF_SIDE = math.tan(math.pi / 6)
 """Half a side of a regular hexagon whose opposite sides are at a distance of two."""
 
 
-def signed_distance(
-    points: Tensor,
-    objects: Tensor,
-) -> Tensor:
+def signed_distance(points: Tensor, objects: Tensor) -> Tensor:
     """Returns the distance of points [B, ..., 3] from objects around the origin, [B, ...] in
     metres; negative inside.
 
@@ -47,19 +44,13 @@ def signed_distance(
     return signed
 
 
-def _rows_of(
-    kind: int,
-    shapes: Tensor,
-) -> Tensor:
+def _rows_of(kind: int, shapes: Tensor) -> Tensor:
     """Returns the numbers of the shapes of a kind."""
     is_kind = shapes[:, 3] == kind
     return is_kind.nonzero()[:, 0]
 
 
-def on_surface(
-    objects: Tensor,
-    points: int,
-) -> Tensor:
+def on_surface(objects: Tensor, points: int) -> Tensor:
     """Samples points uniformly from the surfaces of objects around the origin.
 
     Args:
@@ -80,10 +71,7 @@ def on_surface(
     return cloud
 
 
-def on_cubes(
-    edge: Tensor,
-    points: int,
-) -> Tensor:
+def on_cubes(edge: Tensor, points: int) -> Tensor:
     """Samples points uniformly from the surfaces of cubes [B] around the origin.
 
     Returns:
@@ -104,19 +92,13 @@ def folds(objects: Tensor) -> Tensor:
     return table[objects[:, 3].long()]
 
 
-def _expanded(
-    extent: Tensor,
-    points: Tensor,
-) -> Tensor:
+def _expanded(extent: Tensor, points: Tensor) -> Tensor:
     """Returns extents [B] with the number of dimensions of coordinates [B, ...]."""
     ones = [1] * (points.ndim - 2)
     return extent.view(-1, *ones)
 
 
-def _from_cuboid(
-    points: Tensor,
-    extents: Tensor,
-) -> Tensor:
+def _from_cuboid(points: Tensor, extents: Tensor) -> Tensor:
     """Returns signed distances from cuboids with extents [B, 3], or cubes with [B, 1]."""
     # The distance from the nearest corner, edge or face; inside, from the nearest face.
     ones = [1] * (points.ndim - 2)
@@ -128,11 +110,7 @@ def _from_cuboid(
     return signed
 
 
-def _from_prism(
-    plan: Tensor,
-    z: Tensor,
-    height: Tensor,
-) -> Tensor:
+def _from_prism(plan: Tensor, z: Tensor, height: Tensor) -> Tensor:
     """Returns signed distances from upright prisms.
 
     Args:
@@ -149,20 +127,14 @@ def _from_prism(
     return outside_distance + nearest_inside.clamp(max=0)
 
 
-def _from_cylinder(
-    points: Tensor,
-    extents: Tensor,
-) -> Tensor:
+def _from_cylinder(points: Tensor, extents: Tensor) -> Tensor:
     x, y, z = points.unbind(-1)
     radius = _expanded(extents[:, 0] / 2, points)
     plan = torch.hypot(x, y) - radius
     return _from_prism(plan, z, extents[:, 2])
 
 
-def _from_hexagonal_prism(
-    points: Tensor,
-    extents: Tensor,
-) -> Tensor:
+def _from_hexagonal_prism(points: Tensor, extents: Tensor) -> Tensor:
     x, y, z = points.unbind(-1)
     x = x.abs()
     y = y.abs()
@@ -179,17 +151,13 @@ def _from_hexagonal_prism(
     beyond_face = x - apothem
     beyond_side = y.abs() - half_side
     outside_distance = torch.hypot(
-        beyond_face.clamp(min=0),
-        beyond_side.clamp(min=0),
+        beyond_face.clamp(min=0), beyond_side.clamp(min=0)
     )
     plan = torch.where(beyond_face > 0, outside_distance, beyond_face)
     return _from_prism(plan, z, extents[:, 2])
 
 
-def _from_capsule(
-    points: Tensor,
-    extents: Tensor,
-) -> Tensor:
+def _from_capsule(points: Tensor, extents: Tensor) -> Tensor:
     # The distance from the segment on the axis, less the radius.
     x, y, z = points.unbind(-1)
     radius = extents[:, 0] / 2
@@ -202,10 +170,7 @@ def _from_capsule(
     return from_segment - _expanded(radius, points)
 
 
-def _on_cuboids(
-    extents: Tensor,
-    points: int,
-) -> Tensor:
+def _on_cuboids(extents: Tensor, points: int) -> Tensor:
     interior = torch.rand(len(extents), points, 3) * 2 - 1
     # One coordinate of every point moves to one of the two faces along that axis, which have an
     # area inversely proportional to the extent along it.
@@ -217,10 +182,7 @@ def _on_cuboids(
     return on_faces * extents[:, None] / 2
 
 
-def _on_cylinders(
-    extents: Tensor,
-    points: int,
-) -> Tensor:
+def _on_cylinders(extents: Tensor, points: int) -> Tensor:
     scale, z = _on_side_or_ends(extents, points)
     radius = scale * extents[:, :1] / 2
     angle = torch.rand(scale.shape) * (2 * math.pi)
@@ -229,10 +191,7 @@ def _on_cylinders(
     return torch.stack([x, y, z], -1)
 
 
-def _on_hexagonal_prisms(
-    extents: Tensor,
-    points: int,
-) -> Tensor:
+def _on_hexagonal_prisms(extents: Tensor, points: int) -> Tensor:
     scale, z = _on_side_or_ends(extents, points)
     # A point of the triangle between the origin and the side across x, or on that side.
     across = scale * extents[:, :1] / 2
@@ -246,10 +205,7 @@ def _on_hexagonal_prisms(
     return torch.stack([x, y, z], -1)
 
 
-def _on_side_or_ends(
-    extents: Tensor,
-    points: int,
-) -> tuple[Tensor, Tensor]:
+def _on_side_or_ends(extents: Tensor, points: int) -> tuple[Tensor, Tensor]:
     """Returns by which factor points are nearer to the axis than the side of a prism, and their
     heights, [B, points] each.
 
@@ -268,10 +224,7 @@ def _on_side_or_ends(
     return scale, along * z[:, None] / 2
 
 
-def _on_capsules(
-    extents: Tensor,
-    points: int,
-) -> Tensor:
+def _on_capsules(extents: Tensor, points: int) -> Tensor:
     radius = extents[:, :1] / 2
     straight = extents[:, 2:] / 2 - radius
     # The side has a length of 2 straight, and both half spheres together the area of 2 radius.

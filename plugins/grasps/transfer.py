@@ -27,10 +27,7 @@ MIN_DIFFERENCE = 0.005
 
 
 def sampled_shape(
-    kind: int,
-    smallest: float,
-    largest: float,
-    generator: torch.Generator,
+    kind: int, smallest: float, largest: float, generator: torch.Generator
 ) -> Tensor:
     """Returns a shape [4] of a kind, whose extents are uniform between two limits in metres.
 
@@ -53,11 +50,7 @@ def sampled_shape(
     return torch.tensor([x, y, z, kind])
 
 
-def transferred(
-    grasp: Tensor,
-    edge: Tensor,
-    shape: Tensor,
-) -> Tensor:
+def transferred(grasp: Tensor, edge: Tensor, shape: Tensor) -> Tensor:
     """Returns grasps of cubes [N, 25] moved to a shape [4] and turned about z, [N * turns, 25].
 
     A hand moves along z so that the palm is as far from the shape's nearer end as it was from the
@@ -74,11 +67,7 @@ def transferred(
     return rotated(copies, rotation).flatten(0, 1)
 
 
-def is_strict(
-    hand: Hand,
-    grasp: Tensor,
-    shape: Tensor,
-) -> Tensor:
+def is_strict(hand: Hand, grasp: Tensor, shape: Tensor) -> Tensor:
     """Returns which grasps [N, 25] are strict on a shape [4], [N].
 
     The result is that of ``verdicts``, for a tenth of the points: no point of a box is nearer than
@@ -112,10 +101,7 @@ def is_strict(
 
 
 def strict_grasps(
-    hand: Hand,
-    grasp: Tensor,
-    edge: Tensor,
-    shape: Tensor,
+    hand: Hand, grasp: Tensor, edge: Tensor, shape: Tensor
 ) -> Tensor | None:
     """Returns grasps of cubes that are strict on a shape, at most 128.
 

@@ -15,11 +15,7 @@ CHUNK = 64
 """Grasps that are measured together."""
 
 
-def verdicts(
-    hand: Hand,
-    grasp: Tensor,
-    objects: Tensor,
-) -> dict[str, Tensor]:
+def verdicts(hand: Hand, grasp: Tensor, objects: Tensor) -> dict[str, Tensor]:
     """Returns the ``depth`` of grasps in their objects, in mm, and which of them are ``valid`` and
     ``strict``, with joints within their limits: [B] each.
 
@@ -36,11 +32,7 @@ def verdicts(
     return judged(hand, grasp, torch.cat(distances))
 
 
-def judged(
-    hand: Hand,
-    grasp: Tensor,
-    distance: Tensor,
-) -> dict[str, Tensor]:
+def judged(hand: Hand, grasp: Tensor, distance: Tensor) -> dict[str, Tensor]:
     """Returns ``verdicts`` on grasps [B, 25] with the distances [B, L] of their links in metres."""
     distance = 1e3 * distance
     depth = (-distance.amin(1)).clamp(min=0)

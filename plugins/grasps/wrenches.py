@@ -61,9 +61,7 @@ def q1(
 
 
 def contacts(
-    hand: Hand,
-    grasp: Tensor,
-    objects: Tensor,
+    hand: Hand, grasp: Tensor, objects: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns where the links touch objects around the origin.
 
@@ -89,10 +87,7 @@ def contacts(
     return surface, -outward, is_contact
 
 
-def _on_cubes(
-    nearest: Tensor,
-    edge: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _on_cubes(nearest: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the points of cubes [B] that are nearest to points [B, L, 3], and inward normals; at
     an edge, that of one of its faces.
     """
@@ -108,11 +103,7 @@ def _on_cubes(
 
 
 def wrenches(
-    point: Tensor,
-    normal: Tensor,
-    size: Tensor,
-    friction: float,
-    edges: int,
+    point: Tensor, normal: Tensor, size: Tensor, friction: float, edges: int
 ) -> Tensor:
     """Returns forces and torques at the edges of linearised friction cones, [B, L, edges, 6].
 
