@@ -1,6 +1,8 @@
 """``experiments/gpu/check.py`` without a GPU: its settings are valid, and its judges and limits work."""
 
+import argparse
 import importlib.util
+import io
 import itertools
 import json
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
@@ -26,6 +29,8 @@ def module_of(name):
 
 
 check = module_of("check")
+gpt = module_of("gpt")
+start_up = module_of("start_up")
 
 
 def test_names_of_checks_differ():
@@ -74,6 +79,54 @@ def test_a_verification_is_right_if_every_stage_has_a_verdict(found, right):
 def test_a_race_has_to_fail(verdict, right):
     rows = {"a race": {"expected": "FAIL", "verdict": verdict}}
     assert check.judge_races(check.Outcome(0, json.dumps(rows), "", 1.0))[0] is right
+
+
+@pytest.mark.parametrize(("time", "memory", "right"), [(1.01, 1.0, True), (1.02, 1.0, False), (0.9, 1.05, False)])
+def test_an_update_of_a_language_model_may_take_a_hundredth_more(time, memory, right):
+    rows = {"65": {"time": [time, 0.9, 1.1], "memory": memory}, "50304": {"time": [1.0, 0.9, 1.1], "memory": 1.0}}
+    assert check.judge_gpt(check.Outcome(0, json.dumps(rows), "", 1.0))[0] is right
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "recompilations", "right"),
+    [(10.0, 5.0, 0, True), (10.1, 5.0, 0, False), (9.0, 5.1, 0, False), (9.0, 4.0, 1, False)],
+)
+def test_a_training_may_start_a_few_seconds_later_than_a_script(cold, warm, recompilations, right):
+    rows = {"cold": {"more_s": cold, "recompilations": 0}, "warm": {"more_s": warm, "recompilations": recompilations}}
+    assert check.judge_start_up(check.Outcome(0, json.dumps(rows), "", 1.0))[0] is right
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Makes the language model of the checks a tiny one on a CPU, which is not compiled."""
+
+    def settings(vocabulary):
+        sizes = {"layers": 1, "width": 32, "heads": 2, "context": 16, "batch": 4, "vocabulary": vocabulary}
+        return argparse.Namespace(**sizes, device="cpu", bf16=True)
+
+    monkeypatch.setattr(gpt, "settings", settings)
+    monkeypatch.setitem(sys.modules, "gpt", gpt)
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 2**30)
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def test_both_variants_of_a_language_model_take_turns(small, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("go\n"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", itertools.count(2**31, 2**30).__next__)
+    row = gpt.measure(65, rounds=2, updates=3)
+    assert row["plain"]["tokens_per_s"] > 0
+    assert row["time"][1] <= row["time"][0] <= row["time"][2]
+    assert row["memory"] == 2.0
+
+
+def test_the_training_of_the_start_up_check_is_valid(small, tmp_path):
+    command = start_up.command_of(7, tmp_path)
+    loaded = load(ROOT / "recipes" / "shakespeare_gpt.yaml", [text for text in command if "=" in text], Registry())
+    assert loaded.train.tokens == 7 * 4 * 16
 
 
 def test_a_check_that_prints_something_else_is_not_right(tmp_path):

@@ -100,6 +100,19 @@ def succeeds(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
     return outcome.code == 0, {"end": outcome.output[-1500:]}
 
 
+def judge_gpt(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
+    """An update takes at most a hundredth more time and memory than that of a plain loop."""
+    rows = outcome.data()
+    return all(row["time"][0] <= 1.01 and row["memory"] <= 1.01 for row in rows.values()), rows
+
+
+def judge_start_up(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
+    """A training takes at most 10 seconds more than a plain script, 5 with compiled code in caches."""
+    rows = outcome.data()
+    is_right = rows["cold"]["more_s"] <= 10 and rows["warm"]["more_s"] <= 5
+    return is_right and not any(row["recompilations"] for row in rows.values()), rows
+
+
 def judge_run(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
     """The training ends; records its figures."""
     report = outcome.data()
@@ -150,6 +163,8 @@ CHECKS = (
     Check("tests", [sys.executable, "-m", "pytest", "-q", "-n", "0", *GPU_TESTS], 150, succeeds),
     Check("verify marl_phase3", [*RUNNER, "verify", "marl_phase3", "--json", "--quiet", "--budget", "170"], 200,
           verdicts("PASS"), is_alone=True),
+    Check("gpt", [sys.executable, str(FOLDER / "gpt.py")], 120, judge_gpt, is_alone=True),
+    Check("start-up", [sys.executable, str(FOLDER / "start_up.py")], 150, judge_start_up, is_alone=True),
     Check("run digits_classifier", [*RUNNER, "run", "digits_classifier", *QUIET], 60, judge_run, is_alone=True),
     Check(
         "run digits_classifier with cuda_graph",
