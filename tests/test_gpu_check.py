@@ -96,6 +96,12 @@ def test_a_training_may_start_a_few_seconds_later_than_a_script(cold, warm, reco
     assert check.judge_start_up(check.Outcome(0, json.dumps(rows), "", 1.0))[0] is right
 
 
+@pytest.mark.parametrize(("speed", "code", "right"), [(5000, 0, True), (4999, 0, False), (9000, 1, False)])
+def test_a_captured_iteration_has_to_be_fast(speed, code, right):
+    report = {"seconds": 1, "startup_seconds": 1, "metrics": {"perf/env_steps_per_second": speed}}
+    assert check.judge_fast_run(check.Outcome(code, json.dumps(report), "", 1.0))[0] is right
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Makes the language model of the checks a tiny one on a CPU, which is not compiled."""

@@ -122,6 +122,12 @@ def judge_run(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
     return outcome.code == 0, {"seconds": report["seconds"], "startup": report["startup_seconds"], **figures}
 
 
+def judge_fast_run(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
+    """The training ends, at 5,000 environment steps a second or more; records its figures."""
+    has_ended, figures = judge_run(outcome)
+    return has_ended and figures.get("perf/env_steps_per_second", 0.0) >= 5000, figures
+
+
 def verify(
     name: str, recipe: str, *settings: str, accepted: tuple[str, ...] = ("PASS",), seconds: float = 150.0
 ) -> Check:
@@ -158,6 +164,10 @@ CHECKS = (
     ),
     verify("exact: gcn_cora", "gcn_cora", "optimization.set_to_none=on", "--stage", "set_to_none"),
     verify("cuda_graph", "digits_classifier", "optimization.cuda_graph=on", "--stage", "cuda_graph"),
+    verify(
+        "cuda_graph of an iteration", "marl_phase1", "optimization.cuda_graph={scope: iteration}",
+        "--stage", "cuda_graph",
+    ),
     Check("study of two trials", [*RUNNER, "study", "run", str(FOLDER / "study.yaml")], 150, succeeds),
     Check("kill and resume", [sys.executable, str(FOLDER / "resume.py")], 150, succeeds),
     Check("tests", [sys.executable, "-m", "pytest", "-q", "-n", "0", *GPU_TESTS], 150, succeeds),
@@ -173,6 +183,14 @@ CHECKS = (
     Check(
         "run marl_phase3", [*RUNNER, "run", "marl_phase3", "train.env_steps=30000", *QUIET], 100, judge_run,
         is_alone=True,
+    ),
+    Check(
+        "run marl_phase3 with the iteration captured",
+        [
+            *RUNNER, "run", "marl_phase3", "train.env_steps=30000", "optimization.cuda_graph={scope: iteration}",
+            *QUIET,
+        ],
+        100, judge_fast_run, is_alone=True,
     ),
 )  # fmt: skip
 

@@ -95,16 +95,28 @@ class SimulatorSource(Source):
     ``environment``, ``exploration`` (actions of the warm-up) and ``replay``; their states are the
     context's, all others are in ``state_dict``.
 
+    ``collect`` counts what ``simulate`` does, and ``draw`` selects what ``fetch_batch`` reads. A
+    stage may capture ``simulate``, ``fetch_batch`` and ``update_priorities``, if the environment
+    can be captured and the buffer is on the learner's device.
+
     Several processes divide the environments, the capacity of the buffer and every batch. Each
     samples from its own transitions, and the counters are those of all processes.
     """
 
     activities: ClassVar[Mapping[str, str]] = {"collect": "collecting"}
+    captures_environment: ClassVar[bool] = False
+    """Whether a step of the environment can be captured in a CUDA graph: it never waits for the
+    device, and the state is in tensors that stay where they are.
+    """
 
     def __init__(self, config: SimulatorConfig, context: Context) -> None:
         self.config = config
         self._slots = context.slots
-        self._slots.define(collect=self.collect)
+        self._slots.define(
+            collect=self.collect,
+            simulate=self.simulate,
+            fetch_batch=self.fetch_batch,
+        )
         self._context = context
         self._nominal_batch_size = context.batch_size
         self._policy = context.process_generator("policy")
@@ -150,15 +162,35 @@ class SimulatorSource(Source):
         self._replay = make_replay(
             config.replay, stored, self._device, generator, context
         )
+        if config.replay.kind == "prioritized":
+            self._slots.define(update_priorities=self._replay.update_priorities)
+        self.capturable = self._capturable(storage)
         self._finished: Tensor | None = None
-        self._latest: EnvironmentStep | None = None
-        """The step of the last ``draw``, if it made one."""
+        """Sums of the rows of episodes that ended since the last report, once there was a step."""
+        self._step: EnvironmentStep | None = None
+        self._has_stepped = False
         self._reward_squares = torch.zeros(
             agents, dtype=torch.float64, device=self._device
         )
         """Sums over all steps so far of every agent's squared rewards, [N]."""
+        self._rewarded_steps = torch.zeros(
+            (), dtype=torch.float64, device=self._device
+        )
+        """Environment steps of all processes, whose rewards are in these sums."""
         self._all_reward_squares: Tensor | None = None
         """Those of all processes; None if they have stepped since they were added up."""
+
+    def _capturable(self, storage: torch.device) -> tuple[str, ...]:
+        """Returns the slots that a stage may capture, for a buffer on ``storage``."""
+        # A captured step must not copy to or from the host.
+        if storage != self._device:
+            return ()
+        slots = ["fetch_batch"]
+        if self.captures_environment:
+            slots.append("simulate")
+        if self.config.replay.kind == "prioritized":
+            slots.append("update_priorities")
+        return tuple(slots)
 
     @abstractmethod
     def make_environment(
@@ -182,7 +214,7 @@ class SimulatorSource(Source):
         Every step of all environments earns ``updates_per_step`` updates for each, and none
         during the warm-up.
         """
-        self._latest = None
+        self._has_stepped = False
         if not self._due:
             self._due = self._advance(batch_size)
             if not self._due:
@@ -194,7 +226,11 @@ class SimulatorSource(Source):
         if progress.unit == "env_steps" and progress.length:
             fraction = min(1.0, self._steps / progress.length)
         part = self._context.process_part(batch_size)
-        batch = self._replay.sample(part, fraction)
+        return self._slots.fetch_batch(self._replay.draw(part, fraction))
+
+    def fetch_batch(self, drawn: Batch) -> Batch:
+        """Returns the batch that follows from numbers that the replay buffer has drawn."""
+        batch = self._replay.fetch(drawn)
         if self.config.normalize_rewards:
             reward = batch["reward"]
             batch["reward"] = reward / self.reward_scale().to(reward.device)
@@ -209,7 +245,7 @@ class SimulatorSource(Source):
         if squares is None:
             squares = self._context.sum_over_processes(self._reward_squares)
             self._all_reward_squares = squares
-        scale = (squares / self._steps).sqrt()
+        scale = (squares / self._rewarded_steps).sqrt()
         return torch.where(scale > 0, scale, 1.0).float()
 
     def _advance(self, batch_size: int) -> int:
@@ -266,9 +302,18 @@ class SimulatorSource(Source):
             self._uncounted = 0
         return counts
 
-    @torch.no_grad()
     def collect(self, act: Callable[[Tensor], Tensor] | None) -> None:
-        """Steps all environments once and stores the transitions.
+        """Steps all environments once and stores the transitions; see ``simulate``."""
+        self._slots.simulate(act)
+        self._replay.count(self._envs)
+        self._all_reward_squares = None
+        self._has_stepped = True
+
+    @torch.no_grad()
+    def simulate(self, act: Callable[[Tensor], Tensor] | None) -> None:
+        """Steps all environments once and stores the transitions, without counting them.
+
+        Everything that it changes is in tensors that stay where they are, except at its first call.
 
         Args:
             act: Maps observations to actions; None selects uniformly random actions.
@@ -279,8 +324,8 @@ class SimulatorSource(Source):
         else:
             action = act(self._observation.clone())
         step = self._environment.step(action.clone())
-        self._latest = step
-        self._replay.add(
+        self._step = step
+        self._replay.store(
             {
                 "observation": self._observation,
                 "action": action,
@@ -290,13 +335,19 @@ class SimulatorSource(Source):
             }
         )
         squares = step.reward.square().sum(0, dtype=torch.float64)
-        self._reward_squares = self._reward_squares + squares
-        self._all_reward_squares = None
-        self._observation = step.observation.clone()
+        self._reward_squares += squares
+        self._rewarded_steps += self.config.envs
+        self._observation.copy_(step.observation)
         finished = step.episodes.sum(0, dtype=torch.float64)
-        if self._finished is not None:
-            finished = self._finished + finished
-        self._finished = finished
+        if self._finished is None:
+            self._finished = finished
+        else:
+            self._finished += finished
+
+    @property
+    def _latest(self) -> EnvironmentStep | None:
+        """The step of the last ``draw``, if it made one."""
+        return self._step if self._has_stepped else None
 
     def _random_action(self) -> Tensor:
         shape = (self._envs, *self._action_shape)
@@ -318,7 +369,7 @@ class SimulatorSource(Source):
                 "data.replay.kind: prioritized replay needs a learner whose update returns "
                 "'td_error'"
             )
-        self._replay.update_priorities(batch["index"], output["td_error"])
+        self._slots.update_priorities(batch["index"], output["td_error"])
 
     @torch.no_grad()
     def evaluate(self, learner: Learner) -> dict[str, float]:
@@ -405,7 +456,7 @@ class SimulatorSource(Source):
         # All processes have stepped equally often, so either all or none have sums.
         if self._finished is not None:
             total = self._context.sum_over_processes(self._finished).tolist()
-        self._finished = None
+            self._finished.zero_()
         if total[0] == 0:
             return {"episodes": 0.0}
         return {"episodes": total[0], **self._environment.summarise(total)}
@@ -421,12 +472,17 @@ class SimulatorSource(Source):
         }
 
     def state_dict(self) -> State:
-        """Returns environments, observations, unreported episodes and the replay buffer."""
+        """Returns environments, observations, unreported episodes and the replay buffer.
+
+        Further steps change only what belongs to the replay buffer.
+        """
+        finished = None if self._finished is None else self._finished.clone()
         return {
             "environment": self._environment.state_dict(),
-            "observation": self._observation,
-            "finished": self._finished,
-            "reward_squares": self._reward_squares,
+            "observation": self._observation.clone(),
+            "finished": finished,
+            "reward_squares": self._reward_squares.clone(),
+            "rewarded_steps": self._rewarded_steps.clone(),
             "replay": self._replay.state_dict(),
             "counters": {name: getattr(self, name) for name in _COUNTERS},
         }
@@ -434,13 +490,14 @@ class SimulatorSource(Source):
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
         self._environment.load_state_dict(state["environment"])
+        # As many environments as in the state.
         self._observation = state["observation"].to(self._device, copy=True)
-        self._finished = (
-            None
-            if state["finished"] is None
-            else state["finished"].to(self._device)
-        )
-        self._reward_squares = state["reward_squares"].to(self._device)
+        finished = state["finished"]
+        if finished is not None:
+            finished = finished.to(self._device, copy=True)
+        self._finished = finished
+        self._reward_squares.copy_(state["reward_squares"])
+        self._rewarded_steps.copy_(state["rewarded_steps"])
         self._all_reward_squares = None
         self._replay.load_state_dict(state["replay"])
         self._has_enough = False

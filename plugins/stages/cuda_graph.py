@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from runner.api import (
     Batch,
@@ -18,8 +19,11 @@ from runner.api import (
     tensors,
 )
 
+from . import captured_call
+from .captured_call import CapturedCall, copied, copy_all
+
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 WARM_UP = 3
 NOT_FROM_ZERO = ("ASGD", "NAdam", "Rprop")
@@ -33,6 +37,9 @@ class CudaGraphConfig(StageConfig):
     replay; optimizers are made capturable (their state must start at zero, as Adam's does). Warm-up updates run before
     the capture; what they changed in the learner is put back.
 
+    With ``scope: iteration``, steps of the source that it declares as capturable are graphs, too: those of a
+    simulator on the GPU, the sampling from its replay buffer, and new priorities.
+
     When it helps: small networks and batches, where launching costs more than computing.
     When it hurts: large networks gain nothing; all intermediate memory stays reserved.
     """
@@ -45,6 +52,9 @@ class CudaGraphConfig(StageConfig):
     unplanned: ClassVar[str] = "a graph keeps all memory of an update reserved, and copies of the batch"
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
     works_through: ClassVar[frozenset[str] | None] = frozenset({"update"})
+
+    scope: Literal["update", "iteration"] = "update"
+    """What is captured: updates, or the whole iteration with the steps of the source between them."""
 
     def contract(self, setting: Setting) -> Close:
         """Returns ``Close``: the same algebra."""
@@ -73,14 +83,38 @@ class CudaGraph(Stage):
         self.learner = pipeline.learner
         if self.learner.periods():
             raise UsageError("cuda_graph replays one update for ever, and a part of this model is not stepped in each")
-        self.graph: Any = None
+        self.replay: Any = None
         pipeline.slots.wrap("make_optimizer", self._capturable)
         pipeline.slots.wrap("update", self._graphed)
+        self.calls: list[CapturedCall] = []
+        if self.config.scope == "iteration":
+            self._capture_source(pipeline)
 
     def load_state_dict(self, state: State) -> None:
         """Discards the graph, which contains the previous optimizer state."""
         super().load_state_dict(state)
-        self.graph = None
+        self.replay = None
+        for call in self.calls:
+            call.forget()
+
+    def _capture_source(self, pipeline: Pipeline) -> None:
+        """Replays the steps that the source declares as capturable."""
+        if not pipeline.source.capturable:
+            pipeline.note("scope: iteration: nothing of this source can be captured")
+        generators = [
+            generator for generator in pipeline.generators.values() if generator.device.type == pipeline.device.type
+        ]
+        for name in pipeline.source.capturable:
+            pipeline.slots.wrap(name, partial(self._replayed, name, generators))
+
+    def _replayed(self, name: str, generators: "list[Generator]", step: Callable[..., Any]) -> Callable[..., Any]:
+        call = CapturedCall(name, step, generators)
+        self.calls.append(call)
+
+        def replayed(*arguments: Any) -> Any:
+            return call(*arguments)
+
+        return replayed
 
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,31 +138,35 @@ class CudaGraph(Stage):
 
     def _graphed(self, step: Callable[..., Batch]) -> Callable[..., Batch]:
         def update(batch: Batch, noise: Batch, progress: Progress) -> Batch:
-            if self.graph is None:
+            if self.replay is None:
                 self._capture(step, batch, noise, progress)
-            for static, fresh in ((self.batch, batch), (self.noise, noise)):
-                for captured, tensor in zip(tensors(static), tensors(fresh), strict=True):
-                    if tensor.shape != captured.shape:
-                        shapes = f"{tuple(captured.shape)} is now {tuple(tensor.shape)}"
-                        raise UsageError(f"cuda_graph needs batches of one shape: {shapes}")
-                    captured.copy_(tensor)
-            self.graph.replay()
+            fresh = list(tensors([batch, noise]))
+            for captured, tensor in zip(self.inputs, fresh, strict=True):
+                if tensor.shape != captured.shape:
+                    shapes = f"{tuple(captured.shape)} is now {tuple(tensor.shape)}"
+                    raise UsageError(f"cuda_graph needs batches of one shape: {shapes}")
+            copy_all(self.inputs, fresh)
+            self.replay()
             # The next replay overwrites the output.
-            return map_tensors(lambda tensor: tensor.clone(), self.output)
+            output: Batch = copied(self.output)
+            return output
 
         return update
 
     def _capture(self, step: Callable[..., Batch], batch: Batch, noise: Batch, progress: Progress) -> None:
+        batch, noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
+        self.inputs = list(tensors([batch, noise]))
+        initial = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
+        with captured_call.side_stream():
+            for _ in range(WARM_UP):
+                step(batch, noise, progress)
+        self._restore(initial)
+        self.replay, self.output = captured_call.capture(lambda: step(batch, noise, progress), ())
+
+    def _restore(self, initial: "dict[str, Tensor]") -> None:
+        """Gives the learner the state from before the warm-up."""
         import torch
 
-        self.batch, self.noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
-        initial = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                step(self.batch, self.noise, progress)
-        torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for path, tensor in _tensors(self.learner.complete_state()):
                 if path in initial:
@@ -136,9 +174,6 @@ class CudaGraph(Stage):
                 else:
                     # Adam's moments and step count, which the first warm-up update made.
                     tensor.zero_()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = step(self.batch, self.noise, progress)
 
 
 def _tensors(state: State | list[Any], path: str = "") -> "Iterator[tuple[str, Tensor]]":

@@ -85,6 +85,13 @@ class Source(ABC):
     activities: ClassVar[Mapping[str, str]] = {}
     """Slots of the source whose time is reported separately, each with a word for the display."""
 
+    capturable: tuple[str, ...] = ()
+    """Slots of the source that a stage may capture in a CUDA graph. Their arguments and results are
+    trees of tensors; other arguments stay the same. They never wait for the device or read its
+    numbers, draw only from the context's generators, and change nothing but tensors that stay where
+    they are. A slot may do otherwise in its first call.
+    """
+
     @abstractmethod
     def __init__(self, config: Any, context: Context) -> None: ...
 

@@ -5,7 +5,7 @@ that it uses.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,6 +110,13 @@ class Pipeline(Protocol):
     """Whether batches of one size may have tensors of different shapes."""
     folder: Path | None
     """Folder for files that stages make of a finished run; None if there is none."""
+
+    @property
+    def generators(self) -> Mapping[str, torch.Generator]:
+        """Returns the random generators of the source and of the training, by name.
+
+        Those of a learner are created when they are first used.
+        """
 
     @property
     def choices(self) -> Choices:

@@ -403,6 +403,11 @@ class Assembly:
         self._current_report.reason = reason
 
     @property
+    def generators(self) -> Mapping[str, torch.Generator]:
+        """The random generators that exist by now, by name."""
+        return self.context.generators
+
+    @property
     def choices(self) -> Choices:
         """The tuning choices of the stage that prepares, or that is being attached."""
         return self.tuning.of(self._current_report.kind)

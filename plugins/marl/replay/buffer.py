@@ -19,7 +19,9 @@ class Replay(ABC):
     batch fetches every row from memory once, whatever the number of fields. Booleans
     (``terminated``) come back as 0 and 1.
 
-    Nothing in ``add``, ``sample`` and ``update_priorities`` waits for a GPU.
+    Nothing in ``add``, ``sample`` and ``update_priorities`` waits for a GPU. ``store``, ``fetch``
+    and ``update_priorities`` can be captured in a CUDA graph: they change only tensors that stay
+    where they are, and what differs between calls is in tensors.
     """
 
     extra_bytes = 0
@@ -57,13 +59,21 @@ class Replay(ABC):
             capacity, width, dtype=torch.float32, device=device
         )
         self._written = 0
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
+        """Transitions ever stored, as ``_written``, where a captured ``store`` reads it."""
 
     def __len__(self) -> int:
         return min(self._written, self.capacity)
 
-    @torch.no_grad()
     def add(self, batch: Batch) -> Tensor:
-        """Stores transitions over the oldest ones.
+        """Stores and counts transitions; see ``store``."""
+        index = self.store(batch)
+        self.count(len(index))
+        return index
+
+    @torch.no_grad()
+    def store(self, batch: Batch) -> Tensor:
+        """Stores transitions over the oldest ones; ``count`` has to follow.
 
         Args:
             batch: tensors [E, *shape], one for every field.
@@ -89,12 +99,16 @@ class Replay(ABC):
             ],
             dim=1,
         )
-        index = self._places(self._written, self._written + count)
+        index = torch.arange(count, device=self.device).add_(self._position)
+        index.remainder_(self.capacity)
         self._rows.index_copy_(0, index, rows.to(self.device))
-        self._written += count
+        self._position.add_(count)
         return index
 
-    @abstractmethod
+    def count(self, transitions: int) -> None:
+        """Counts transitions that were stored; they can be sampled from now on."""
+        self._written += transitions
+
     def sample(self, batch_size: int, progress: float) -> Batch:
         """Draws transitions with replacement.
 
@@ -109,6 +123,15 @@ class Replay(ABC):
         Raises:
             UsageError: the buffer is empty.
         """
+        return self.fetch(self.draw(batch_size, progress))
+
+    @abstractmethod
+    def draw(self, batch_size: int, progress: float) -> Batch:
+        """Returns the random numbers of a batch, and what else ``fetch`` reads; see ``sample``."""
+
+    @abstractmethod
+    def fetch(self, drawn: Batch) -> Batch:
+        """Returns the batch that follows from what ``draw`` returned; see ``sample``."""
 
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:  # noqa: B027 (only prioritized replay has any)
         """Updates the priorities with the critics' errors for the transitions at
@@ -150,6 +173,7 @@ class Replay(ABC):
             index = self._places(first, first + len(rows))
             self._rows.index_copy_(0, index, rows.to(self.device))
         self._written = ring.written
+        self._position.fill_(ring.written)
 
     def _read(self, first: int, last: int) -> Tensor:
         return self._rows.index_select(0, self._places(first, last))

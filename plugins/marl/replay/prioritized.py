@@ -70,13 +70,30 @@ class PrioritizedReplay(Replay):
             (), int(1 / UNIT), dtype=torch.int64, device=device
         )
 
-    def add(self, batch: Batch) -> Tensor:
-        """Stores transitions with the largest priority seen so far; see ``Replay.add``."""
-        index = super().add(batch)
+    def store(self, batch: Batch) -> Tensor:
+        """Stores transitions with the largest priority seen so far; see ``Replay.store``."""
+        index = super().store(batch)
         self._priorities.set(index, self._max_priority.expand(len(index)))
         return index
 
-    def sample(self, batch_size: int, progress: float) -> Batch:
+    def draw(self, batch_size: int, progress: float) -> Batch:
+        """Returns a random number for each share of the total, and beta; see ``Replay.draw``."""
+        self._require_transitions()
+        share = torch.rand(
+            batch_size,
+            dtype=torch.float64,
+            generator=self.generator,
+            device=self.device,
+        )
+        first, last = self.beta
+        beta = first + (last - first) * min(max(progress, 0.0), 1.0)
+        # Filled, because a copy from the host would wait for a GPU.
+        return {
+            "share": share,
+            "beta": torch.full((), beta, device=self.device),
+        }
+
+    def fetch(self, drawn: Batch) -> Batch:
         """Draws transitions in proportion to their priorities; see ``Replay.sample``.
 
         One is drawn from each of B equal shares of the total (appendix B.2.1): the expected
@@ -85,31 +102,24 @@ class PrioritizedReplay(Replay):
 
         ``weight`` is (N P(i))^-beta divided by the largest of the batch (section 3.4, with the
         batch's maximum for the buffer's). N and the total cancel: (p_i^alpha / least p^alpha of
-        the batch)^-beta. beta goes from its first to its second value with ``progress``.
+        the batch)^-beta. beta goes from its first to its second value during the training.
 
         Several processes draw parts of a batch of B from separate buffers. Then B P(i) is the
         expected number of draws of i, B_r p_i^alpha / total_r for a process r that draws B_r, and
         the largest weight is that of the entire batch: the weights correct for all of it, as if it
         were drawn from one buffer with these probabilities.
         """
-        self._require_transitions()
-        share = torch.rand(
-            batch_size,
-            dtype=torch.float64,
-            generator=self.generator,
-            device=self.device,
-        )
+        share = drawn["share"]
+        batch_size = len(share)
         # One fraction in each of B equal intervals.
         strata = torch.arange(batch_size, device=self.device)
         index = self._priorities.find((share + strata) / batch_size)
         priority = self._priorities.masses.index_select(0, index).float()
-        first, last = self.beta
-        beta = first + (last - first) * min(max(progress, 0.0), 1.0)
         least = priority.amin()
         if self._context is not None:
             priority *= batch_size / self._priorities.total().float()
             least = self._context.min_over_processes(priority.amin())
-        weight = priority.div_(least).pow_(-beta)
+        weight = priority.div_(least).pow_(-drawn["beta"])
         return {**self._take(index), "index": index, "weight": weight}
 
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
@@ -134,7 +144,7 @@ class PrioritizedReplay(Replay):
         )
 
     def state_dict(self) -> State:
-        """Transitions and priorities; the tensors share the buffer's memory."""
+        """Returns transitions and priorities; the tensors share the buffer's memory."""
         priorities = {
             "priorities": self._priorities.masses[: len(self)],
             "max_priority": self._max_priority,

@@ -184,10 +184,11 @@ class UavEnvironment:
         observation = torch.where(
             is_done, self._observe(bodies, scene, obstacles), next_observation
         )
-        self._bodies = torch.where(is_done, bodies, moved)
-        self._scene = torch.where(is_done[:, 0], scene, self._scene)
-        self._obstacles = torch.where(is_done, obstacles, moved_obstacles)
-        self._sums = sums * ~is_done[:, 0]
+        # In place, because a captured step reads its state where it was.
+        torch.where(is_done, bodies, moved, out=self._bodies)
+        torch.where(is_done[:, 0], scene, self._scene, out=self._scene)
+        torch.where(is_done, obstacles, moved_obstacles, out=self._obstacles)
+        torch.mul(sums, ~is_done[:, 0], out=self._sums)
         return EnvironmentStep(
             observation,
             next_observation,
@@ -223,10 +224,10 @@ class UavEnvironment:
         return start[:, :agents], start[:, agents], start[:, agents + 1 :]
 
     def _positions(self, scene: Tensor, obstacles: Tensor) -> Tensor:
-        """Returns the positions of all obstacles, [E, C, 2]."""
+        """Returns the positions of all obstacles, [E, C, 2], which a step does not change."""
         if self._random_obstacles is None:
-            return scene[:, None, :2]
-        return obstacles[..., :2]
+            return scene[:, None, :2].clone()
+        return obstacles[..., :2].clone()
 
     def _move(self, action: Tensor) -> Tensor:
         x, y, speed, heading = self._bodies.unbind(-1)
@@ -303,25 +304,27 @@ class UavEnvironment:
         scene's, and starts of failed episodes.
         """
         state: State = {
-            "bodies": self._bodies,
-            "scene": self._scene,
-            "sums": self._sums,
+            "bodies": self._bodies.clone(),
+            "scene": self._scene.clone(),
+            "sums": self._sums.clone(),
         }
         if self._random_obstacles is not None:
-            state["obstacles"] = self._obstacles
+            state["obstacles"] = self._obstacles.clone()
         if self._failed_starts is not None:
             state["failed_starts"] = self._failed_starts.state_dict()
         return state
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned; any number of simulations."""
+        # Copies, because a step changes them in place.
         self._bodies, self._scene, self._sums = (
-            state[key].to(self._device) for key in ("bodies", "scene", "sums")
+            state[key].to(self._device, copy=True)
+            for key in ("bodies", "scene", "sums")
         )
         self._envs = len(self._bodies)
         self._obstacles = self._bodies[:, :0]
         if self._random_obstacles is not None:
-            self._obstacles = state["obstacles"].to(self._device)
+            self._obstacles = state["obstacles"].to(self._device, copy=True)
         self.obstacle_positions = self._positions(self._scene, self._obstacles)
         if self._failed_starts is not None:
             self._failed_starts.load_state_dict(state["failed_starts"])

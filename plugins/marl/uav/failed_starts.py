@@ -63,21 +63,23 @@ class FailedStarts:
         # because a selection by a mask would wait for the device.
         position = (self._count + failed.cumsum(0) - 1) % CAPACITY
         row = torch.where(failed, position, CAPACITY)
-        self._stored = self._stored.index_copy(0, row, self._running)
-        self._count = self._count + failed.sum()
-        self._running = torch.where(ended.view(-1, 1, 1), start, self._running)
+        self._stored.index_copy_(0, row, self._running)
+        self._count += failed.sum()
+        is_over = ended.view(-1, 1, 1)
+        torch.where(is_over, start, self._running, out=self._running)
 
     def state_dict(self) -> State:
         """Returns the stored starts and those of the running episodes."""
         return {
-            "running": self._running,
-            "stored": self._stored,
-            "count": self._count,
+            "running": self._running.clone(),
+            "stored": self._stored.clone(),
+            "count": self._count.clone(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
         device = self._running.device
-        self._running = state["running"].to(device)
-        self._stored = state["stored"].to(device)
-        self._count = state["count"].to(device)
+        # As many simulations as in the state.
+        self._running = state["running"].to(device, copy=True)
+        self._stored.copy_(state["stored"])
+        self._count.copy_(state["count"])

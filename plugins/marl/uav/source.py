@@ -20,6 +20,8 @@ OUTCOMES = ("goal", "collision", "cut off")
 class UavSource(SimulatorSource):
     """Batched UAV simulations with a replay buffer."""
 
+    captures_environment = True
+
     def __init__(self, config: UavConfig, context: Context) -> None:
         super().__init__(config, context)
         # These settings concern the training only; an evaluation makes other environments.
