@@ -115,6 +115,15 @@ class GptConfig(LanguageModelConfig):
         """Returns whether dropout is used."""
         return self.dropout > 0
 
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns two blocks with at most four heads, 16 wide."""
+        heads = min(self.heads, 4)
+        return {
+            "layers": min(self.layers, 2),
+            "heads": heads,
+            "width": min(self.width, 16 * heads),
+        }
+
 
 class Mamba2Config(LanguageModelConfig):
     """A state-space model that predicts the next token from those before it (Dao and Gu 2024,
@@ -145,6 +154,15 @@ class Mamba2Config(LanguageModelConfig):
     """Size of the hidden state of a channel."""
     taps: Annotated[int, Field(ge=2)] = 4
     """Tokens that the convolution before the recurrence reads."""
+
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns two blocks with two heads of at most 32 channels."""
+        head_width = min(self.head_width, 32)
+        return {
+            "layers": min(self.layers, 2),
+            "head_width": head_width,
+            "width": min(self.width, 2 * head_width),
+        }
 
     @field_validator("head_width")
     @classmethod
@@ -184,6 +202,10 @@ class TextConfig(PublishedDatasetConfig):
     """Characters of a window that the next ones are predicted from."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the text, at its end, that only evaluation sees."""
+
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns windows of at most 32 characters."""
+        return {"context": min(self.context, 32)}
 
     def wanted(self) -> tuple[DataFile, ...]:
         """Returns tiny Shakespeare, unless another file is named."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -59,6 +59,10 @@ class TokensConfig(PublishedDatasetConfig):
     """Share of the tokens, at their end, that only evaluation sees."""
     vocabulary_multiple: Annotated[int, Field(ge=1, le=2**16)] = 1
     """The model's vocabulary is rounded up to a multiple of this number; 64 is faster on a GPU."""
+
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns windows of at most 16 tokens, because a vocabulary may be large."""
+        return {"context": min(self.context, 16)}
 
     def padded(self, vocabulary: int) -> int:
         """Returns the size of the model's vocabulary for that of the tokenizer."""

@@ -23,11 +23,12 @@ from runner.proof.timekeeping import LEAST_DEFERRED, deferred_seconds
 from runner.proof.warm_up import warm_up
 from runner.system import generators
 from runner.system.contention import ContentionMeter
-from runner.system.hardware import available_memory, peak_host_memory
+from runner.system.hardware import peak_host_memory
 from runner.system.openmp import WaitControl
 from runner.system.processor import set_threads
 from runner.system.stopwatch import Stopwatch
 from runner.system.tensor_trees import map_tensors, nbytes
+from runner.training.device_memory import free_memory, process_memory
 from runner.training.metrics import Activities
 from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.roofline import count_work
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 BLOCK_SECONDS = 0.25
 """Approximate duration of a block of updates."""
 TRAIN_SECONDS = 0.5
-CONTEXT_BYTES = 2**29
-"""Approximate GPU memory of every process in addition to torch's."""
 DRAW_SECONDS = 1.0
 """Approximate limit on the time to sample the batches of a block."""
 BLOCK_BYTES = 2**30
@@ -281,18 +280,14 @@ class Measured:
         """
         device = self.pipeline.device
         host = peak_host_memory()
-        used = host
-        free = available_memory()
         on_device = None
         if device.type == "cuda":
             on_device = torch.cuda.max_memory_allocated(device)
-            used = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
-            free = torch.cuda.mem_get_info(device)[0]
         process = {
             "host_bytes": host,
             "device_bytes": on_device,
-            "own_bytes": used,
-            "free_bytes": free,
+            "own_bytes": process_memory(device),
+            "free_bytes": free_memory(device),
         }
         if self.group is None:
             return process

@@ -30,7 +30,7 @@ from runner.cli.processes import (
     start_processes,
 )
 from runner.distributed.membership import current
-from runner.system.errors import ExitCode
+from runner.system.errors import ExitCode, UsageError
 from runner.verify.options import Options
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
+    from runner.verify.reduction import Reduction
     from runner.verify.verification import Verification
 
 StageNames = Annotated[
@@ -66,6 +67,10 @@ Steps = Annotated[
 ]
 Seeds = Annotated[int, Option(min=8, help="Largest number of pairs of trainings for a stage.")]
 Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time budget of the verification.")]
+Reduced = Annotated[
+    bool,
+    Option("--reduced", help="Compare a smaller model on smaller batches, for models that take too long as a whole."),
+]
 Explain = Annotated[bool, Option("--explain", help="Print the checks and what they cost, and run none.")]
 
 
@@ -82,6 +87,7 @@ def verify(
     budget: Patience = Options.budget,
     of: OfRun = None,
     nproc: Processes = 1,
+    reduced: Reduced = False,
     explain: Explain = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -101,6 +107,9 @@ def verify(
     Exit codes: 0 all pass, 3 a stage fails, 4 inconclusive. The verdict names what the budget does
     not cover. A budget of 0 trains nothing and has no limit.
 
+    With --reduced, the model has fewer and smaller layers, and batches are smaller: errors that
+    only occur in the recipe's sizes are not seen.
+
     [bold]runner verify marl_phase1[/]
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
@@ -110,6 +119,8 @@ def verify(
     [bold]runner verify grasp_serve --of latest[/]
     """
     assignments = settings(sets, bare)
+    if reduced and of is not None:
+        raise UsageError("--reduced: a trained model has its size: leave out --of or --reduced")
     if of is not None and is_one_of_several(nproc):
         refuse_several("--of")
     if nproc > 1:
@@ -117,6 +128,16 @@ def verify(
         start_processes(loaded, nproc)
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, assignments, plugin)
+        reduction: Reduction = {}
+        if reduced:
+            from runner.verify.reduction import described
+            from runner.verify.reduction import reduced as reduced_form
+
+            # Settings of the command line come last, so that they have priority.
+            loaded, reduction = reduced_form(
+                loaded, lambda smaller: load_recipe("verify", recipe, [*smaller, *assignments], plugin)[0]
+            )
+            bar.say(f"comparing a reduced form: {described(reduction)}")
         options = Options(updates, steps, seeds, budget, tuple(stage or ()))
         if horizon is not None:
             options = replace(options, horizon=horizon, completes_horizon=True)
@@ -137,6 +158,7 @@ def verify(
                 report = _verify_training(loaded, registry, options, bar)
             else:
                 report = _verify_inference(loaded, registry, of, stage or (), bar)
+            report = replace(report, reduction=reduction)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 

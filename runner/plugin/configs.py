@@ -144,6 +144,13 @@ class LearnerConfig(EvaluatedConfig, ABC):
         """
         return False
 
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns settings of a smaller model of the same kind, by path; none if it is small.
+
+        ``runner verify --reduced`` compares stages with it, where the whole model takes too long.
+        """
+        return {}
+
 
 class GradientLearnerConfig(LearnerConfig, ABC):
     """The settings of a ``GradientLearner``."""
@@ -246,6 +253,10 @@ class SourceConfig(EvaluatedConfig, ABC):
             batch_size: Samples of a batch of the training.
         """
         return iter(())
+
+    def reduced(self) -> Mapping[str, Any]:
+        """Returns settings of smaller samples, by path, as ``LearnerConfig.reduced`` does."""
+        return {}
 
     def is_synthetic(self) -> bool:
         """Returns whether the data are synthetic, so that results have no meaning for real data."""

@@ -16,8 +16,8 @@ from runner.distributed.membership import connected
 from runner.plugin.registry import Registry
 from runner.plugin.stage import Probe
 from runner.recipe.recipe import Recipe
-from runner.system.hardware import available_memory
 from runner.system.processor import share_processor
+from runner.training.device_memory import free_memory
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
@@ -48,7 +48,7 @@ def _probe(
     pipeline = assemble(recipe, registry.files, batch_size=batch_size, processes=group)
     device = pipeline.device
     is_cuda = device.type == "cuda"
-    limit = torch.cuda.mem_get_info(device)[0] if is_cuda else available_memory()
+    limit = free_memory(device)
 
     step = Step(pipeline)
     steps = -WARM_UP

@@ -17,6 +17,7 @@ from runner.plugin.metric_names import refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
+from runner.training.device_memory import peak_memory
 from runner.training.evaluation import checked, draw_evaluation, evaluated
 from runner.training.group_writer import make_writer
 from runner.training.guards import FiniteGuard, GradientGuard
@@ -37,7 +38,6 @@ from runner.training.metrics import (
     LOOP_ACTIVITIES,
     Activities,
     Means,
-    peak_memory,
     speeds,
     split_time,
     statistics_of,

@@ -18,7 +18,6 @@ from runner.plugin.contract import Mean
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.plugin.source import State
 from runner.system.errors import RunnerError
-from runner.system.hardware import peak_host_memory
 from runner.system.tensor_trees import map_tensors
 
 if TYPE_CHECKING:
@@ -287,13 +286,6 @@ def speeds(
     if progress["updates"]:
         metrics["perf/update_ms"] = 1e3 * durations["update"] / progress["updates"]
     return metrics
-
-
-def peak_memory(device: torch.device) -> int:
-    """Returns the most bytes that torch held on a GPU, or this process in the host's memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_host_memory()
 
 
 def statistics_of(

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from runner.plugin.contract import Objective
 from runner.proof.noninferiority import NonInferiority
 from runner.proof.verdict import Outcome, Verdict
-from runner.system.hardware import usable_cores
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.training_pool import Milestone, TrainingOrder, Trainings
 
@@ -98,7 +97,7 @@ def affordable(
         (1, trainings.newest(reference, seeds)),
         (changes, trainings.newest(changed, seeds)),
     ]
-    processes = min(usable_cores(), pairs * (1 + changes))
+    processes = min(trainings.most_running, pairs * (1 + changes))
     seconds_left = trainings.seconds_left
 
     def remaining_seconds(steps: int) -> float:

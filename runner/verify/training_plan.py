@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from runner.plugin.contract import Statistical
 from runner.proof.isolation import StepError
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import DivergedError, RunnerError
+from runner.training.device_memory import free_memory
 from runner.training.pipeline import resolve_device
 from runner.verify.process_effects import culprits
 from runner.verify.statistical import (
@@ -65,6 +66,7 @@ class TrainingPlan:
             report_progress,
             compiles,
             forked,
+            free_memory=partial(free_memory, device),
         )
         self.length = self.options.steps
         """Length of every training; None until the first ones have shown what the budget

@@ -20,8 +20,10 @@ from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
+from runner.system.byte_size import format_size
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.system.hardware import usable_cores
+from runner.system.hardware import available_memory, usable_cores
+from runner.training.device_memory import process_memory
 from runner.training.evaluation import evaluated
 from runner.training.loop import Loop
 from runner.training.outputs import NoOutput
@@ -99,6 +101,8 @@ class Trainings(AbstractContextManager["Trainings"]):
         compiles: Whether a stage of the recipes compiles for a CPU.
         forked: Whether processes may be copies of one that has imported everything,
             which saves time.
+        free_memory: Returns the bytes that trainings may take in total, in the memory
+            that is the limit.
     """
 
     plugin_files: Sequence[Path]
@@ -108,6 +112,7 @@ class Trainings(AbstractContextManager["Trainings"]):
     say: Callable[[str], None]
     compiles: bool = False
     forked: bool = True
+    free_memory: Callable[[], int] = available_memory
     _started: float = field(default_factory=time.monotonic)
     # The keys of both are orders as JSON.
     _futures: dict[str, Future[None]] = field(default_factory=dict)
@@ -120,6 +125,8 @@ class Trainings(AbstractContextManager["Trainings"]):
         self._cores = max(1, usable_cores())
         self._limit = self._cores
         """Number of trainings that may run simultaneously."""
+        self._fitting = self._cores
+        """Number of trainings that fit into memory, as far as is known."""
         self._running = 0
 
     def __exit__(self, *_: object) -> None:
@@ -130,6 +137,11 @@ class Trainings(AbstractContextManager["Trainings"]):
     def seconds_left(self) -> float:
         """Returns the remaining seconds of the budget; negative once it is spent."""
         return self._started + self.budget - time.monotonic()
+
+    @property
+    def most_running(self) -> int:
+        """Returns how many trainings run simultaneously if nothing else does."""
+        return min(self._cores, self._fitting)
 
     @contextmanager
     def reserve_cores(self, cores: int) -> Iterator[None]:
@@ -271,6 +283,23 @@ class Trainings(AbstractContextManager["Trainings"]):
         self._notify()
 
     @cached_property
+    def _memory(self) -> int:
+        """Bytes that were free before the first training."""
+        return self.free_memory()
+
+    def _limit_memory(self, peak: int) -> None:
+        """Starts no more trainings than fit into memory, if each takes this many bytes."""
+        fitting = max(1, self._memory // max(1, peak))
+        with self._changed:
+            if fitting >= self._fitting:
+                return
+            self._fitting = fitting
+        size = format_size(peak)
+        self.say(
+            f"each training takes {size}, so at most {fitting} run at the same time"
+        )
+
+    @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._cores)
 
@@ -278,7 +307,8 @@ class Trainings(AbstractContextManager["Trainings"]):
         """Calls ``_train`` when fewer trainings are running than allowed."""
 
         def may_start() -> bool:
-            return self._running < self._limit or given_up.is_set()
+            most = min(self._limit, self._fitting)
+            return self._running < most or given_up.is_set()
 
         with self._changed:
             self._changed.wait_for(may_start)
@@ -297,6 +327,8 @@ class Trainings(AbstractContextManager["Trainings"]):
         recipe["train"] |= {"evaluate_every": self.every}
         options = {"batch_size": batch_size}
         started = time.monotonic()
+        # Read before the training takes some.
+        assert self._memory >= 0
         try:
             with Child(
                 __name__,
@@ -308,6 +340,7 @@ class Trainings(AbstractContextManager["Trainings"]):
             ) as child:
                 while (message := child.receive(given_up.is_set)) is not None:
                     seconds = time.monotonic() - started
+                    self._limit_memory(message.pop("peak_bytes"))
                     self._milestones[order].append(
                         Milestone(**message, seconds=seconds)
                     )
@@ -337,9 +370,12 @@ def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[s
 class _EvaluationSender(NoOutput):
     """Sends every evaluation of a training to the process that waits for it."""
 
-    def __init__(self, parent: Parent, initial: Mapping[str, float]) -> None:
+    def __init__(
+        self, parent: Parent, initial: Mapping[str, float], device: torch.device
+    ) -> None:
         self.parent = parent
         self.initial = initial
+        self.device = device
         self.started = time.monotonic()
         self.first_update = 0.0
 
@@ -359,7 +395,11 @@ class _EvaluationSender(NoOutput):
         # The cost of an update is derived from it, and must not be zero or negative.
         seconds = max(seconds, 1e-3)
         self.parent.tell(
-            done=step, initial=self.initial, metrics=evaluation, growing_seconds=seconds
+            done=step,
+            initial=self.initial,
+            metrics=evaluation,
+            growing_seconds=seconds,
+            peak_bytes=process_memory(self.device),
         )
 
 
@@ -370,5 +410,5 @@ def main(parent: Parent) -> None:
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
-    sender = _EvaluationSender(parent, evaluated(pipeline))
+    sender = _EvaluationSender(parent, evaluated(pipeline), pipeline.device)
     Loop(pipeline, parent.folder, sender, NoOutput(), Stop()).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from runner.proof.verdict import Outcome, Verdict, worst
@@ -13,6 +13,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
 from runner.system.errors import ExitCode, UsageError
 from runner.system.text_lines import duration, print_wrapped
+from runner.verify.reduction import Reduction, described
 from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 
@@ -56,6 +57,7 @@ class Verification:
         interrupted: Exit code of a signal, after which the remaining sets were not
             judged; None without a signal.
         budget: Planned seconds; None without a limit.
+        reduction: Settings that are smaller than in the recipe, with both values.
     """
 
     recipe: str
@@ -64,6 +66,7 @@ class Verification:
     seconds: float
     interrupted: ExitCode | None = None
     budget: float | None = None
+    reduction: Reduction = field(default_factory=dict)
 
     @property
     def excess(self) -> float:
@@ -102,6 +105,9 @@ class Verification:
             "seconds_beyond_budget": self.excess,
             "inactive": self.inactive,
             "stages": [asdict(row) for row in self.rows],
+            "reduction": {
+                path: list(values) for path, values in self.reduction.items()
+            },
         }
         if self.interrupted is not None:
             result["interrupted"] = int(self.interrupted)
@@ -124,6 +130,10 @@ def show(report: Verification, console: Console) -> None:
     outcome = (str(report.outcome), _COLOURS[report.outcome])
     seconds = f" in {duration(report.seconds)}"
     console.print(CleanText.assemble(f"{report.recipe}: ", outcome, seconds))
+    if report.reduction:
+        form = f"compared in a reduced form: {described(report.reduction)}"
+        text = f"{form}; the recipe's sizes were not tried"
+        print_wrapped(text, console, style="yellow")
     if report.excess >= 1:
         text = (
             f"{duration(report.excess)} more than the budget of "

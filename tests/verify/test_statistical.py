@@ -139,7 +139,7 @@ class Timed:
     def __init__(self, start, growing, budget):
         self.start, self.growing, self.budget, self.seconds_left = start, growing, budget, budget
         self.told, self.said = {}, []
-        self.length, self.every = 100, 20
+        self.length, self.every, self.most_running = 100, 20, 2
         self.say = self.said.append
 
     def seconds(self, steps, first=False):
@@ -167,9 +167,7 @@ class Timed:
 
 
 def length_of(trainings, changes=1):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODULE, "usable_cores", lambda: 2)
-        return affordable(REFERENCE, CHANGED, "updates", 8, changes, trainings)
+    return affordable(REFERENCE, CHANGED, "updates", 8, changes, trainings)
 
 
 @given(
@@ -221,7 +219,7 @@ def test_trainings_end_where_the_budget_is_over_and_none_is_trained_twice(budget
 
     monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Learning(recipe))
     monkeypatch.setattr(MODULE, "_cost", lambda known, steps: steps)  # 622 seconds for 80 of 100 steps, on two cores
-    monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
+    monkeypatch.setattr(TRAININGS, "usable_cores", lambda: 2)
     trainings = Trainings([], budget, 100, 20, lambda _: None)
     trainings.run([REFERENCE, CHANGED], [43], 100)
     trainings.end_at(affordable(REFERENCE, CHANGED, "updates", 8, 1, trainings))
@@ -302,7 +300,14 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
 
 def told(done):
     """What a training tells that learns 1,000 until its end, which is at 100."""
-    return {"done": done, "initial": {"return": 0.0}, "metrics": {"return": 10.0 * done}, "growing_seconds": 1.0 * done}
+    metrics = {"return": 10.0 * done}
+    return {
+        "done": done,
+        "initial": {"return": 0.0},
+        "metrics": metrics,
+        "growing_seconds": 1.0 * done,
+        "peak_bytes": 1,
+    }
 
 
 class Telling(contextlib.nullcontext):
@@ -370,3 +375,39 @@ def test_evaluations_on_the_way_say_how_far_it_is_and_change_nothing(name):
     (ended,) = often.run([order], [2], half)
     assert ended.done < length
     assert not often.are_over([order], [2], length)
+
+
+@pytest.mark.parametrize(("gigabytes", "most"), [(1, 6), (3, 3), (4, 2), (9, 1), (20, 1)])
+def test_no_more_trainings_run_than_fit_into_memory(gigabytes, most, monkeypatch):
+    """The first one that is evaluated shows what each takes; those that run already go on."""
+    running, largest, said = [], [], []
+    first = Event()
+
+    class Large(Telling):
+        def receive(self, stop):
+            if self.recipe["seed"] != 1:
+                assert first.wait(10)
+                running.append(self.recipe["seed"])
+                largest.append(len(running))
+                time.sleep(0.02)
+                running.remove(self.recipe["seed"])
+            message = super().receive(stop)
+            return message and message | {"peak_bytes": gigabytes * 10**9}
+
+        def __exit__(self, *_):
+            if self.recipe["seed"] == 1:
+                first.set()
+
+    def child(module, recipe, **settings):
+        training = Large(told(100))
+        training.recipe = recipe
+        return training
+
+    monkeypatch.setattr(TRAININGS, "Child", child)
+    monkeypatch.setattr(TRAININGS, "usable_cores", lambda: 6)
+    with Trainings([], math.inf, 100, 100, said.append, free_memory=lambda: 9_100_000_000) as trainings:
+        trainings.run([REFERENCE], [1], 100)
+        assert trainings.most_running == most
+        trainings.run([REFERENCE], range(2, 20), 100)
+    assert max(largest) <= most
+    assert any(f"at most {most} run at the same time" in line for line in said) == (most < 6)

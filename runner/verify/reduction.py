@@ -1,0 +1,60 @@
+"""A smaller model and smaller batches, with which stages of a large model are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from runner.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.recipe.recipe import Recipe
+
+BATCH_SIZE = 32
+"""Most samples of a reduced batch."""
+Reduction = Mapping[str, tuple[Any, Any]]
+"""Values in the recipe and in its reduced form, by path."""
+
+
+def reduced(
+    recipe: Recipe, load: Callable[[Sequence[str]], Recipe]
+) -> tuple[Recipe, Reduction]:
+    """Returns the reduced form of a recipe, and what is smaller in it.
+
+    Args:
+        recipe: The recipe.
+        load: Loads the recipe with further settings, ``PATH=VALUE``. Those that the user has
+            given have priority.
+
+    Raises:
+        UsageError: The recipe has no smaller form.
+    """
+    settings = {
+        f"{section}.{path}": value
+        for section, config in (("model", recipe.model), ("data", recipe.data))
+        for path, value in config.reduced().items()
+    }
+    changed = {
+        path: value for path, value in settings.items() if value != _value(recipe, path)
+    }
+    if not changed:
+        problem = f"'{recipe.model.kind}' with '{recipe.data.kind}' has no smaller form"
+        raise UsageError(f"--reduced: {problem}: leave the option out")
+    changed["train.batch_size"] = min(recipe.train.batch_size, BATCH_SIZE)
+    smaller = load([f"{path}={json.dumps(value)}" for path, value in changed.items()])
+    values = {path: (_value(recipe, path), _value(smaller, path)) for path in changed}
+    reduction = {path: pair for path, pair in values.items() if pair[0] != pair[1]}
+    return smaller, reduction
+
+
+def described(reduction: Reduction) -> str:
+    """Returns a reduction for a person."""
+    return ", ".join(
+        f"{path} {after:,} of {before:,}" for path, (before, after) in reduction.items()
+    )
+
+
+def _value(recipe: Recipe, path: str) -> Any:
+    return reduce(getattr, path.split("."), recipe)

@@ -1,0 +1,67 @@
+"""Stages of a large model are compared with a smaller one."""
+
+import pytest
+from running import forked
+
+from runner.plugin.registry import Registry
+from runner.recipe.loader import find, load
+from runner.system.console import Console
+from runner.system.errors import UsageError
+from runner.verify.reduction import BATCH_SIZE, described, reduced
+from runner.verify.verification import Verification, show
+
+
+def forms(name, *sets):
+    """Returns a recipe, its reduced form and what is smaller there."""
+    registry = Registry()
+    path = find(name)
+    recipe = load(path, list(sets), registry)
+    return recipe, *reduced(recipe, lambda smaller: load(path, [*smaller, *sets], registry))
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "shakespeare_gpt", "mamba2_shakespeare"])
+def test_a_reduced_form_is_smaller_and_the_rest_is_the_recipe(name):
+    recipe, smaller, reduction = forms(name)
+    assert reduction
+    for before, after in reduction.values():
+        assert after < before
+    assert smaller.stages == recipe.stages
+    assert smaller.length == recipe.length
+    assert smaller.train.batch_size == min(recipe.train.batch_size, BATCH_SIZE)
+    assert all(path in described(reduction) for path in reduction)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 16])
+def test_heads_divide_the_width(heads):
+    _, smaller, _ = forms("gpt2_small", f"model.heads={heads}", f"model.width={heads * 40}")
+    assert smaller.model.width % smaller.model.heads == 0
+
+
+def test_settings_of_the_user_have_priority():
+    recipe, smaller, reduction = forms("gpt2_small", "model.layers=7", "data.context=100")
+    assert smaller.model.layers == recipe.model.layers == 7
+    assert set(reduction) == {"model.heads", "model.width", "train.batch_size"}
+
+
+def test_a_recipe_without_a_smaller_form_is_refused():
+    with pytest.raises(UsageError, match=r"--reduced: 'classifier' with 'digits' has no smaller form"):
+        forms("digits_classifier")
+
+
+def test_a_verdict_names_the_sizes(isolated_workspace, capsys):
+    """The report does not hide that it is another model."""
+    explained = forked("verify", "gpt2_small", "data.synthetic=true", "--reduced", "--explain")
+    assert explained.returncode == 0, explained.stderr
+    assert "model.layers 2 of 12" in explained.stderr
+    _, _, reduction = forms("gpt2_small")
+    report = Verification("gpt2_small", (), {}, 1.0, reduction=reduction)
+    assert report.data()["reduction"]["data.context"] == [1024, 16]
+    show(report, Console(width=80))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "data.context 16 of 1,024, train.batch_size 32 of 512; the recipe's sizes were not tried" in printed
+
+
+def test_a_trained_model_is_not_reduced(isolated_workspace):
+    result = forked("verify", "grasp_serve", "--of", "latest", "--reduced")
+    assert result.returncode == 2
+    assert "leave out --of or --reduced" in result.stderr
