@@ -21,6 +21,7 @@ class AmpConfig(StageConfig):
     kind: ClassVar[str] = "amp"
     implementation = "Amp"
     phase: ClassVar[int] = 2
+    usual: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 

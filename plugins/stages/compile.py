@@ -37,6 +37,7 @@ class CompileConfig(StageConfig):
     kind: ClassVar[str] = "compile"
     implementation = "Compile"
     phase: ClassVar[int] = 3
+    usual: ClassVar[bool] = True
     unplanned: ClassVar[str] = "it fuses operations and computes some again; --compiled includes it"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
     traces: ClassVar[bool] = True

@@ -18,6 +18,7 @@ class FusedOptimizerConfig(StageConfig):
     kind: ClassVar[str] = "fused_optimizer"
     implementation = "FusedOptimizer"
     phase: ClassVar[int] = 3
+    usual: ClassVar[bool] = True
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer"})
 
     def contract(self, setting: Setting) -> Close:

@@ -322,6 +322,8 @@ def _send_ablation(
         }
         if case.interaction is not None:
             figures["interaction"] = case.interaction.value
+        if case.beyond_usual is not None:
+            figures["beyond_usual"] = case.beyond_usual.value
         metrics += [(name, value, now_ms, step) for name, value in figures.items()]
     settings = flatten(experiment.config.model_dump(mode="json"), "experiment")
     configured = {path: value for path, value in settings if value not in ("", [], {})}

@@ -22,6 +22,7 @@ from runner.verify.variants import (
     Variant,
     VariantSet,
     required,
+    usual_stages,
 )
 
 if TYPE_CHECKING:
@@ -189,6 +190,10 @@ class CaseResult:
     """True if the data are synthetic."""
     processes: int = 1
     """Number of processes that train together."""
+    usual: tuple[str, ...] = ()
+    """The stages that a training script usually has."""
+    beyond_usual: Ratio | None = None
+    """Time of an update with these stages, divided by that with all; None if not measured."""
 
     def named(self, name: str) -> VariantResult | None:
         """Returns the variant of that name."""
@@ -321,6 +326,8 @@ def analyse(
     updates = sum(entry["updates"] for entry in trained)
     planned_updates = max(1, round(updates / share)) if share else 1
     worth, interaction = _worth(case, variants, log)
+    whole = variants.named(ALL)
+    usual = usual_stages(case.recipe.stages, whole.stages) if whole is not None else ()
     unit, _ = case.recipe.length
     return CaseResult(
         name=case.name,
@@ -339,6 +346,8 @@ def analyse(
         variants=tuple(results),
         worth=worth,
         interaction=interaction,
+        usual=usual,
+        beyond_usual=_beyond_usual(variants, usual, log),
         inactive=dict(variants.inactive),
         refused=dict(variants.refused),
         missing=missing,
@@ -531,6 +540,22 @@ def _worth(
     return tuple(gains), of_processes(interactions, len(log.rounds)) if len(
         interactions
     ) > 1 else None
+
+
+def _beyond_usual(
+    variants: VariantSet, usual: tuple[str, ...], log: CaseLog
+) -> Ratio | None:
+    """Returns what all stages gain over those that a training script usually has."""
+    whole = variants.named(ALL)
+    scripted = variants.find(usual)
+    if whole is None or scripted is None or not usual or whole is scripted:
+        return None
+    comparisons = log.by_variant("compared")
+    for variant in (whole, scripted):
+        # A variant that does other work has no ratio.
+        if comparisons.get(variant.name, {}).get("caught"):
+            return None
+    return log.ratio(whole.name, [scripted.name])
 
 
 def _pair(

@@ -81,7 +81,7 @@ class AblationConfig(Config):
     """Settings of the recipe by name, measured one after the other."""
     variants: list[Group] = Field(default_factory=lambda: list(GROUPS), min_length=1)
     """The sets of stages to compare: each alone, phases cumulatively, all
-    together, all without each.
+    together, all without each, and those that a training script usually has.
     """
     processes: Annotated[int, Field(ge=1)] = 1
     """Number of processes on this machine that train together. Of several, the baseline in one

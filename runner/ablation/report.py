@@ -373,6 +373,12 @@ def _remarks(case: CaseResult) -> Iterator[str]:
             f"all stages together bring {relation} the product of the single stages: "
             f"{case.interaction}"
         )
+    if case.beyond_usual is not None:
+        stages = " + ".join(case.usual)
+        yield (
+            f"all stages beside {stages}, which a training script usually has: "
+            f"{case.beyond_usual}"
+        )
     for title, reasons in (
         ("inactive", case.inactive),
         ("impossible", case.refused),

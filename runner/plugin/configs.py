@@ -457,6 +457,8 @@ class StageConfig(PluginConfig, ABC):
     """Whether it traces what its slots call, so that nothing in there may be looked at or change
     later.
     """
+    usual: ClassVar[bool] = False
+    """Whether a training script usually has it. ``runner ablate`` measures these together."""
     captures: ClassVar[bool] = False
     """Whether it captures an update and launches it as a whole, so that it cannot end half-way."""
     cuts_batches: ClassVar[bool] = False

@@ -22,7 +22,9 @@ BASELINES = (BASELINE, AGAIN)
 ONE_PROCESS = "one process"
 """The baseline in a single process, where several processes are measured."""
 ALL = "all"
-Group = Literal["alone", "phases", "all", "all_but"]
+USUAL = "usual"
+"""The stages that a training script usually has."""
+Group = Literal["alone", "phases", "all", "all_but", "usual"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})
 """Slots that act before an update has its batch."""
@@ -159,6 +161,15 @@ def required(stages: Mapping[str, StageConfig], kind: str) -> set[str]:
     return direct.union(*(required(stages, needed) for needed in direct))
 
 
+def usual_stages(
+    stages: Mapping[str, StageConfig], active: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the active stages that a training script usually has, and what they require."""
+    usual = {kind for kind in active if stages[kind].usual}
+    usual |= set().union(*(required(stages, kind) for kind in usual))
+    return tuple(kind for kind in active if kind in usual)
+
+
 def _named_sets(
     stages: Mapping[str, StageConfig], active: list[str], groups: Collection[Group]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -170,6 +181,10 @@ def _named_sets(
     yield BASELINE, ()
     if "all" in groups and active:
         yield ALL, tuple(active)
+    usual = usual_stages(stages, active)
+    # A single stage is a set anyway.
+    if "usual" in groups and len(usual) > 1:
+        yield USUAL, usual
     if "phases" in groups:
         phases = sorted({stages[kind].phase for kind in active})
         for last in phases:

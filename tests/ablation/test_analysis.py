@@ -46,6 +46,17 @@ def test_interaction_is_seen():
     assert found.interaction.value == pytest.approx(0.8)
 
 
+def test_the_gain_beyond_what_scripts_have_is_that_of_the_other_stages():
+    found = analysed(CASE, {"fused_optimizer": 2.0, "stacked_agents": 3.0, "forward_cache": 1.5})
+    assert found.beyond_usual.value == pytest.approx(4.5)
+    assert found.usual == ("fused_optimizer",)
+    # Without other stages there is nothing beyond.
+    only = case(sets=(*OFF, *(f"optimization.{kind}=off" for kind in STAGES if kind != "fused_optimizer")))
+    assert analysed(only, {"fused_optimizer": 2.0}).beyond_usual is None
+    caught = analysed(CASE, {}, caught={"all": "it skips updates"})
+    assert caught.beyond_usual is None
+
+
 def test_break_even_is_where_the_start_up_has_paid():
     found = analysed(CASE, {"fused_optimizer": 2.0}, overhead={"fused_optimizer": 10.0})
     assert found.named("fused_optimizer").break_even_updates == pytest.approx(

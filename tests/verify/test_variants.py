@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Exact, StageConfig
+from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
-from runner.verify.variants import GROUPS, names, required, variants_of
+from runner.verify.variants import GROUPS, names, required, usual_stages, variants_of
 
 CPU = torch.device("cpu")
 
 
-def stage(name, of_phase=1, needs=(), idle=None, refuses_beside=None):
+def stage(name, of_phase=1, needs=(), idle=None, refuses_beside=None, is_usual=False):
     class Made(StageConfig):
-        kind, phase, requires = name, of_phase, tuple(needs)
+        kind, phase, requires, usual = name, of_phase, tuple(needs), is_usual
         implementation = "Missing"
 
         def contract(self, setting):
@@ -115,7 +116,7 @@ def test_no_set_is_measured_twice_and_every_one_is_closed(phases, wishes):
     assert set(given_names) == names(_Stub(ordered))
     for one, other in combinations(found.variants, 2):
         assert set(one.stages) != set(other.stages)
-    assert set(GROUPS) == {"alone", "phases", "all", "all_but"}
+    assert set(GROUPS) == {"alone", "phases", "all", "all_but", "usual"}
 
 
 class _Stub:
@@ -125,3 +126,26 @@ class _Stub:
         self.stages = stages
         self.model = self.data = self
         self.length = ("updates", 1)
+
+
+@pytest.mark.parametrize(
+    ("usual", "expected"),
+    [("", ""), ("a", "a"), ("ab", "ab"), ("abc", "abc"), ("c", "abc")],
+)
+def test_stages_that_scripts_usually_have_are_a_set_with_what_they_require(usual, expected, recipe):
+    stages = [stage(name, needs=needs, is_usual=name in usual) for name, needs in (("a", ()), ("b", ()), ("c", "ab"))]
+    found = variants_of(recipe(*stages), CPU)
+    assert "".join(usual_stages({each.kind: each for each in stages}, "abc")) == expected
+    # A set of its own only if it has several stages.
+    variant = found.named("usual")
+    assert (variant is None) == (len(expected) < 2)
+    assert variant is None or "".join(variant.stages) == expected
+    # No set is measured twice.
+    measured = [variant.stages for variant in found.variants]
+    assert len(set(measured)) == len(measured)
+
+
+def test_amp_fused_optimizers_and_compilers_are_usual():
+    registry = Registry()
+    configs = [registry.get("optimization", kind) for kind in registry.kinds("optimization")]
+    assert {config.kind for config in configs if config.usual} == {"amp", "compile", "fused_optimizer"}
