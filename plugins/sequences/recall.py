@@ -41,7 +41,9 @@ class NewSequences:
     def take(self, index: Tensor) -> Batch:
         """Returns as many new sequences as there are numbers."""
         # All devices have the same sequences, because the host draws them.
-        return {"tokens": sequences(self.config, len(index)).to(index.device)}
+        fewest = self.config.fewest_pairs
+        tokens = sequences(self.config, len(index), fewest=fewest)
+        return {"tokens": tokens.to(index.device)}
 
     def to(self, device: torch.device) -> NewSequences:
         """Returns itself: a batch is on the device of its numbers."""
@@ -49,14 +51,23 @@ class NewSequences:
 
 
 def sequences(
-    config: RecallConfig, count: int, generator: torch.Generator | None = None
+    config: RecallConfig,
+    count: int,
+    generator: torch.Generator | None = None,
+    fewest: int | None = None,
 ) -> Tensor:
     """Returns sequences [count, T] of keys, each followed by its value: first all pairs, then the
     queries with their answers.
 
     Keys are the tokens from 0, values those after them. Values are drawn with replacement, so that
-    the last answer does not follow from the others. All keys are queried, in random order, before
+    the last answer does not follow from the others. All pairs are queried, in random order, before
     one is queried again.
+
+    Args:
+        config: Settings.
+        count: Number of sequences.
+        generator: Source of random numbers; torch's own by default.
+        fewest: Fewest different pairs of a sequence; None for as many as it has pairs.
     """
     order = torch.rand(count, config.keys, generator=generator).argsort(1)
     keys = order[:, : config.pairs]
@@ -64,12 +75,30 @@ def sequences(
         config.values, (count, config.pairs), generator=generator
     )
     pairs = torch.stack([keys, config.keys + values], 2)
+    if fewest is not None:
+        pairs = _with_repetitions(pairs, fewest, generator)
 
     rounds = math.ceil(config.queries / config.pairs)
     order = torch.rand(count, rounds, config.pairs, generator=generator)
     queried = order.argsort(2).flatten(1)[:, : config.queries, None]
     queries = pairs.gather(1, queried.expand(-1, -1, 2))
     return torch.cat([pairs, queries], 1).flatten(1)
+
+
+def _with_repetitions(
+    pairs: Tensor, fewest: int, generator: torch.Generator | None
+) -> Tensor:
+    """Returns sequences of pairs [count, pairs, 2] in which only the first ones are different.
+
+    All others are random ones of these. Their number, at least ``fewest``, is uniformly
+    distributed.
+    """
+    count, most, _ = pairs.shape
+    different = torch.randint(fewest, most + 1, (count, 1), generator=generator)
+    uniform = torch.rand(count, most, generator=generator)
+    place = torch.arange(most).expand(count, most)
+    place = torch.where(place < different, place, (uniform * different).long())
+    return pairs.gather(1, place[..., None].expand(-1, -1, 2))
 
 
 class Recall(WindowSource):

@@ -53,6 +53,11 @@ class RecallConfig(DatasetConfig):
     """Different values; they are other tokens than the keys."""
     pairs: Count = 8
     """Pairs of a sequence, with different keys."""
+    fewest_pairs: Count | None = None
+    """Fewest different pairs of a training sequence; some of its pairs then come several times. The
+    number is drawn for each sequence, up to ``pairs``, which it always is by default. With few
+    pairs the rule is learned sooner, and then used for many.
+    """
     queries: Count = 24
     """Queries of a sequence; all keys are queried before one is queried again."""
     held_out: Count = 512
@@ -65,6 +70,16 @@ class RecallConfig(DatasetConfig):
         if pairs > keys:
             raise ValueError(f"should be at most the number of keys, {keys}")
         return pairs
+
+    @field_validator("fewest_pairs")
+    @classmethod
+    def _is_at_most_pairs(
+        cls, fewest: int | None, info: ValidationInfo
+    ) -> int | None:
+        pairs = info.data.get("pairs", fewest)
+        if fewest is not None and fewest > pairs:
+            raise ValueError(f"should be at most the number of pairs, {pairs}")
+        return fewest
 
     def draws_samples(self) -> bool:
         """Returns that every access gives another sequence."""

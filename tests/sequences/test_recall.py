@@ -52,6 +52,32 @@ def test_nothing_but_the_pair_of_a_query_reveals_its_answer():
             assert torch.bincount(after, minlength=3) / len(after) == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
+@settings(deadline=None, max_examples=30)
+@given(tasks(), st.integers(0, 2**31), st.data())
+def test_sequences_with_fewer_pairs_repeat_them_and_obey_the_rule(config, seed, data):
+    fewest = data.draw(st.integers(1, config.pairs))
+    tokens = sequences(config, 200, torch.Generator().manual_seed(seed), fewest)
+    numbers = set()
+    for row in tokens.tolist():
+        pairs, queries = parts_of(config, row)
+        numbers.add(len({key for key, _ in pairs}))
+        # A key has one value, and those that come again are among the first.
+        assert len(set(pairs)) == len(dict(pairs))
+        assert all(dict(pairs)[key] == answer for key, answer in queries)
+    assert numbers == {*range(fewest, config.pairs + 1)}
+
+
+def test_the_task_itself_does_not_depend_on_fewer_pairs_in_the_training():
+    plain, easier = source_of("data.fewest_pairs=null"), source_of("data.fewest_pairs=1")
+    assert torch.equal(held_out(plain), held_out(easier))
+    assert not torch.equal(drawn(plain), drawn(easier))
+
+
+def test_more_fewest_pairs_than_pairs_are_refused():
+    with pytest.raises(RecipeError, match="should be at most the number of pairs"):
+        source_of("data.fewest_pairs=99")
+
+
 def source_of(*sets):
     return assemble(tiny("recall_gpt", *sets)).source
 
