@@ -25,6 +25,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 TOLERANCE = 1e-5
+SETTINGS = {
+    "ours": ["serve.wait_ms=20"],
+    "ours, wait_ms 0": ["serve.wait_ms=0"],
+    "ours, bit_exact": ["serve.bit_exact=true"],
+    # A batch has half of the clients, so that there is another one for the second copy.
+    "parallel: 1": ["serve.parallel=1", "serve.max_batch=8"],
+    "parallel: 2": ["serve.parallel=2", "serve.max_batch=8"],
+}
+"""Settings of our server by contestant."""
 
 
 def questions(kind, count):
@@ -78,8 +87,8 @@ def command(name, run, port):
         return [sys.executable, str(HERE / "litserved.py"), run, str(port)]
     if name == "bare":
         return [sys.executable, __file__, "--bare", "--run", run, "--port", str(port)]
-    setting = {"ours": "wait_ms=20", "ours, wait_ms 0": "wait_ms=0", "ours, bit_exact": "bit_exact=true"}[name]
-    return [sys.executable, "-m", "runner", "serve", run, "--port", str(port), f"serve.{setting}"]
+    settings = SETTINGS[name]
+    return [sys.executable, "-m", "runner", "serve", run, "--port", str(port), *settings]
 
 
 @contextmanager
