@@ -27,6 +27,8 @@ class Calibration(Config):
     """
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of its batches, the first ones."""
+    most: Annotated[int, Field(ge=1)] = 256
+    """Most batches, whatever the share: that of a long text would take a quarter of an hour."""
 
 
 def calibration_batches(
@@ -68,7 +70,12 @@ def _count(pipeline: Pipeline, calibration: Calibration) -> int:
             f"quantise: calibration.share: {calibration.share:g} of {total} batches "
             f"({calibration.data}) contains no batch: use {least}"
         )
-    return count
+    if count > calibration.most:
+        pipeline.note(
+            f"calibrated with {calibration.most} of the {count:,} batches that are "
+            f"{calibration.share:g} of the data (calibration.most)"
+        )
+    return min(count, calibration.most)
 
 
 def _held_out(pipeline: Pipeline) -> Iterator[Batch]:

@@ -76,8 +76,10 @@ class RecallConfig(DatasetConfig):
     def _is_at_most_pairs(
         cls, fewest: int | None, info: ValidationInfo
     ) -> int | None:
+        if fewest is None:
+            return None
         pairs = info.data.get("pairs", fewest)
-        if fewest is not None and fewest > pairs:
+        if fewest > pairs:
             raise ValueError(f"should be at most the number of pairs, {pairs}")
         return fewest
 

@@ -1,5 +1,6 @@
 """Fixed ranges of inputs come from the data that are configured, and wrong ranges are rejected."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -70,6 +71,17 @@ def test_the_file_depends_on_the_calibration_and_is_made_once(tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def pipeline():
     return learnt("mlp", updates=0)
+
+
+@pytest.mark.parametrize("data", ["train", "held_out"])
+def test_a_limit_on_the_batches_is_reported(pipeline, data, monkeypatch):
+    notes = []
+    monkeypatch.setattr(pipeline, "note", notes.append)
+    settings = Calibration(data=data, share=1, most=2)
+    assert len(list(calibration.calibration_batches(pipeline, settings))) == 2
+    assert re.fullmatch(r"calibrated with 2 of the \d+ batches that are 1 of the data \(calibration\.most\)", notes[0])
+    list(calibration.calibration_batches(pipeline, Calibration(data=data, share=1)))
+    assert len(notes) == 1
 
 
 @given(share=st.floats(0.001, 1), data=st.sampled_from(["train", "held_out"]))
