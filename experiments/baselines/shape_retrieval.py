@@ -2,15 +2,17 @@
 
 import math
 import time
+from functools import partial
 
 import torch
 from results import Result
 from retrieval import Retrieval
+from scipy.spatial import ConvexHull
 
 from runner.plugin.registry import Registry
 from runner.plugins.grasps.geometry import rotated, straightening, yaw
 from runner.plugins.grasps.shapes import on_surface
-from runner.plugins.grasps.transfer import is_strict
+from runner.plugins.grasps.transfer import is_strict, is_strict_by
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 
@@ -18,6 +20,9 @@ RECIPES = "grasp_diffusion data.kind=shape_grasps"
 METRICS = ("strict", "valid", "diversity_mm", "unseen_strict", "unseen_valid", "unseen_diversity_mm")
 POINTS = 1024
 """Points of the cloud of a trained shape."""
+BLOCK = 64
+MOST_BLOCKS = 60
+"""Blocks of training grasps that are tried on a hull."""
 TOLERANCE = 2e-3
 """Metres by which a trained shape may be below the extents of a cloud, which end at its outermost points."""
 
@@ -53,6 +58,46 @@ class ShapeRetrieval(Retrieval):
         height = cloud[:, 2].max() - cloud[:, 2].min()
         grasp = moved(self.scenes.grasps.grasp[rows[picked]], height - self.shapes[shape, 2])
         return rotated(grasp, (self.turns[turn] @ straight).T @ self.straight[shape])
+
+
+class HullSearch(ShapeRetrieval):
+    """Tries training grasps in random order and returns those that are strict on the convex hull of the cloud.
+
+    Hands are moved along z by half the difference of the heights, and turned by a random angle. Where too few grasps
+    are found, they are repeated; without any, the last ones are returned.
+    """
+
+    def __init__(self, source, seed):
+        # No shape is selected.
+        super().__init__(source, seed, differences=None)
+        grasps = self.scenes.grasps
+        rows = torch.cat([torch.as_tensor(rows) for rows in self.scenes.rows])
+        self.grasps = grasps.grasp[rows]
+        self.heights = grasps.objects[rows, 2]
+
+    def grasps_of(self, cloud, count):
+        planes = torch.from_numpy(ConvexHull(cloud.numpy()).equations).float()
+        distance_from = partial(from_hull, planes)
+        height = cloud[:, 2].max() - cloud[:, 2].min()
+        found = torch.empty(0, self.grasps.shape[1])
+        for _ in range(MOST_BLOCKS):
+            picked = torch.randint(len(self.grasps), (BLOCK,), generator=self.generator)
+            angle = 2 * math.pi * torch.rand(BLOCK, generator=self.generator)
+            candidates = moved(self.grasps[picked], height - self.heights[picked])
+            candidates = rotated(candidates, yaw(angle))
+            found = torch.cat([found, candidates[is_strict_by(self.hand, candidates, distance_from)]])
+            if len(found) >= count:
+                break
+        if not len(found):
+            found = candidates
+        return found[torch.arange(count) % len(found)]
+
+
+def from_hull(planes, points):
+    """Returns the largest distance of points [B, ..., 3] from the planes [F, 4] of a hull: that from the hull inside of
+    it, and at most that outside.
+    """
+    return torch.cat([(part @ planes[:, :3].T + planes[:, 3]).amax(-1) for part in points.split(256)])
 
 
 def moved(grasp, difference):
@@ -92,6 +137,12 @@ DIFFERENCES = {
 }
 
 
+RETRIEVALS = {
+    **{name: partial(ShapeRetrieval, differences=differences) for name, differences in DIFFERENCES.items()},
+    "training grasps that are strict on the convex hull of the cloud": HullSearch,
+}
+
+
 def strict_shares(source, shape):
     """Returns the share of the grasps of every trained shape that are strict on a shape, in the better of two
     orientations, [N].
@@ -124,11 +175,11 @@ def measure_oracle(source):
 def measure(seeds):
     """Returns the metrics of 640 grasps each for clouds of held-out shapes and of shapes of unseen kinds."""
     source = assemble(load("grasp_diffusion", ["device=cpu", "data.kind=shape_grasps"], Registry())).source
-    for baseline, differences in DIFFERENCES.items():
+    for baseline, build in RETRIEVALS.items():
         by_metric = {metric: {} for metric in METRICS}
         for seed in seeds:
             started = time.perf_counter()
-            metrics = source.sampled(ShapeRetrieval(source, seed, differences), 16, None)
+            metrics = source.sampled(build(source, seed), 16, None)
             seconds = time.perf_counter() - started
             for metric in METRICS:
                 by_metric[metric][seed] = metrics[metric]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -68,14 +69,31 @@ def transferred(grasp: Tensor, edge: Tensor, shape: Tensor) -> Tensor:
 
 
 def is_strict(hand: Hand, grasp: Tensor, shape: Tensor) -> Tensor:
-    """Returns which grasps [N, 25] are strict on a shape [4], [N].
+    """Returns which grasps [N, 25] are strict on a shape [4], [N]."""
+
+    def distance_from(points: Tensor) -> Tensor:
+        return signed_distance(points, shape.expand(len(points), 4))
+
+    return is_strict_by(hand, grasp, distance_from)
+
+
+def is_strict_by(
+    hand: Hand, grasp: Tensor, distance_from: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Returns which grasps [N, 25] are strict on an object, [N].
 
     The result is that of ``verdicts``, for a tenth of the points: no point of a box is nearer than
-    its centre by more than half the diagonal, so that boxes far from the shape need no points.
+    its centre by more than half the diagonal, so that boxes far from the object need no points.
+
+    Args:
+        hand: The hand.
+        grasp: Grasps in the object's frame.
+        distance_from: Returns the distances [B, ...] of points [B, ..., 3] from the object in
+            metres; negative inside.
     """
     boxes = hand.boxes(grasp)
     centre = boxes[..., :3, 3]
-    signed = signed_distance(centre, shape.expand(len(grasp), 4))
+    signed = distance_from(centre)
     # The middle of the nearest face of a box is one of its points.
     nearest_face = hand.box_half.amin(1)
     highest = 1e3 * (signed + nearest_face).amin(1)
@@ -91,10 +109,8 @@ def is_strict(hand: Hand, grasp: Tensor, shape: Tensor) -> Tensor:
     position = near[:, None, :3, 3]
     points = in_frame @ rotation.transpose(1, 2) + position
 
-    shapes = shape.expand(len(points), 4)
-    from_shape = signed_distance(points, shapes)
     in_box = torch.full_like(signed, torch.inf)
-    in_box[rows, numbers] = from_shape.amin(1)
+    in_box[rows, numbers] = distance_from(points).amin(1)
     distance = hand.nearest_of_links(in_box)
     verdict = judged(hand, grasp, distance)
     return verdict["strict"] & candidates

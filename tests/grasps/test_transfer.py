@@ -7,7 +7,7 @@ from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
 from runner.plugins.grasps.geometry import Hand
 from runner.plugins.grasps.shapes import HALF_SIDE, KINDS
-from runner.plugins.grasps.transfer import LARGEST, is_strict, sampled_shape, strict_grasps, transferred
+from runner.plugins.grasps.transfer import LARGEST, is_strict, is_strict_by, sampled_shape, strict_grasps, transferred
 from runner.plugins.grasps.verdicts import verdicts
 
 
@@ -54,6 +54,22 @@ def test_boxes_that_are_far_away_need_no_points(cubes, kind):
     expected = verdicts(hand, grasp, shape.expand(len(grasp), 4))["strict"]
     assert torch.equal(is_strict(hand, grasp, shape), expected)
     assert 0 < int(expected.sum()) < len(grasp)
+
+
+def test_any_distance_decides_which_grasps_are_strict(cubes):
+    """Half-spaces of a cuboid's faces are nearer than the cuboid only outside, at edges and corners."""
+    hand = Hand(cubes.tables)
+    shape = torch.tensor([0.08, 0.075, 0.085, 0])
+    grasp = transferred(cubes.grasp[::20], cubes.objects[::20], shape)
+
+    def from_faces(points):
+        return (points.abs() - shape[:3] / 2).amax(-1)
+
+    exact = is_strict(hand, grasp, shape)
+    by_faces = is_strict_by(hand, grasp, from_faces)
+    assert bool((by_faces | ~exact).all())
+    assert int((by_faces ^ exact).sum()) <= 0.1 * len(grasp)
+    assert not is_strict_by(hand, grasp, lambda points: from_faces(points) - 0.01).any()
 
 
 def test_a_shape_with_too_few_strict_grasps_has_none(cubes):
