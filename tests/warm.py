@@ -15,6 +15,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from running import tiny, train_here
 from sqlalchemy.orm import configure_mappers
 
+from runner.plugin.optimizer import kinds, settings_of
 from runner.plugins.graphs.citation import _nearest_digits
 from runner.plugins.vision.digits import read_digits
 from runner.recipe import provenance
@@ -25,6 +26,8 @@ configure_mappers()
 utils._get_latest_schema_revision()
 for name in ("marl_phase3", "digits_classifier", "shakespeare_gpt"):
     tiny(name)
+for kind in kinds():
+    settings_of(kind)
 provenance.versions([])
 provenance.code_digests([])
 provenance.source(Path(__file__))

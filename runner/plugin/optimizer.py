@@ -379,6 +379,11 @@ def kinds() -> dict[str, tuple[str, Path]]:
     return dict(sorted(classes.items()))
 
 
+# These fields have descriptions. To look for them, pydantic would search all imported modules for
+# the source of the class, which takes longer than everything else here.
+_DESCRIBED: dict[str, Any] = {"use_attribute_docstrings": False}
+
+
 # Reading the source of torch takes milliseconds, and a recipe is validated many times.
 @cache
 def settings_of(kind: str) -> type[OptimizerSettings]:
@@ -400,7 +405,11 @@ def settings_of(kind: str) -> type[OptimizerSettings]:
             field = Field(default=default, description=description)
             fields[argument.arg] = (annotation, field)
     settings = create_model(
-        name, __base__=OptimizerSettings, **fields, groups=_groups_field(name, fields)
+        name,
+        __base__=OptimizerSettings,
+        __cls_kwargs__=_DESCRIBED,
+        **fields,
+        groups=_groups_field(name, fields),
     )
     settings.kind = kind
     return settings
@@ -413,7 +422,9 @@ def _groups_field(name: str, fields: Mapping[str, Any]) -> Any:
         # A setting that is left out is the optimizer's, so the default has no meaning.
         default = Field(default=None, description=field.description)
         group_fields[setting] = (annotation, default)
-    group = create_model(f"{name}Group", __base__=GroupSettings, **group_fields)
+    group = create_model(
+        f"{name}Group", __base__=GroupSettings, __cls_kwargs__=_DESCRIBED, **group_fields
+    )
     description = OptimizerSettings.model_fields["groups"].description
     return dict[str, group], Field(default_factory=dict, description=description)  # type: ignore[valid-type]
 
