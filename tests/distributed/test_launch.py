@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from children import free_port
+from children import free_port, start
 from toy_runs import written
 
 from runner.distributed.launch import _exit_code, launch
@@ -99,8 +99,8 @@ def test_only_a_machine_that_is_lost_is_reason_for_another_attempt(missing, code
     assert str(error) == ("gone; its machine may be lost" if code == 75 else "gone")
 
 
-def started(folder, *words):
-    """Starts two launchers with the same command, as on two machines."""
+def start_torchrun(folder, *words):
+    """Starts torch's launcher twice with the same command, as on two machines."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     for number in (0, 1):
         with (folder / f"{number}.out").open("a") as file:
@@ -112,14 +112,19 @@ def started(folder, *words):
 def test_two_machines_are_one_run_that_is_stopped_and_resumed(tmp_path, migrated_workspace):
     """Two launchers of this machine find each other at a port, as those of two machines do."""
     words = [*written(tmp_path, *SETS), "--plugin", str(PACED), "--resume"]
-    address = f"127.0.0.1:{free_port()}"
-    launchers = list(started(tmp_path, "runner", *words, "--nodes", "2", f"--rendezvous={address}"))
+
+    def start_machines():
+        """The launchers are copies of a process; the processes that they start are not."""
+        options = ("--nodes", "2", f"--rendezvous=127.0.0.1:{free_port()}")
+        return [start(tmp_path, *words, *options, PYTHONSAFEPATH="1") for _ in range(2)]
+
+    launchers = start_machines()
     try:
         while not list(migrated_workspace.glob("runs/*/checkpoints/step-*/manifest.json")):
-            assert [launcher.poll() for launcher in launchers] == [None, None]
+            assert all(launcher.running for launcher in launchers)
             time.sleep(0.02)
         # A signal to one machine stops both after the same update.
-        launchers[1].terminate()
+        launchers[1].send(Signals.SIGTERM)
         assert [launcher.wait() for launcher in launchers] == [75, 75]
         (run,) = migrated_workspace.glob("runs/*")
         record = json.loads((run / "run.json").read_text())
@@ -128,20 +133,19 @@ def test_two_machines_are_one_run_that_is_stopped_and_resumed(tmp_path, migrated
         assert 0 < checkpoint.load(newest)["step"] < 60
 
         # A machine that is lost ends the command of the other one, which can be repeated.
-        address = f"127.0.0.1:{free_port()}"
-        launchers = list(started(tmp_path, "runner", *words, "--nodes", "2", f"--rendezvous={address}"))
+        launchers = start_machines()
         while checkpoint.checkpoints(run / "checkpoints")[-1] == newest:
-            assert [launcher.poll() for launcher in launchers] == [None, None]
+            assert all(launcher.running for launcher in launchers)
             time.sleep(0.02)
-        lost = psutil.Process(launchers[1].pid)
+        lost = psutil.Process(launchers[1].process.pid)
         for process in (*lost.children(recursive=True), lost):
             process.kill()
         assert [launcher.wait() for launcher in launchers] == [75, -9]
-        assert "its machine may be lost" in (tmp_path / "0.out").read_text()
+        assert "its machine may be lost" in launchers[0].stderr
 
         # torchrun started by hand does the same.
         address = f"127.0.0.1:{free_port()}"
-        launchers = list(started(tmp_path, *TORCHRUN, f"--rdzv-endpoint={address}", "-m", "runner", *words))
+        launchers = list(start_torchrun(tmp_path, *TORCHRUN, f"--rdzv-endpoint={address}", "-m", "runner", *words))
         assert [launcher.wait() for launcher in launchers] == [0, 0]
     finally:
         for launcher in launchers:
