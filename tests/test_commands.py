@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
@@ -25,6 +26,7 @@ from runner.ablation import inference_ablation
 from runner.child.spawn import Child
 from runner.cli import app
 from runner.plugin.registry import Registry
+from runner.proof import interleaved_timing, warm_up
 from runner.recipe.loader import load
 
 ROOT = Path(__file__).parents[1]
@@ -72,9 +74,12 @@ COSTLY = ("merged_critic_loss", "compile", "float32_matmul", "heap_retention", "
 """Stages of the flagship that an ablation for a moment goes without."""
 FEW_KERNELS = ("model.hidden=[8]", "data.followers=1", "train.batch_size=16")
 """What leaves the compiler little to generate for the flagship."""
-SHORTER = {"marl_phase": ("data.episode_limit=6",), "digits": ("data.limit={train: 0.3, held_out: 0.2}",)}
+SHORTER = {"marl_phase": ("data.episode_limit=6",), "digits": ("data.limit={train: 0.3, held_out: 0.2}",),
+           "conv": ("data.limit={train: 0.1, held_out: 0.05}",)}  # fmt: skip
 """Further settings of recipes that ship, by the beginning of a name: flights, which are drawn step by step, and
 samples."""
+MOMENTS = {"FEWEST_SECONDS": inference_ablation, "BLOCK_SECONDS": interleaved_timing, "WINDOW_SECONDS": warm_up}
+"""Seconds that the comparison of a trained model waits for."""
 SIMULATED = ("train.env_steps=64", "data.warmup=32", "data.evaluation.episodes=2", "train.batch_size=16",
              "train.evaluate_every=64", "model.hidden=[8]")  # fmt: skip
 
@@ -326,7 +331,10 @@ def run(words, page, tmp_path):
     # torch's launcher starts several processes with the words of a command line.
     is_launched = "--nproc" in words and verb != "ablate"
     if is_here and not is_launched:
-        with patch.object(inference_ablation, "FEWEST_SECONDS", 0.01):
+        with ExitStack() as stack:
+            if verb == "ablate" and "--of" in words:  # the gate of a training finds changed constants
+                for constant, module in MOMENTS.items():
+                    stack.enter_context(patch.object(module, constant, 0.01))
             done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
         return done.stdout
