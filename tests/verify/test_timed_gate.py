@@ -8,17 +8,18 @@ from runner.verify.timed_gate import TimedGate
 
 @pytest.mark.usefixtures("copied_children")
 def test_one_process_judges_set_after_set_until_an_answer_takes_too_long():
-    recipe, registry = tiny("marl_phase1"), Registry()
+    registry = Registry()
+    recipe = tiny("mlp", "optimization.heap_retention=on", "optimization.set_to_none=on", registry=registry)
     with TimedGate() as gate:
-        found = gate(recipe, registry, ("forward_cache",), 300.0)
+        found = gate(recipe, registry, ("heap_retention",), 300.0)
         assert (found.outcome, found.contract) == (Outcome.PASS, "Exact")
         child = gate._child
-        assert gate(recipe, registry, ("forward_cache", "merged_critic_loss"), 300.0)
+        assert gate(recipe, registry, ("heap_retention", "set_to_none"), 300.0)
         assert gate._child is child
-        late = gate(recipe, registry, ("merged_critic_loss",), 0.0)
+        late = gate(recipe, registry, ("set_to_none",), 0.0)
         assert (late.outcome, late.contract) == (Outcome.INCONCLUSIVE, "Exact")
         assert late.summary == "no verdict within the 0 s that were left"
-        assert gate(recipe, registry, ("merged_critic_loss",), 300.0)  # by another process
+        assert gate(recipe, registry, ("set_to_none",), 300.0)  # by another process
         assert gate._child is not child
 
 
