@@ -423,7 +423,10 @@ def _groups_field(name: str, fields: Mapping[str, Any]) -> Any:
         default = Field(default=None, description=field.description)
         group_fields[setting] = (annotation, default)
     group = create_model(
-        f"{name}Group", __base__=GroupSettings, __cls_kwargs__=_DESCRIBED, **group_fields
+        f"{name}Group",
+        __base__=GroupSettings,
+        __cls_kwargs__=_DESCRIBED,
+        **group_fields,
     )
     description = OptimizerSettings.model_fields["groups"].description
     return dict[str, group], Field(default_factory=dict, description=description)  # type: ignore[valid-type]

@@ -177,9 +177,11 @@ class DecisionSearch:
         decisions = Decisions()
         trajectory = self._trajectory(update)
         try:
-            batch = trajectory.prepare(isolation, update, trajectory.copies())
-            with decisions:
-                isolation.advance([batch], lambda _: None)
+            copies = trajectory.copies()
+            with isolation.entered():
+                batch = trajectory.prepare(isolation, update, copies)
+                with decisions:
+                    isolation.advance([batch], lambda _: None)
         except (StepError, RunnerError):
             return None
         return tuple(decisions.made)

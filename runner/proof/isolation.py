@@ -8,7 +8,7 @@ import gc
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -184,6 +184,10 @@ class Isolation:
         if watching and self.subject.watch is not None:
             listener = torch.compiler.disable(self._report)  # type: ignore[no-untyped-call]
             self.subject.watch(listener)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Keeps the subject's global state for several calls, each of which would exchange it."""
+        return self._globals.apart()
 
     def initial(self) -> Frame:
         """Returns the state as it is, before the first update or between two."""

@@ -92,7 +92,9 @@ class Trajectory:
         """
         copies = self.copies()
         for update in self.updates:
-            yield isolation.step(self.prepare(isolation, update, copies))
+            with isolation.entered():
+                frame = isolation.step(self.prepare(isolation, update, copies))
+            yield frame
 
     def first_frame(self, isolation: Isolation) -> Frame | None:
         """Returns the visible values after the first update; None if it raises."""

@@ -105,6 +105,7 @@ class Globals:
     def __init__(self) -> None:
         self.random = state_dict()
         self.settings = torch_settings.read()
+        self._is_inside = False
 
     def set(self, current: Globals | None = None) -> None:
         """Restores them.
@@ -119,12 +120,21 @@ class Globals:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Makes them so inside the ``with``, and remembers what they become there; outside they stay as they were."""
+        """Makes them so inside the ``with``, and remembers what they become there; outside they stay as they were.
+
+        Inside another ``with`` of the same object, nothing is exchanged.
+        """
+        if self._is_inside:
+            yield
+            return
         outer_globals = Globals()
         self.set(outer_globals)
+        self._is_inside = True
         try:
             yield
         finally:
             inner_globals = Globals()
-            vars(self).update(vars(inner_globals))
+            self.random = inner_globals.random
+            self.settings = inner_globals.settings
+            self._is_inside = False
             outer_globals.set(inner_globals)

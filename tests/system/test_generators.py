@@ -48,8 +48,11 @@ def test_inside_and_outside_keep_their_numbers_and_settings(value, changes):
     before = torch_settings.read()
     with isolated.apart():
         assert numbers() == inside
-        for change in changes:
-            apply_change(change)
+        following = torch.get_rng_state()
+        with isolated.apart():  # is there already
+            assert torch.equal(torch.get_rng_state(), following)
+            for change in changes:
+                apply_change(change)
         state = torch_settings.read(), generators.state_dict()["torch"]
     assert torch_settings.read() == before
     outside = numbers()

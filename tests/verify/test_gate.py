@@ -64,6 +64,7 @@ def test_a_stage_that_lies_fails_with_exit_code_3_and_is_told_where(tmp_path):
     assert row["verdict"] == whole["verdict"] == "FAIL"
     assert "slot" in row["summary"]
     assert "critic" in row["summary"]
+    assert "; first diverging operator: aten.mul" in row["summary"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def judged(kind, promise, horizon=0):
     ]
     recipe = load(RECIPES / f"{wrong_base.shipped_recipe(case.recipe)}.yaml", sets, REGISTRY)
     return verify_recipe(
-        recipe, REGISTRY, Options(UPDATES, budget=0.0, stages=(kind,), horizon=horizon), lambda _: None
+        recipe,
+        REGISTRY,
+        Options(UPDATES, budget=0.0, stages=(kind,), horizon=horizon, names_operators=False),
+        lambda _: None,
     )
 
 
