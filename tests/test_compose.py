@@ -163,6 +163,8 @@ def test_the_services_work_together(postgres, tmp_path, monkeypatch):
         client = mlflow.MlflowClient(address)
         (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
         assert run.info.status == "FINISHED"
+        with psycopg.connect(f"postgresql://{postgres.replace('/postgres', '/mlflow', 1)}") as connection:
+            assert connection.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
         assert any(path.name == "recipe.lock.yaml" for path in (tmp_path / "artifacts").rglob("*"))
 
         model = stack.enter_context(ending(services.start("serve")))
