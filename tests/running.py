@@ -92,13 +92,13 @@ TINY_MOLECULES = (
     *QUIETLY,
 )
 TINY_GRASPS = (
-    *("data.synthetic=true", "data.points=32", "data.grasps=4", "data.scenes=4"),
+    *("data.synthetic=true", "data.points=32", "data.grasps=2", "data.scenes=4"),
     *("model.centres=4", "model.neighbours=4", "model.width=8", "model.heads=2", "model.layers=1"),
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,
 )
 TINY_CLOUDS = (
-    *("data.synthetic=true", "data.points=32", "data.grasps=4", "data.scenes=4"),
+    *("data.synthetic=true", "data.points=32", "data.grasps=2", "data.scenes=4"),
     *("model.centres=4", "model.neighbours=4", "model.width=8"),
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,

@@ -159,8 +159,20 @@ def verify(
             else:
                 report = _verify_inference(loaded, registry, of, stage or (), bar)
             report = replace(report, reduction=reduction)
+            if of is None and not reduced:
+                _recommend_reduced(report, loaded, bar.say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
+
+
+def _recommend_reduced(report: "Verification", recipe: "Recipe", say: Callable[[str], None]) -> None:
+    """Names the option for large models where one took more time than there was."""
+    from runner.proof.verdict import Outcome
+    from runner.verify.reduction import smaller_settings
+
+    is_undecided = report.outcome is Outcome.INCONCLUSIVE and report.interrupted is None
+    if is_undecided and report.excess and smaller_settings(recipe):
+        say("--reduced compares a smaller model, which takes less time")
 
 
 def _verify_processes(

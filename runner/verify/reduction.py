@@ -31,14 +31,7 @@ def reduced(
     Raises:
         UsageError: The recipe has no smaller form.
     """
-    settings = {
-        f"{section}.{path}": value
-        for section, config in (("model", recipe.model), ("data", recipe.data))
-        for path, value in config.reduced().items()
-    }
-    changed = {
-        path: value for path, value in settings.items() if value != _value(recipe, path)
-    }
+    changed = smaller_settings(recipe)
     if not changed:
         problem = f"'{recipe.model.kind}' with '{recipe.data.kind}' has no smaller form"
         raise UsageError(f"--reduced: {problem}: leave the option out")
@@ -47,6 +40,18 @@ def reduced(
     values = {path: (_value(recipe, path), _value(smaller, path)) for path in changed}
     reduction = {path: pair for path, pair in values.items() if pair[0] != pair[1]}
     return smaller, reduction
+
+
+def smaller_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns settings of the reduced form by path, as far as they differ from the recipe's."""
+    settings = {
+        f"{section}.{path}": value
+        for section, config in (("model", recipe.model), ("data", recipe.data))
+        for path, value in config.reduced().items()
+    }
+    return {
+        path: value for path, value in settings.items() if value != _value(recipe, path)
+    }
 
 
 def described(reduction: Reduction) -> str:

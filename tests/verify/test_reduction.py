@@ -3,12 +3,14 @@
 import pytest
 from running import forked
 
+from runner.cli.verify import _recommend_reduced
 from runner.plugin.registry import Registry
+from runner.proof.verdict import Outcome
 from runner.recipe.loader import find, load
 from runner.system.console import Console
 from runner.system.errors import UsageError
 from runner.verify.reduction import BATCH_SIZE, described, reduced
-from runner.verify.verification import Verification, show
+from runner.verify.verification import StageVerdict, Verification, show
 
 
 def forms(name, *sets):
@@ -65,3 +67,22 @@ def test_a_trained_model_is_not_reduced(isolated_workspace):
     result = forked("verify", "grasp_serve", "--of", "latest", "--reduced")
     assert result.returncode == 2
     assert "leave out --of or --reduced" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "seconds", "expected"),
+    [
+        ("gpt2_small", "INCONCLUSIVE", 99, 1),
+        ("gpt2_small", "PASS", 99, 0),
+        ("gpt2_small", "INCONCLUSIVE", 5, 0),
+        ("digits_classifier", "INCONCLUSIVE", 99, 0),
+    ],
+)
+def test_the_option_is_named_where_it_helps(name, verdict, seconds, expected):
+    """A large model that had too little time."""
+    row = StageVerdict("amp", ("amp",), "Close", Outcome(verdict), "", {})
+    report = Verification(name, (row,), {}, seconds, budget=10.0)
+    lines = []
+    _recommend_reduced(report, load(find(name), (), Registry()), lines.append)
+    assert len(lines) == expected
+    assert all("--reduced" in line for line in lines)
