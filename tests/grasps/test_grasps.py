@@ -21,7 +21,7 @@ LEARNERS = ("grasp_diffusion", "grasp_latent", "grasp_cvae")
 
 
 def made(name="grasp_diffusion", *sets):
-    return assemble(tiny(name, "optimization.fused_optimizer=off", "train.ema=null", *sets))
+    return assemble(tiny(name, "optimization.fused_optimizer=off", "train.ema=null", "data.grasps=4", *sets))
 
 
 def stirred(pipeline):
