@@ -153,6 +153,19 @@ def test_a_check_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path)
     assert not [each for each in psutil.Process().children(recursive=True) if "sleep(600)" in " ".join(each.cmdline())]
 
 
+def test_no_check_starts_when_the_time_is_over(tmp_path, monkeypatch):
+    quick = [
+        check.Check(name, [sys.executable, "-c", "print('{}')"], 30, check.succeeds, name == "alone")
+        for name in ("beside", "alone")
+    ]
+    monkeypatch.setattr(check, "CHECKS", quick)
+    monkeypatch.setattr(sys, "argv", ["check.py", "--out", str(tmp_path), "--limit", "0"])
+    assert check.main() == 1
+    _, beside, alone = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert beside["ok"]
+    assert alone["problem"] == "no time was left"
+
+
 def test_the_committed_results_are_of_checks_that_exist():
     machine, *rows = [json.loads(line) for line in (FOLDER / "results.jsonl").read_text().splitlines()]
     assert machine["gpu"].startswith("NVIDIA")
