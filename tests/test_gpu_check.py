@@ -30,6 +30,7 @@ def module_of(name):
 
 check = module_of("check")
 gpt = module_of("gpt")
+pairs = module_of("pairs")
 start_up = module_of("start_up")
 
 
@@ -151,6 +152,30 @@ def test_a_check_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path)
     assert row["ok"] is False
     assert time.monotonic() - started < 60
     assert not [each for each in psutil.Process().children(recursive=True) if "sleep(600)" in " ".join(each.cmdline())]
+
+
+@pytest.mark.parametrize("name", pairs.PAIRS)
+def test_both_sides_of_a_pair_are_valid_and_differ(name):
+    pair = pairs.PAIRS[name]
+    without, changed = (
+        load(ROOT / "recipes" / f"{pair.recipe}.yaml", settings, Registry())
+        for settings in (pair.settings, (*pair.settings, *pair.change))
+    )
+    assert without.digest != changed.digest
+
+
+def test_a_pair_is_measured_in_turns(small, monkeypatch, capsys):
+    pair = pairs.Pair("digits_classifier", ("device=cpu",), ("optimization.set_to_none=on",))
+    monkeypatch.setattr(pairs, "PAIRS", {"zeros": pair, "wrong": pair._replace(recipe="missing")})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", itertools.count(2**31, 2**20).__next__)
+    monkeypatch.setattr(sys, "argv", ["pairs.py", "--rounds", "3", "--updates", "2"])
+    pairs.main()
+    rows = json.loads(capsys.readouterr().out)
+    middle, low, high = rows["zeros"]["speed"]
+    assert low <= middle <= high
+    assert rows["zeros"]["mib"]["with"] == rows["zeros"]["mib"]["without"] + 1
+    assert "missing" in rows["wrong"]["problem"]
 
 
 def test_no_check_starts_when_the_time_is_over(tmp_path, monkeypatch):

@@ -108,6 +108,12 @@ def judge_gpt(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
     return all(row["time"][0] <= 1.01 and row["memory"] <= 1.01 for row in rows.values()), rows
 
 
+def judge_pairs(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
+    """Every pair was measured."""
+    rows = outcome.data()
+    return not any("problem" in row for row in rows.values()), rows
+
+
 def judge_start_up(outcome: Outcome) -> tuple[bool, dict[str, Any]]:
     """A training takes at most 10 seconds more than a plain script, 5 with compiled code in caches."""
     rows = outcome.data()
@@ -194,6 +200,7 @@ CHECKS = (
         ],
         100, judge_fast_run, is_alone=True,
     ),
+    Check("pairs", [sys.executable, str(FOLDER / "pairs.py")], 200, judge_pairs, is_alone=True),
 )  # fmt: skip
 
 

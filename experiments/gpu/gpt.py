@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,21 @@ def built(args: argparse.Namespace) -> dict[str, tuple[Callable[[], Any], float]
     return variants
 
 
+def in_turns(steps: Mapping[str, Callable[[], Any]], rounds: int, updates: int) -> dict[str, list[float]]:
+    """Returns the milliseconds of a step in each round, in which every function has a turn."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        order = list(steps) if number % 2 == 0 else list(steps)[::-1]
+        for name in order:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(updates):
+                steps[name]()
+            torch.cuda.synchronize()
+            times[name].append(1e3 * (time.perf_counter() - started) / updates)
+    return times
+
+
 def measure(vocabulary: int, rounds: int, updates: int) -> dict[str, Any]:
     """Returns times of both variants, once the parent process allows it."""
     torch.set_float32_matmul_precision("high")
@@ -73,16 +88,7 @@ def measure(vocabulary: int, rounds: int, updates: int) -> dict[str, Any]:
     variants = built(args)
     print("ready", flush=True)
     sys.stdin.readline()
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(rounds):
-        order = list(variants) if number % 2 == 0 else list(variants)[::-1]
-        for name in order:
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(updates):
-                variants[name][0]()
-            torch.cuda.synchronize()
-            times[name].append(1e3 * (time.perf_counter() - started) / updates)
+    times = in_turns({name: step for name, (step, _) in variants.items()}, rounds, updates)
     ratios = [ours / plain for ours, plain in zip(times["product"], times["plain"], strict=True)]
     row: dict[str, Any] = {"vocabulary": vocabulary, "batch": args.batch, "rounds": rounds, "updates": updates}
     for name, (_, peak) in variants.items():
