@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from runner.distributed.process_group import ProcessGroup
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
-    from runner.verify.reduction import Reduction
+    from runner.verify.reduced_form import Reduction
     from runner.verify.verification import Verification
 
 StageNames = Annotated[
@@ -130,8 +130,8 @@ def verify(
         loaded, registry = load_recipe("verify", recipe, assignments, plugin)
         reduction: Reduction = {}
         if reduced:
-            from runner.verify.reduction import described
-            from runner.verify.reduction import reduced as reduced_form
+            from runner.verify.reduced_form import described
+            from runner.verify.reduced_form import reduced as reduced_form
 
             # Settings of the command line come last, so that they have priority.
             loaded, reduction = reduced_form(
@@ -168,7 +168,7 @@ def verify(
 def _recommend_reduced(report: "Verification", recipe: "Recipe", say: Callable[[str], None]) -> None:
     """Names the option for large models where one took more time than there was."""
     from runner.proof.verdict import Outcome
-    from runner.verify.reduction import smaller_settings
+    from runner.verify.reduced_form import smaller_settings
 
     is_undecided = report.outcome is Outcome.INCONCLUSIVE and report.interrupted is None
     if is_undecided and report.excess and smaller_settings(recipe):

@@ -13,7 +13,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
 from runner.system.errors import ExitCode, UsageError
 from runner.system.text_lines import duration, print_wrapped
-from runner.verify.reduction import Reduction, described
+from runner.verify.reduced_form import Reduction, described
 from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_graph import CaptureError, OperatorGraph, capture
 from running import tiny
-from stages.operator_graph import CaptureError, OperatorGraph, capture
 
 from runner.plugin.source import Ring
 from runner.plugins.marl.uav.environment import UavEnvironment

@@ -282,6 +282,7 @@ def test_a_training_is_a_copy_of_a_process_only_without_an_accelerator(monkeypat
     monkeypatch.setattr(trainings_module, "Child", child)
     monkeypatch.setattr(plan_module, "resolve_device", lambda name: torch.device("cuda" if "cuda" in name else "cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: accelerator)
+    monkeypatch.setattr(plan_module, "free_memory", lambda device: 2**40)
     recipe = tiny("digits_classifier", f"device={device}")
     trainings = Gate(recipe, REGISTRY, options(), lambda _: None).plan.trainings
     with pytest.raises(RunnerError, match="not now"):

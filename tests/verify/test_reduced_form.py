@@ -9,7 +9,7 @@ from runner.proof.verdict import Outcome
 from runner.recipe.loader import find, load
 from runner.system.console import Console
 from runner.system.errors import UsageError
-from runner.verify.reduction import BATCH_SIZE, described, reduced
+from runner.verify.reduced_form import BATCH_SIZE, described, reduced
 from runner.verify.verification import StageVerdict, Verification, show
 
 
