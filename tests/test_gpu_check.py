@@ -115,6 +115,8 @@ def small(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpt", gpt)
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
+    # The script has a process of its own; here, later tests would compute in another precision.
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 2**30)
     with torch.compiler.set_stance("force_eager"):
