@@ -73,11 +73,12 @@ class _Graph:
     """A graph with the places of its arguments and results."""
 
     def __init__(self, function: Function, arguments: Sequence[Any], generators: Collection[torch.Generator]) -> None:
-        self._arguments = [map_tensors(_clone, argument) for argument in arguments]
-        self._replay, self._result = capture(lambda: function(*self._arguments), generators)
+        captured = copied(list(arguments))
+        self._places = list(tensors(captured))
+        self._replay, self._result = capture(lambda: function(*captured), generators)
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
-        copy_all(list(tensors(self._arguments)), list(tensors(list(arguments))))
+        copy_all(self._places, list(tensors(list(arguments))))
         self._replay()
         return copied(self._result)
 
@@ -127,10 +128,6 @@ def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for places_of_type, values_of_type in pairs.values():
             torch._foreach_copy_(places_of_type, values_of_type)
-
-
-def _clone(tensor: Tensor) -> Tensor:
-    return tensor.clone()
 
 
 def _signature(argument: Any) -> Hashable:

@@ -15,7 +15,6 @@ from runner.api import (
     StageConfig,
     State,
     UsageError,
-    map_tensors,
     tensors,
 )
 
@@ -110,11 +109,7 @@ class CudaGraph(Stage):
     def _replayed(self, name: str, generators: "list[Generator]", step: Callable[..., Any]) -> Callable[..., Any]:
         call = CapturedCall(name, step, generators)
         self.calls.append(call)
-
-        def replayed(*arguments: Any) -> Any:
-            return call(*arguments)
-
-        return replayed
+        return call
 
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +149,7 @@ class CudaGraph(Stage):
         return update
 
     def _capture(self, step: Callable[..., Batch], batch: Batch, noise: Batch, progress: Progress) -> None:
-        batch, noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
+        batch, noise = copied([batch, noise])
         self.inputs = list(tensors([batch, noise]))
         initial = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
         with captured_call.side_stream():

@@ -326,8 +326,7 @@ def analyse(
     updates = sum(entry["updates"] for entry in trained)
     planned_updates = max(1, round(updates / share)) if share else 1
     worth, interaction = _worth(case, variants, log)
-    whole = variants.named(ALL)
-    usual = usual_stages(case.recipe.stages, whole.stages) if whole is not None else ()
+    usual, beyond_usual = _beyond_usual(case, variants, log)
     unit, _ = case.recipe.length
     return CaseResult(
         name=case.name,
@@ -347,7 +346,7 @@ def analyse(
         worth=worth,
         interaction=interaction,
         usual=usual,
-        beyond_usual=_beyond_usual(variants, usual, log),
+        beyond_usual=beyond_usual,
         inactive=dict(variants.inactive),
         refused=dict(variants.refused),
         missing=missing,
@@ -499,11 +498,7 @@ def _worth(
     all_stages = variants.named(ALL)
     if all_stages is None:
         return (), None
-    caught = {
-        name
-        for name, comparison in log.by_variant("compared").items()
-        if comparison["caught"]
-    }
+    caught = _caught(log)
     gains = []
     pairs = []
     for stage in all_stages.stages:
@@ -543,19 +538,26 @@ def _worth(
 
 
 def _beyond_usual(
-    variants: VariantSet, usual: tuple[str, ...], log: CaseLog
-) -> Ratio | None:
-    """Returns what all stages gain over those that a training script usually has."""
+    case: Case, variants: VariantSet, log: CaseLog
+) -> tuple[tuple[str, ...], Ratio | None]:
+    """Returns the stages that a training script usually has, and what all stages gain over them."""
     whole = variants.named(ALL)
-    scripted = variants.find(usual)
-    if whole is None or scripted is None or not usual or whole is scripted:
-        return None
+    if whole is None:
+        return (), None
+    usual = usual_stages(case.recipe.stages, whole.stages)
+    scripted = variants.find(usual) if usual else None
+    if scripted is None or scripted is whole:
+        return usual, None
+    # A variant that does other work has no ratio.
+    if _caught(log) & {whole.name, scripted.name}:
+        return usual, None
+    return usual, log.ratio(whole.name, [scripted.name])
+
+
+def _caught(log: CaseLog) -> set[str]:
+    """Returns the variants that do other work than the baseline."""
     comparisons = log.by_variant("compared")
-    for variant in (whole, scripted):
-        # A variant that does other work has no ratio.
-        if comparisons.get(variant.name, {}).get("caught"):
-            return None
-    return log.ratio(whole.name, [scripted.name])
+    return {name for name, comparison in comparisons.items() if comparison["caught"]}
 
 
 def _pair(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from runner.system.errors import UsageError
@@ -56,10 +55,18 @@ def smaller_settings(recipe: Recipe) -> dict[str, Any]:
 
 def described(reduction: Reduction) -> str:
     """Returns a reduction for a person."""
-    return ", ".join(
-        f"{path} {after:,} of {before:,}" for path, (before, after) in reduction.items()
-    )
+    parts = []
+    for path, values in reduction.items():
+        before, after = (
+            f"{value:,}" if isinstance(value, int) else str(value) for value in values
+        )
+        parts.append(f"{path} {after} of {before}")
+    return ", ".join(parts)
 
 
 def _value(recipe: Recipe, path: str) -> Any:
-    return reduce(getattr, path.split("."), recipe)
+    """Returns a setting; None if there is none, which loading the smaller recipe reports."""
+    value: Any = recipe
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value

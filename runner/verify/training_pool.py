@@ -128,6 +128,8 @@ class Trainings(AbstractContextManager["Trainings"]):
         self._fitting = self._cores
         """Number of trainings that fit into memory, as far as is known."""
         self._running = 0
+        self._memory: int | None = None
+        """Bytes that were free before the first training; None until then."""
 
     def __exit__(self, *_: object) -> None:
         self.give_up()
@@ -282,15 +284,11 @@ class Trainings(AbstractContextManager["Trainings"]):
         self._limit = trainings
         self._notify()
 
-    @cached_property
-    def _memory(self) -> int:
-        """Bytes that were free before the first training."""
-        return self.free_memory()
-
     def _limit_memory(self, peak: int) -> None:
         """Starts no more trainings than fit into memory, if each takes this many bytes."""
-        fitting = max(1, self._memory // max(1, peak))
         with self._changed:
+            assert self._memory is not None
+            fitting = max(1, self._memory // max(1, peak))
             if fitting >= self._fitting:
                 return
             self._fitting = fitting
@@ -314,6 +312,8 @@ class Trainings(AbstractContextManager["Trainings"]):
             self._changed.wait_for(may_start)
             if given_up.is_set():
                 raise CancelledError
+            if self._memory is None:
+                self._memory = self.free_memory()
             self._running += 1
         try:
             self._train(order, may_diverge, given_up)
@@ -327,8 +327,6 @@ class Trainings(AbstractContextManager["Trainings"]):
         recipe["train"] |= {"evaluate_every": self.every}
         options = {"batch_size": batch_size}
         started = time.monotonic()
-        # Read before the training takes some.
-        assert self._memory >= 0
         try:
             with Child(
                 __name__,

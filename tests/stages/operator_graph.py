@@ -1,7 +1,5 @@
 """A CUDA graph for tests without CUDA: records the operators of a function, and performs them again."""
 
-from contextlib import nullcontext
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,10 +77,10 @@ def is_view(operator):
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def capture(function, generators, mode=OperatorGraph):
+def capture(function, generators):
     """Records a function; replaces ``captured_call.capture``."""
-    graph = mode(generators)
-    with graph, torch.no_grad() if not torch.is_grad_enabled() else nullcontext():
+    graph = OperatorGraph(generators)
+    with graph:
         result = function()
     graph.undo()
     return graph.replay, result

@@ -5,8 +5,10 @@ from running import forked
 
 from runner.cli.verify import _recommend_reduced
 from runner.plugin.registry import Registry
+from runner.plugins.sequences.config import GptConfig
 from runner.proof.verdict import Outcome
 from runner.recipe.loader import find, load
+from runner.recipe.yaml_nodes import RecipeError
 from runner.system.console import Console
 from runner.system.errors import UsageError
 from runner.verify.reduced_form import BATCH_SIZE, described, reduced
@@ -43,6 +45,17 @@ def test_settings_of_the_user_have_priority():
     recipe, smaller, reduction = forms("gpt2_small", "model.layers=7", "data.context=100")
     assert smaller.model.layers == recipe.model.layers == 7
     assert set(reduction) == {"model.heads", "model.width", "train.batch_size"}
+
+
+def test_settings_of_any_type_are_described():
+    reduction = {"model.hidden": ([256, 256], [16, 16]), "model.width": (2048, 64)}
+    assert described(reduction) == "model.hidden [16, 16] of [256, 256], model.width 64 of 2,048"
+
+
+def test_a_setting_that_does_not_exist_is_a_line_and_not_a_traceback(monkeypatch):
+    monkeypatch.setattr(GptConfig, "reduced", lambda self: {"layer": 2})
+    with pytest.raises(RecipeError, match="layer"):
+        forms("gpt2_small")
 
 
 def test_a_recipe_without_a_smaller_form_is_refused():
