@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed._tools.mod_tracker import ModTracker
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from runner.memory.kinds import Holder
 
@@ -32,10 +33,13 @@ class ModuleStack(ModTracker):
         return Holder(OUTSIDE, innermost)
 
     def _fw_pre_hook(self, mod: nn.Module, input: Any) -> None:  # noqa: A002 (torch's name)
-        # No hook may wait for the gradient of a leaf while torch.autograd.grad computes one.
-        inputs = tree_map_only(Tensor, _without_leaf, input)
-        super()._fw_pre_hook(mod, inputs)  # type: ignore[no-untyped-call]
+        # The backward pass of a module ends with the gradient of its first input. A hook for all of
+        # them would hold this gradient until the others are complete: one of a tensor that all
+        # modules share is complete last. No hook may wait for the gradient of a leaf while
+        # torch.autograd.grad computes one.
+        inputs = filter(_is_differentiated, tree_leaves(input))
+        super()._fw_pre_hook(mod, tuple(islice(inputs, 1)))  # type: ignore[no-untyped-call]
 
 
-def _without_leaf(tensor: Tensor) -> Tensor | None:
-    return None if tensor.is_leaf else tensor
+def _is_differentiated(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf

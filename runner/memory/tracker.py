@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.memory.kinds import Holder, Kind, Usage
 from runner.memory.module_stack import OUTSIDE
+from runner.memory.operands import copied_bytes, in_place_operands
 from runner.system.tensor_trees import stored_tensors
 
 if TYPE_CHECKING:
@@ -221,7 +223,25 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
             return _number(args[0])
         if func in _INDEXED and any(map(_is_mask, args[1])):
             args = (args[0], _assumed_indices(args[1]), *args[2:])
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        in_place = in_place_operands(func, args)
+        if in_place is not None:
+            func = torch.ops.aten.add_.Tensor
+            args = in_place
+        with self._holding(copied_bytes(func, args)):
+            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _holding(self, size: int) -> Iterator[None]:
+        """Counts so many bytes of temporary copies inside the ``with``."""
+        if not size:
+            yield
+            return
+        holder = self._stack.holder
+        self._add(Kind.temporaries, holder, size)
+        try:
+            yield
+        finally:
+            self._add(Kind.temporaries, holder, -size)
 
     # --- what torch's tracker calls -----------------------------------------------------------
 
