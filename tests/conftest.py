@@ -109,6 +109,17 @@ def isolated_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def unchanged_settings() -> Iterator[None]:
+    """A test that leaves one of torch's settings changed fails, and not the tests after it."""
+    import torch_settings
+
+    before = torch_settings.read()
+    yield
+    changed = torch_settings.restore(before)
+    assert not changed, f"the test left torch's settings changed: {changed}"
+
+
 @pytest.fixture
 def published() -> Callable[[str], Path]:
     """Finds a published file in ``RUNNER_DATA`` as it was when the tests began; without it, the test is skipped."""
