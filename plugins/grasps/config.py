@@ -275,6 +275,19 @@ class AugmentConfig(Config):
     """
 
 
+class TableConfig(Config):
+    """A round table under the object, on which clouds have points, too."""
+
+    radius_mm: Annotated[float, Field(gt=0, le=2000)] = 150.0
+    """Of the table, in millimetres; the object stands on its middle."""
+    object_share: Annotated[float, Field(gt=0, lt=1)] | None = 0.6
+    """Share of a cloud's points that lie on the object, selected by its mask. null selects all
+    points alike: a third of them lie on a cube of 80 mm on a table with the default radius.
+    """
+    scene_points: Annotated[int, Field(ge=32, le=100_000)] = 2048
+    """Points of the scene of which a cloud has some."""
+
+
 class CubeGraspsConfig(PublishedDatasetConfig):
     """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of
     points on the cubes.
@@ -322,12 +335,29 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     """
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training samples; held-out ones are unchanged."""
+    table: TableConfig | None = None
+    """Clouds of objects that stand on a table; null shows objects alone. Grasps are measured
+    without the table. Set ``model.straighten: false`` with it: the points of a table have no
+    orientation to return to.
+    """
     scenes: Count = 40
     """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of
     the other one.
     """
     scene_seed: Annotated[int, Field(ge=0)] = 0
     """From which these are drawn, and the noise in which grasps are found for them."""
+
+    @field_validator("table")
+    @classmethod
+    def _has_enough_points(
+        cls, table: TableConfig | None, info: ValidationInfo
+    ) -> TableConfig | None:
+        points = info.data.get("points", 0)
+        if table is not None and table.scene_points < points:
+            raise ValueError(
+                f"scene_points should be at least the {points:,} points of a cloud"
+            )
+        return table
 
     def wanted(self) -> tuple[DataFile, ...]:
         """The published files that are named."""

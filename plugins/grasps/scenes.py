@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from .geometry import rotated, yaw
 from .shapes import on_surface
+from .tables import on_table
 
 if TYPE_CHECKING:
     from .config import CubeGraspsConfig
@@ -125,11 +126,14 @@ class Scenes(Dataset[dict[str, Tensor]]):
             objects: Edges of cubes [B] in metres, or shapes [B, 4].
         """
         rotation = sampled_frames(len(objects), self.config.frame)
-        return {
-            "cloud": on_surface(objects, self.config.points)
-            @ rotation.transpose(1, 2),
-            "turn": rotation,
-        }
+        points = self.config.points
+        table = self.config.table
+        cloud = (
+            on_surface(objects, points)
+            if table is None
+            else on_table(objects, table, points)
+        )
+        return {"cloud": cloud @ rotation.transpose(1, 2), "turn": rotation}
 
 
 class TrainingScenes(Scenes):

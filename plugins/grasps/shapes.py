@@ -84,6 +84,34 @@ def on_cubes(edge: Tensor, points: int) -> Tensor:
     return interior.scatter(2, face, side) * edge[:, None, None] / 2
 
 
+def heights(objects: Tensor) -> Tensor:
+    """Returns the extents of objects along z, [B]: edges of cubes [B], or shapes [B, 4]."""
+    return objects if objects.ndim == 1 else objects[:, 2]
+
+
+def surface_areas(objects: Tensor) -> Tensor:
+    """Returns the areas of the surfaces of objects, [B] in square metres.
+
+    Args:
+        objects: Edges of cubes [B], or shapes [B, 4].
+    """
+    if objects.ndim == 1:
+        return 6 * objects**2
+    x, y, z, kind = objects.unbind(1)
+    areas = torch.stack(
+        [
+            2 * (x * y + y * z + z * x),
+            # The outline touches a circle with the diameter x, so that its area is a quarter of x
+            # times its length.
+            math.pi * x * (z + x / 2),
+            6 * HALF_SIDE * x * (z + x / 2),
+            math.pi * x * z,
+        ],
+        1,
+    )
+    return areas.gather(1, kind.long()[:, None])[:, 0]
+
+
 def folds(objects: Tensor) -> Tensor:
     """Returns the number of rotations about z that map each of the shapes [B, 4] to itself, [B];
     infinite for round ones.
