@@ -1,6 +1,7 @@
 """The command ``evaluate``: measures the model of a run again."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -59,6 +60,13 @@ Render = Annotated[
     Option(metavar="FILE", help="Draw the evaluation to a file, for data that can be drawn."),
 ]
 
+_UNUSED = {
+    **dict.fromkeys(("optimizer", "lr_scheduler", "callbacks", "tracking"), "only a training does"),
+    "inference": "runner verify RECIPE --of RUN compares the model with and without these stages",
+    "serve": "runner serve does",
+}
+"""Sections of a recipe that change nothing in an evaluation, each with who uses it."""
+
 
 def evaluate(
     run: Run = "latest",
@@ -93,6 +101,7 @@ def evaluate(
         folder = folder_of(run)
         registry = registry_of(plugin)
         assignments = settings(sets, bare)
+        _refuse_unused(assignments)
         lock = folder.path / LOCK_NAME
         command = f"runner evaluate {folder.name}"
         recipe, registry, changes = load_lock(lock, assignments, registry, command)
@@ -111,6 +120,14 @@ def evaluate(
             with sharing_processor(recipe, locked_threads(lock)):
                 evaluation = evaluated(recipe, registry, folder, checkpoint, render, part)
     output(as_json, evaluation.data, _show, evaluation, recipe.headline, recipe.length[0])
+
+
+def _refuse_unused(assignments: Sequence[str]) -> None:
+    """Raises a UsageError about a setting that changes nothing in an evaluation."""
+    for assignment in assignments:
+        section = re.split(r"[.=]", assignment, maxsplit=1)[0]
+        if section in _UNUSED:
+            raise UsageError(f"{assignment}: an evaluation does not use '{section}'; {_UNUSED[section]}")
 
 
 def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[str]:

@@ -114,6 +114,12 @@ def problems(child):
         (["--seed", "7"], "error: --seed: 'digits' has no such setting; it always evaluates the same data"),
         (["--render", "x.png"], "error: 'digits' has no picture of its evaluation to draw"),
         (["nothing"], "error: no run 'nothing' in "),
+        (["optimizer.lr=1"], "error: optimizer.lr=1: an evaluation does not use 'optimizer'; only a training does"),
+        (
+            ["--set", "inference={quantise: on}"],
+            "error: inference={quantise: on}: an evaluation does not use 'inference'; "
+            "runner verify RECIPE --of RUN compares the model with and without these stages",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(options, said):
