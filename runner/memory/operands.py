@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,12 +58,19 @@ _OWNED_STORAGE = 2
 """The same for its storage."""
 
 
-def copied_bytes(operator: Any, operands: Sequence[Any]) -> int:
+def copied_bytes(
+    operator: Any, operands: Sequence[Any], options: Mapping[str, Any]
+) -> int:
     """Returns the bytes of the copies that an operator on a CPU makes of its operands.
 
-    An operand of another type than the result of their promotion is copied to that type as a
-    whole (operators on a GPU convert element by element), and some operators copy operands that
-    are not contiguous.
+    An operand of another type than the result of their promotion, or than a sum, is copied to that
+    type as a whole (operators on a GPU convert element by element), and some operators copy
+    operands that are not contiguous.
+
+    Args:
+        operator: Of torch's dispatcher.
+        operands: Its positional arguments.
+        options: Its named arguments.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -73,12 +80,21 @@ def copied_bytes(operator: Any, operands: Sequence[Any]) -> int:
         return sum(t.nbytes for t in tensors if not t.is_contiguous())
     if name in _MULTIPLYING:
         return sum(t.nbytes for t in tensors if t.dim() == 2 and not _is_matrix(t))
+    if name == "sum" and tensors:
+        (summed,) = tensors
+        dtype = options.get("dtype") or _type_of_sum(summed)
+        return 0 if dtype is summed.dtype else summed.numel() * dtype.itemsize
     if name not in _CONVERTING or len(tensors) != 2:
         return 0
     dtype = torch.result_type(*tensors)
     if name in _DIVIDING and not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()
     return sum(t.numel() * dtype.itemsize for t in tensors if t.dtype is not dtype)
+
+
+def _type_of_sum(summed: Tensor) -> torch.dtype:
+    is_whole = not summed.dtype.is_floating_point and not summed.dtype.is_complex
+    return torch.int64 if is_whole else summed.dtype
 
 
 def _is_matrix(tensor: Tensor) -> bool:

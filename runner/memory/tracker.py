@@ -227,7 +227,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         if in_place is not None:
             func = torch.ops.aten.add_.Tensor
             args = in_place
-        with self._holding(copied_bytes(func, args)):
+        with self._holding(copied_bytes(func, args, kwargs or {})):
             return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     @contextmanager

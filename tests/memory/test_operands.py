@@ -72,6 +72,11 @@ def test_a_result_in_place_needs_the_copy_only(dtype):
     check(make_inputs, lambda accumulated, factor: accumulated.mul_(factor))
 
 
+@given(st.sampled_from(TYPES), st.sampled_from([None, *TYPES]), st.sampled_from([None, 0, 1]))
+def test_a_sum_of_another_type_copies_what_it_adds(dtype, wanted, dim):
+    check(lambda: (torch.ones(ROWS, 64, dtype=dtype),), lambda x: x.sum(dim, dtype=wanted), tolerance=256)
+
+
 LAYOUTS = {
     "expanded": lambda *shape: torch.rand(*shape[:-1], 1).expand(shape),
     "transposed": lambda *shape: torch.rand(*shape[:-2], shape[-1], shape[-2]).mT,
