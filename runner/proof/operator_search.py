@@ -330,6 +330,9 @@ class OperatorSearch:
                 continue
             if match.number != expected_match.number:
                 return True
+            # The transpose of a square matrix is another input of the same shape.
+            if match.is_permuted != expected_match.is_permuted:
+                return True
         return False
 
     def _is_additional(self, operator: Operator, position: int) -> bool:

@@ -258,6 +258,8 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
             return True
         if self._table.values[match.number].shape != value.shape:
             return True
+        if match.is_permuted:
+            return self._table.find(value) == match
         return self._table.equals(match.number, value)
 
     def _trust_destinations(self, written: Sequence[Tensor]) -> None:

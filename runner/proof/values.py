@@ -97,11 +97,14 @@ class Match(NamedTuple):
         number: Number of the value, or of the first of several pieces.
         rows: The rows of the value that the tensor has; None if it has all of them.
         pieces: Numbers of all values that form the tensor.
+        is_permuted: Whether the tensor has the value's elements with the dimensions in another
+            order.
     """
 
     number: int
     rows: tuple[int, int] | None = None
     pieces: tuple[int, ...] = ()
+    is_permuted: bool = False
 
 
 class ValueTable:
@@ -146,10 +149,11 @@ class ValueTable:
         """Returns where a value is in the table; None if it is not."""
         entries = self._by_count[math.prod(value.shape)]
         number = self._equal_to(value, entries)
-        if number is None:
-            number = self._permuted(value, entries)
         if number is not None:
             return Match(number)
+        number = self._permuted(value, entries)
+        if number is not None:
+            return Match(number, is_permuted=True)
         if not value.is_complete or not value.shape:
             return None
         return self._rows_of_one(value) or self._pieces(value)

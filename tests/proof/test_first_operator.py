@@ -114,6 +114,15 @@ EXPECTED = {
 """The operator, if it is not the layer's, and the remark."""
 
 
+def test_a_transposed_matrix_of_the_baseline_is_no_changed_one():
+    # What comes after the product is the transpose of what the baseline has there.
+    names = ["gathered", "transposed", "gathered"]
+    baseline, changed = small(lambda: Layers(names)), small(lambda: Layers(names, 0, "left out"))
+    operator = first_operator(changed, baseline, given=three_rows(1))
+    assert (operator.operator, operator.remark) == ("aten.mm", "with another input")
+    assert operator.candidate != operator.baseline
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=5),
