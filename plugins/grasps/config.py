@@ -279,13 +279,13 @@ class TableConfig(Config):
     """A round table under the object, on which clouds have points, too."""
 
     radius_mm: Annotated[float, Field(gt=0, le=2000)] = 150.0
-    """Of the table, in millimetres; the object stands on its middle."""
+    """Radius of the table in millimetres; the object stands on its middle."""
     object_share: Annotated[float, Field(gt=0, lt=1)] | None = 0.6
     """Share of a cloud's points that lie on the object, selected by its mask. null selects all
     points alike: a third of them lie on a cube of 80 mm on a table with the default radius.
     """
     scene_points: Annotated[int, Field(ge=32, le=100_000)] = 2048
-    """Points of the scene of which a cloud has some."""
+    """Number of points that are sampled from a scene; a cloud is a selection of them."""
 
 
 class CubeGraspsConfig(PublishedDatasetConfig):
@@ -337,8 +337,8 @@ class CubeGraspsConfig(PublishedDatasetConfig):
     """Augmentation of training samples; held-out ones are unchanged."""
     table: TableConfig | None = None
     """Clouds of objects that stand on a table; null shows objects alone. Grasps are measured
-    without the table. Set ``model.straighten: false`` with it: the points of a table have no
-    orientation to return to.
+    without the table. Set ``model.straighten: false`` with it: the orientation of a cloud is
+    computed from its farthest points, and those of a round table have none.
     """
     scenes: Count = 40
     """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of
@@ -349,13 +349,21 @@ class CubeGraspsConfig(PublishedDatasetConfig):
 
     @field_validator("table")
     @classmethod
-    def _has_enough_points(
+    def _shows_both(
         cls, table: TableConfig | None, info: ValidationInfo
     ) -> TableConfig | None:
-        points = info.data.get("points", 0)
-        if table is not None and table.scene_points < points:
+        points = info.data.get("points")
+        if table is None or points is None:
+            return table
+        if table.scene_points < points:
             raise ValueError(
                 f"scene_points should be at least the {points:,} points of a cloud"
+            )
+        share = table.object_share
+        if share is not None and not 0 < round(points * share) < points:
+            raise ValueError(
+                f"object_share: {share:g} of {points:,} points leaves none on the object or "
+                f"none on the table"
             )
         return table
 

@@ -61,9 +61,10 @@ Render = Annotated[
 ]
 
 _UNUSED = {
-    **dict.fromkeys(("optimizer", "lr_scheduler", "callbacks", "tracking"), "only a training does"),
+    "optimizer": "only a training uses it",
+    "lr_scheduler": "only a training uses it",
     "inference": "runner verify RECIPE --of RUN compares the model with and without these stages",
-    "serve": "runner serve does",
+    "serve": "runner serve uses it",
 }
 """Sections of a recipe that change nothing in an evaluation, each with who uses it."""
 

@@ -31,15 +31,20 @@ _CONVERTING = frozenset(
         "ge",
     }
 )
-"""Operators of two tensors that compute in the type to which both are promoted."""
+"""Operators of two operands that compute in the type to which both are promoted."""
 _DIVIDING = frozenset({"div", "atan2"})
 """Those of them that promote integers to floating-point numbers."""
-_PACKING = frozenset(
+_POOLING = frozenset(
     {
         "avg_pool2d",
         "avg_pool2d_backward",
         "max_pool2d_with_indices",
         "max_pool2d_with_indices_backward",
+    }
+)
+"""Operators that copy images that are not contiguous in one of two formats."""
+_PACKING = frozenset(
+    {
         "native_layer_norm",
         "native_layer_norm_backward",
         "_softmax",
@@ -49,13 +54,15 @@ _PACKING = frozenset(
         "embedding_dense_backward",
     }
 )
-"""Operators that copy operands whose elements do not follow each other."""
+"""Operators that copy operands that are not contiguous."""
 _MULTIPLYING = frozenset({"mm", "addmm"})
 """Operators that copy matrices of which neither rows nor columns are contiguous."""
 _OWNED = 4
-"""References to a tensor that a backward pass owns alone, while an operator is intercepted."""
+"""References to a gradient that a backward pass owns alone, while an operator is intercepted: those
+of the pass, of the arguments of the operator, and of the tensor in Python.
+"""
 _OWNED_STORAGE = 2
-"""The same for its storage."""
+"""The same for its storage: those of the gradient, and of the storage in Python."""
 
 
 def copied_bytes(
@@ -73,23 +80,43 @@ def copied_bytes(
         options: Its named arguments.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    if any(tensor.device.type != "cpu" for tensor in tensors):
+    is_plain = isinstance(operator, torch._ops.OpOverload) and bool(tensors)
+    if not is_plain or any(tensor.device.type != "cpu" for tensor in tensors):
         return 0
-    name = operator.overloadpacket.__name__.removesuffix("_")
+    name = operator.overloadpacket.__name__
+    if name in _POOLING:
+        return sum(t.nbytes for t in tensors if not _is_image(t))
     if name in _PACKING:
         return sum(t.nbytes for t in tensors if not t.is_contiguous())
     if name in _MULTIPLYING:
-        return sum(t.nbytes for t in tensors if t.dim() == 2 and not _is_matrix(t))
-    if name == "sum" and tensors:
+        return sum(t.nbytes for t in tensors[-2:] if not _is_matrix(t))
+    if name == "sum":
         (summed,) = tensors
         dtype = options.get("dtype") or _type_of_sum(summed)
         return 0 if dtype is summed.dtype else summed.numel() * dtype.itemsize
-    if name not in _CONVERTING or len(tensors) != 2:
+    return _converted_bytes(name, operands, options)
+
+
+def _converted_bytes(
+    name: str, operands: Sequence[Any], options: Mapping[str, Any]
+) -> int:
+    function = name.removesuffix("_")
+    if function not in _CONVERTING or len(operands) < 2:
         return 0
-    dtype = torch.result_type(*tensors)
-    if name in _DIVIDING and not dtype.is_floating_point and not dtype.is_complex:
+    pair = operands[:2]
+    dtype = torch.result_type(*pair)
+    is_whole = not dtype.is_floating_point and not dtype.is_complex
+    if function in _DIVIDING and is_whole and not options.get("rounding_mode"):
         dtype = torch.get_default_dtype()
-    return sum(t.numel() * dtype.itemsize for t in tensors if t.dtype is not dtype)
+    converted = [
+        tensor
+        for tensor in pair
+        if isinstance(tensor, Tensor) and tensor.dtype is not dtype
+    ]
+    # A result of that type is converted back.
+    if name != function and pair[0].dtype is not dtype:
+        converted.append(pair[0])
+    return sum(tensor.numel() * dtype.itemsize for tensor in converted)
 
 
 def _type_of_sum(summed: Tensor) -> torch.dtype:
@@ -97,34 +124,49 @@ def _type_of_sum(summed: Tensor) -> torch.dtype:
     return torch.int64 if is_whole else summed.dtype
 
 
+def _is_image(tensor: Tensor) -> bool:
+    is_contiguous = tensor.is_contiguous()
+    if is_contiguous or tensor.dim() != 4:
+        return is_contiguous
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def _is_matrix(tensor: Tensor) -> bool:
-    rows, columns = tensor.shape[-2:]
-    row_stride, column_stride = tensor.stride()[-2:]
+    if tensor.dim() != 2:
+        return True
+    rows, columns = tensor.shape
+    row_stride, column_stride = tensor.stride()
     has_rows = column_stride == 1 and row_stride >= columns
     has_columns = row_stride == 1 and column_stride >= rows
     return has_rows or has_columns
 
 
-def in_place_operands(
-    operator: Any, operands: Sequence[Any]
-) -> tuple[Tensor, Tensor] | None:
-    """Returns the operands of a sum of gradients that changes the first of them.
+def reused_bytes(
+    operator: Any, operands: Sequence[Any], options: Mapping[str, Any]
+) -> int:
+    """Returns the bytes of an operand that a backward pass changes in place.
 
-    A backward pass adds the gradients of a tensor in place if nothing else refers to one of them.
-    It does not where operators are intercepted.
+    It adds the gradients of a tensor in place if nothing else refers to one of them, but not where
+    operators are intercepted. A sum that a function of Python computes in a backward pass looks the
+    same if nothing else refers to one of its operands.
+
+    Args:
+        operator: Of torch's dispatcher.
+        operands: Its positional arguments.
+        options: Its named arguments.
     """
-    if operator is not _ADD or torch._C._current_graph_task_id() < 0:
-        return None
-    if torch.is_grad_enabled() or len(operands) != 2:
-        return None
+    is_gradient_sum = operator is _ADD and len(operands) == 2 and not options
+    if not is_gradient_sum or torch._C._current_graph_task_id() < 0:
+        return 0
+    if torch.is_grad_enabled():
+        return 0
     accumulated, added = operands
-    if not (isinstance(accumulated, Tensor) and isinstance(added, Tensor)):
-        return None
+    if not isinstance(accumulated, Tensor) or not isinstance(added, Tensor):
+        return 0
     if accumulated.shape != added.shape or accumulated.dtype is not added.dtype:
-        return None
-    if _is_owned(accumulated):
-        return accumulated, added
-    return (added, accumulated) if _is_owned(added) else None
+        return 0
+    is_owned = _is_owned(accumulated) or _is_owned(added)
+    return accumulated.nbytes if is_owned else 0
 
 
 def _is_owned(tensor: Tensor) -> bool:

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.memory.kinds import Holder, Kind, Usage
 from runner.memory.module_stack import OUTSIDE
-from runner.memory.operands import copied_bytes, in_place_operands
+from runner.memory.operands import copied_bytes, reused_bytes
 from runner.system.tensor_trees import stored_tensors
 
 if TYPE_CHECKING:
@@ -223,17 +223,19 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
             return _number(args[0])
         if func in _INDEXED and any(map(_is_mask, args[1])):
             args = (args[0], _assumed_indices(args[1]), *args[2:])
-        in_place = in_place_operands(func, args)
-        if in_place is not None:
-            func = torch.ops.aten.add_.Tensor
-            args = in_place
-        with self._holding(copied_bytes(func, args, kwargs or {})):
+        options = kwargs or {}
+        beside = copied_bytes(func, args, options) - reused_bytes(func, args, options)
+        with self._holding(beside):
             return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _holding(self, size: int) -> Iterator[None]:
-        """Counts so many bytes of temporary copies inside the ``with``."""
-        if not size:
+        """Counts temporary copies inside the ``with``.
+
+        Args:
+            size: Bytes of the copies; negative for a result that takes the place of an operand.
+        """
+        if not size or self._device_type != "cpu":
             yield
             return
         holder = self._stack.holder

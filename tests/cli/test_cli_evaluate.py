@@ -114,7 +114,7 @@ def problems(child):
         (["--seed", "7"], "error: --seed: 'digits' has no such setting; it always evaluates the same data"),
         (["--render", "x.png"], "error: 'digits' has no picture of its evaluation to draw"),
         (["nothing"], "error: no run 'nothing' in "),
-        (["optimizer.lr=1"], "error: optimizer.lr=1: an evaluation does not use 'optimizer'; only a training does"),
+        (["optimizer.lr=1"], "error: optimizer.lr=1: an evaluation does not use 'optimizer'; only a training uses it"),
         (
             ["--set", "inference={quantise: on}"],
             "error: inference={quantise: on}: an evaluation does not use 'inference'; "

@@ -9,6 +9,7 @@ from running import tiny
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils.checkpoint import checkpoint
 
 from runner.memory.compiled import CompiledStack, CompiledTracker, generated_code
 from runner.memory.fake import fake_tensors
@@ -48,6 +49,18 @@ def test_fused_operations_allocate_their_result_only():
             size = FLOAT * shape[0] * shape[1]
             assert allocated_bytes(tracker, compiled, shape) == size
             assert allocated_bytes(tracker, chain, shape) == 2 * size
+
+
+def test_random_numbers_of_checkpointed_code_are_planned():
+    def sampled(rows):
+        return rows * torch.multinomial(rows.softmax(1), 1)
+
+    tracker = CompiledTracker(CPU, CompiledStack())
+    with fake_tensors(), tracker, generated_code():
+        rows = torch.ones(64, 8, requires_grad=True)
+        compiled = torch.compile(lambda x: checkpoint(sampled, x * 2, use_reentrant=False).sum())
+        compiled(rows).backward()
+    assert tracker.peak > 0
 
 
 def test_nothing_of_the_generated_code_remains():

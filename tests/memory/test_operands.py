@@ -64,12 +64,38 @@ def test_operands_of_another_type_are_copied(name, first, second, is_row):
     check(make_inputs, getattr(torch, name))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
-def test_a_result_in_place_needs_the_copy_only(dtype):
+@pytest.mark.parametrize(
+    ("accumulated", "factor"),
+    [
+        (torch.float32, torch.bool),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.int64, torch.int32),
+    ],
+)
+def test_a_result_in_place_needs_copies_only(accumulated, factor):
     def make_inputs():
-        return torch.ones(ROWS, 64), torch.ones(ROWS, 64, dtype=dtype)
+        return torch.ones(ROWS, 64, dtype=accumulated), torch.ones(ROWS, 64, dtype=factor)
 
-    check(make_inputs, lambda accumulated, factor: accumulated.mul_(factor))
+    check(make_inputs, lambda x, y: x.mul_(y))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x * 2.0,
+        lambda x: x * 2,
+        lambda x: x / 2,
+        lambda x: x > 0.5,
+        lambda x: x + 0.5,
+        lambda x: torch.div(x, 2, rounding_mode="floor"),
+        lambda x: torch.div(x, 2, rounding_mode="trunc"),
+    ],
+)
+def test_numbers_convert_tensors_like_tensors(compute, dtype):
+    check(lambda: (torch.ones(ROWS, 64, dtype=dtype),), compute, tolerance=256)
 
 
 @given(st.sampled_from(TYPES), st.sampled_from([None, *TYPES]), st.sampled_from([None, 0, 1]))
@@ -122,6 +148,7 @@ OPERATORS = {
     ),
     "product": (LAYER, lambda x: (x, torch.rand(32, 8)), torch.mm),
     "linear": (LAYER, lambda x: (torch.rand(8), x, torch.rand(32, 8)), torch.addmm),
+    "expanded bias": (LAYER, lambda x: (torch.rand(1, 8).expand(64, 8), x, torch.rand(32, 8)), torch.addmm),
     "embedding_backward": (
         (16, 8, 32),
         lambda gradient: (gradient, torch.zeros(16, 8, dtype=torch.int64)),
@@ -141,6 +168,12 @@ OPERATORS = {
 def test_operands_that_are_not_contiguous_are_copied(name, layout):
     shape, make_others, compute = OPERATORS[name]
     check(lambda: make_others(LAYOUTS[layout](*shape)), compute)
+
+
+@pytest.mark.parametrize("name", ["avg_pool2d", "max_pool2d"])
+def test_pooling_copies_no_image_whose_channels_are_last(name):
+    _, _, compute = OPERATORS[name]
+    check(lambda: (torch.rand(IMAGES).to(memory_format=torch.channels_last),), compute)
 
 
 USES = {
@@ -166,20 +199,51 @@ def test_gradients_of_one_tensor_are_added_in_place(name):
     check(make_inputs, compute)
 
 
-def test_a_gradient_that_is_needed_later_is_not_changed():
-    x = torch.ones(4, 4, requires_grad=True)
-    with UpdateTracker(torch.device("cpu"), ModuleStack()):
-        h = x * 2
+class SumOfSaved(torch.autograd.Function):
+    """x y, with a backward pass that adds what it saved."""
+
+    @staticmethod
+    def forward(context, x, y):
+        context.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(context, gradient):
+        x, y = context.saved_tensors
+        total = x + y
+        return gradient * total * y, gradient * (x + y)
+
+
+def gradients(x, *, keep):
+    """Gradients by functions that use tensors again after they were added up."""
+    h = x * 2
+    total = SumOfSaved.apply(h, h + 1) + h
+    kept = []
+    if keep:
         h.retain_grad()
-        y = h.sin() + h
-        y.retain_grad()
-        (y * y).sum().backward()
-    expected = torch.ones(4, 4, requires_grad=True)
-    value = (expected * 2).sin() + expected * 2
-    (value * value).sum().backward()
-    assert torch.equal(x.grad, expected.grad)
-    assert torch.equal(y.grad, 2 * value)
-    assert torch.equal(h.grad, expected.grad / 2)
+        total.register_hook(kept.append)
+        total.grad_fn.register_hook(lambda inputs, _: kept.extend(inputs))
+    loss = (total * total).sum()
+    first, *_ = torch.autograd.grad(loss, [x], retain_graph=True)
+    loss.backward()
+    return [first, x.grad, *kept, *([h.grad] if keep else [])]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_tracked_pass_has_the_numbers_of_any_other(keep):
+    with UpdateTracker(torch.device("cpu"), ModuleStack()):
+        tracked = gradients(torch.full((4, 4), 3.0, requires_grad=True), keep=keep)
+    expected = gradients(torch.full((4, 4), 3.0, requires_grad=True), keep=keep)
+    for actual, reference in zip(tracked, expected, strict=True):
+        assert torch.equal(actual, reference)
+
+
+def test_copies_on_a_processor_take_nothing_of_a_gpu():
+    tracker = UpdateTracker(torch.device("cuda"), ModuleStack())
+    with fake_tensors(), tracker:
+        result = torch.ones(ROWS, 64, dtype=torch.int64) * torch.ones(ROWS, 64)
+    assert (tracker.peak, tracker.total) == (0, 0)
+    del result
 
 
 def test_a_module_holds_no_gradient_until_its_other_inputs_have_one():
@@ -219,3 +283,32 @@ def test_a_module_holds_no_gradient_until_its_other_inputs_have_one():
         tracker.reset_peak()
         compute(*inputs)
     assert tracker.peak - existing == pytest.approx(measured, rel=0.005)
+
+
+def test_a_module_is_left_although_its_first_input_has_no_gradient():
+    class Block(nn.Module):
+        def forward(self, reference, x):
+            return torch.tanh(x + reference.detach())
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            reference = x * 2
+            for block in self.blocks:
+                x = block(reference, x * 1)
+            return x
+
+    stack = ModuleStack()
+    network = Network()
+    stack.name_modules({"model": network})
+    seen = []
+    with stack:
+        x = torch.ones(4, 4, requires_grad=True)
+        start = x * 1
+        start.register_hook(lambda _: seen.append(stack.holder.module))
+        network(start).sum().backward()
+    # Those after it have been left.
+    assert set(seen) <= {"model", "model.blocks.0"}
