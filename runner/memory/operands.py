@@ -85,7 +85,7 @@ def copied_bytes(
         return 0
     name = operator.overloadpacket.__name__
     if name in _POOLING:
-        return sum(t.nbytes for t in tensors if not _is_image(t))
+        return _pooled_bytes(tensors)
     if name in _PACKING:
         return sum(t.nbytes for t in tensors if not t.is_contiguous())
     if name in _MULTIPLYING:
@@ -95,6 +95,19 @@ def copied_bytes(
         dtype = options.get("dtype") or _type_of_sum(summed)
         return 0 if dtype is summed.dtype else summed.numel() * dtype.itemsize
     return _converted_bytes(name, operands, options)
+
+
+def _pooled_bytes(tensors: Sequence[Tensor]) -> int:
+    """Returns the bytes of copies in the format of the first tensor: an image, or in a backward
+    pass a gradient, before the image and the positions of maxima.
+    """
+    first, *others = tensors
+    form = _format_of(first)
+    read = [first, *others[1:]]
+    copied = [tensor for tensor in read if not tensor.is_contiguous(memory_format=form)]
+    # The gradient of the image is computed in that format, and copied to the image's.
+    copied += [image for image in others[:1] if _format_of(image) != form]
+    return sum(tensor.nbytes for tensor in copied)
 
 
 def _converted_bytes(
@@ -124,11 +137,13 @@ def _type_of_sum(summed: Tensor) -> torch.dtype:
     return torch.int64 if is_whole else summed.dtype
 
 
-def _is_image(tensor: Tensor) -> bool:
-    is_contiguous = tensor.is_contiguous()
-    if is_contiguous or tensor.dim() != 4:
-        return is_contiguous
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+def _format_of(image: Tensor) -> torch.memory_format:
+    is_last = image.dim() == 4 and image.is_contiguous(
+        memory_format=torch.channels_last
+    )
+    if is_last and not image.is_contiguous():
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 def _is_matrix(tensor: Tensor) -> bool:

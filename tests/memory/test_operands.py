@@ -176,6 +176,20 @@ def test_pooling_copies_no_image_whose_channels_are_last(name):
     check(lambda: (torch.rand(IMAGES).to(memory_format=torch.channels_last),), compute)
 
 
+@pytest.mark.parametrize("formats", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("name", ["avg_pool2d_backward", "max_pool2d_backward"])
+def test_gradients_of_pooling_have_the_format_of_the_image(name, formats):
+    _, make_others, compute = OPERATORS[name]
+
+    def make_inputs():
+        tensors = make_others(torch.rand(POOLED))
+        forms = [(torch.contiguous_format, torch.channels_last)[is_last] for is_last in formats]
+        formed = [tensor.to(memory_format=form) for tensor, form in zip(tensors, forms, strict=False)]
+        return (*formed, *tensors[2:])
+
+    check(make_inputs, compute)
+
+
 USES = {
     "own gradients": lambda h: (h * 3) + (h * 4) + h.exp(),
     "a shared gradient": lambda h: h + h.sin(),
