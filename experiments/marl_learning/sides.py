@@ -41,6 +41,9 @@ VARIANTS: dict[str, list[str]] = {
     "marl_phase2": [],
     "initial temperature 0.2": ["model.initial_temperature=0.2"],
     "5,000 random steps": ["data.warmup=5000"],
+    "matched speed pays 3": ["data.reward.speed_match=3"],
+    "a step costs 3": ["data.reward.step=-3"],
+    "distance costs 3 times as much": ["data.reward.goal_distance=-0.06"],
 }
 COLUMNS = {"left": "{:.0%}", "formation": "{:.1%}", "success": "{:.1%}", "steps": "{:.1f}"}
 
