@@ -129,11 +129,32 @@ def report(results: Results) -> None:
             row = table_row(name, case, variant, results)
             if row:
                 lines.append(row)
+    lines += more_seeds(results)
     dates = sorted({result["date"] for result in results.values()})
     machines = sorted({result["machine"] for result in results.values()})
     lines += ["", f"{', '.join(dates)}; {', '.join(machines)}.", ""]
     (HERE / "README.md").write_text("\n".join(lines))
     print("\n".join(lines))
+
+
+def more_seeds(results: Results) -> list[str]:
+    """Returns a sentence for each variant that was compared with the recipe by more than ``SEEDS``."""
+    sentences = []
+    for name, case in CASES.items():
+        for variant in case.variants:
+            values = {key: run["value"] for key, run in results.items() if "value" in run}
+            prefixes = (f"{name}: {RECIPE}, seed ", f"{name}: {variant}, seed ")
+            seeds = [{key.removeprefix(prefix) for key in values if key.startswith(prefix)} for prefix in prefixes]
+            common = sorted(set.intersection(*seeds), key=int)
+            if len(common) <= len(SEEDS):
+                continue
+            recipe, changed = ([values[prefix + seed] for seed in common] for prefix in prefixes)
+            mean, low, high = student([new - old for old, new in zip(recipe, changed, strict=True)])
+            sentences += [
+                f"* {name}, {variant}, {len(common)} seeds: {case.metric} {fmean(changed):.3f}, that of the recipe",
+                f"  {fmean(recipe):.3f}; difference {mean:+.3f} [{low:+.3f}, {high:+.3f}].",
+            ]
+    return ["", "With more seeds:", "", *sentences] if sentences else []
 
 
 def table_row(name: str, case: Case, variant: str, results: Results) -> str:
