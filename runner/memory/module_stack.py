@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed._tools.mod_tracker import ModTracker
@@ -35,23 +33,15 @@ class ModuleStack(ModTracker):
         return Holder(OUTSIDE, innermost)
 
     def _fw_pre_hook(self, mod: nn.Module, input: Any) -> None:  # noqa: A002 (torch's name)
-        if self.is_bw or torch._dynamo.eval_frame._is_in_optimized_module():
-            super()._fw_pre_hook(mod, ())  # type: ignore[no-untyped-call]
-            return
-        name = self._get_mod_name(mod)  # type: ignore[no-untyped-call]
-        module = weakref.ref(mod)
-        self._get_append_fn(module, name, is_bw=False)()  # type: ignore[no-untyped-call]
-        if self._user_pre_fw_hook is not None:
-            self._user_pre_fw_hook(mod, input)
-        leave = self._get_pop_fn(module, name, is_bw=True)  # type: ignore[no-untyped-call]
+        # The backward pass of a module ends with the first gradient of an input. torch's hook for
+        # all of them would hold this one until the others are complete: that of a tensor that all
+        # modules share is complete last. Without inputs, torch enqueues what ends the module.
+        enqueued = self._post_bw_callbacks_to_enqueue
+        count = len(enqueued)
+        super()._fw_pre_hook(mod, ())  # type: ignore[no-untyped-call]
         inputs = [*filter(_is_differentiated, tree_leaves(input))]
-        if inputs:
-            # The backward pass of a module ends with the first gradient of an input. torch's hook
-            # for all of them would hold this one until the others are complete: that of a tensor
-            # that all modules share is complete last.
-            register_multi_grad_hook(inputs, leave, mode="any")
-        else:
-            self._post_bw_callbacks_to_enqueue.append(leave)
+        if inputs and len(enqueued) > count:
+            register_multi_grad_hook(inputs, enqueued.pop(), mode="any")
 
 
 def _is_differentiated(value: Any) -> bool:

@@ -102,11 +102,15 @@ def _pooled_bytes(tensors: Sequence[Tensor]) -> int:
     pass a gradient, before the image and the positions of maxima.
     """
     first, *others = tensors
-    form = _format_of(first)
+    memory_format = _format_of(first)
     read = [first, *others[1:]]
-    copied = [tensor for tensor in read if not tensor.is_contiguous(memory_format=form)]
+    copied = [
+        tensor
+        for tensor in read
+        if not tensor.is_contiguous(memory_format=memory_format)
+    ]
     # The gradient of the image is computed in that format, and copied to the image's.
-    copied += [image for image in others[:1] if _format_of(image) != form]
+    copied += [image for image in others[:1] if _format_of(image) != memory_format]
     return sum(tensor.nbytes for tensor in copied)
 
 

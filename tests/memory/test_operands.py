@@ -260,69 +260,63 @@ def test_copies_on_a_processor_take_nothing_of_a_gpu():
     del result
 
 
+class Chain(nn.Module):
+    """Modules of two inputs, a tensor that all of them share and the result of the one before."""
+
+    def __init__(self, blocks, *, is_checkpointed=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x):
+        shared = x * 3
+        for block in self.blocks:
+            x = checkpoint(block, x, shared, use_reentrant=False) if self.is_checkpointed else block(shared, x * 1)
+        return x
+
+
+class Sum(nn.Module):
+    def forward(self, x, shared):
+        return torch.tanh(x * 2 + shared)
+
+
+class Detached(nn.Module):
+    """Its first input gets no gradient."""
+
+    def forward(self, shared, x):
+        return torch.tanh(x + shared.detach())
+
+
 def test_a_module_holds_no_gradient_until_its_other_inputs_have_one():
-    class Block(nn.Module):
-        def forward(self, x, shared):
-            return torch.tanh(x * 2 + shared)
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(6))
-
-        def forward(self, x):
-            shared = x * 3
-            for block in self.blocks:
-                x = checkpoint(block, x, shared, use_reentrant=False)
-            return x
-
-    network = Network()
+    network = Chain([Sum() for _ in range(6)], is_checkpointed=True)
 
     def compute(x):
         network(x * 1).sum().backward()
         gradient, x.grad = x.grad, None
         return gradient
 
-    def make_inputs():
-        return (torch.ones(ROWS, ROWS, requires_grad=True),)
-
-    inputs = make_inputs()
-    measured = measured_peak(lambda: compute(*inputs))
+    x = torch.ones(ROWS, ROWS, requires_grad=True)
+    measured = measured_peak(lambda: compute(x))
     stack = ModuleStack()
+    stack.name_modules({"model": network})
     tracker = UpdateTracker(torch.device("cpu"), stack)
     with fake_tensors(), tracker:
-        stack.name_modules({"model": network})
-        inputs = make_inputs()
+        x = torch.ones(ROWS, ROWS, requires_grad=True)
         existing = tracker.total
         tracker.reset_peak()
-        compute(*inputs)
+        compute(x)
     assert tracker.peak - existing == pytest.approx(measured, rel=0.005)
 
 
 def test_a_module_is_left_although_its_first_input_has_no_gradient():
-    class Block(nn.Module):
-        def forward(self, reference, x):
-            return torch.tanh(x + reference.detach())
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(4))
-
-        def forward(self, x):
-            reference = x * 2
-            for block in self.blocks:
-                x = block(reference, x * 1)
-            return x
-
+    network = Chain([Detached() for _ in range(4)])
     stack = ModuleStack()
-    network = Network()
     stack.name_modules({"model": network})
     seen = []
     with stack:
-        x = torch.ones(4, 4, requires_grad=True)
-        start = x * 1
+        start = torch.ones(4, 4, requires_grad=True) * 1
         start.register_hook(lambda _: seen.append(stack.holder.module))
         network(start).sum().backward()
     # Those after it have been left.
+    assert seen
     assert set(seen) <= {"model", "model.blocks.0"}
