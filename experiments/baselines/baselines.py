@@ -29,11 +29,11 @@ FAMILIES = {
 SEEDS = (0, 1, 2)
 
 
-def measure(family):
-    """Returns the results of a family as JSON."""
+def measure(family, seeds=SEEDS):
+    """Returns the results of a family as JSON, and prints them."""
     module = importlib.import_module(FAMILIES[family])
     rows = []
-    for result in module.measure(SEEDS):
+    for result in module.measure(seeds):
         row = result._asdict()
         row["values"] = {"none" if seed is None else str(seed): value for seed, value in result.values.items()}
         rows.append(row)
@@ -66,8 +66,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="all by default")
     parser.add_argument("--table", action="store_true", help="write the table from stored results")
+    parser.add_argument("--seeds", type=int, nargs="+", help="other seeds, whose results are printed only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.seeds:
+        for family in arguments.families or FAMILIES:
+            measure(family, arguments.seeds)
+        return
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {"families": {}}
     if not arguments.table:
         for family in arguments.families or FAMILIES:

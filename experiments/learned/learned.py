@@ -138,23 +138,28 @@ def report(results: Results) -> None:
 
 
 def more_seeds(results: Results) -> list[str]:
-    """Returns a sentence for each variant that was compared with the recipe by more than ``SEEDS``."""
-    sentences = []
+    """Returns a list of the variants that were compared with the recipe by more than ``SEEDS``."""
+    lines = []
     for name, case in CASES.items():
+        recipe = values_by_seed(results, f"{name}: {RECIPE}")
         for variant in case.variants:
-            values = {key: run["value"] for key, run in results.items() if "value" in run}
-            prefixes = (f"{name}: {RECIPE}, seed ", f"{name}: {variant}, seed ")
-            seeds = [{key.removeprefix(prefix) for key in values if key.startswith(prefix)} for prefix in prefixes]
-            common = sorted(set.intersection(*seeds), key=int)
+            changed = values_by_seed(results, f"{name}: {variant}")
+            common = sorted(recipe.keys() & changed.keys())
             if len(common) <= len(SEEDS):
                 continue
-            recipe, changed = ([values[prefix + seed] for seed in common] for prefix in prefixes)
-            mean, low, high = student([new - old for old, new in zip(recipe, changed, strict=True)])
-            sentences += [
-                f"* {name}, {variant}, {len(common)} seeds: {case.metric} {fmean(changed):.3f}, that of the recipe",
-                f"  {fmean(recipe):.3f}; difference {mean:+.3f} [{low:+.3f}, {high:+.3f}].",
+            means = [fmean(values[seed] for seed in common) for values in (changed, recipe)]
+            mean, low, high = student([changed[seed] - recipe[seed] for seed in common])
+            lines += [
+                f"* {name}, {variant}, {len(common)} seeds: {case.metric} {means[0]:.3f}, that of the recipe",
+                f"  {means[1]:.3f}; difference {mean:+.3f} [{low:+.3f}, {high:+.3f}].",
             ]
-    return ["", "With more seeds:", "", *sentences] if sentences else []
+    return ["", "With more seeds:", "", *lines] if lines else []
+
+
+def values_by_seed(results: Results, name: str) -> dict[int, float]:
+    """Returns the metric of a variant for all seeds that were trained."""
+    start = f"{name}, seed "
+    return {int(key.removeprefix(start)): run["value"] for key, run in results.items() if key.startswith(start)}
 
 
 def table_row(name: str, case: Case, variant: str, results: Results) -> str:
