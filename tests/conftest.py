@@ -13,6 +13,7 @@ from typing import Any
 
 import fork_server
 import pytest
+import sampling
 from filelock import FileLock
 from hypothesis import settings
 
@@ -82,8 +83,17 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the end nobody waits for one long test; and while one process waits, the others compute."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="run every case of tests that are marked with sampled")
+    parser.addoption("--sample", metavar="TEXT", help="select the cases with TEXT instead of the commit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects cases, and begins with long tests: while one of them waits, the others compute."""
+    if not config.option.complete:
+        omitted = sampling.omitted(items, config.option.sample or sampling.commit())
+        config.hook.pytest_deselected(items=omitted)
+        items[:] = [item for item in items if item not in omitted]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
