@@ -1,7 +1,6 @@
 """The command ``evaluate``: measures the model of a run again."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -65,8 +64,11 @@ _UNUSED = {
     "lr_scheduler": "only a training uses it",
     "inference": "runner verify RECIPE --of RUN compares the model with and without these stages",
     "serve": "runner serve uses it",
+    "tracking": "only a training is tracked",
 }
 """Sections of a recipe that change nothing in an evaluation, each with who uses it."""
+_USED_OF_TRAIN = ("batch_size", "ema")
+"""The settings of ``train`` that an evaluation uses; the others describe the training."""
 
 
 def evaluate(
@@ -126,9 +128,13 @@ def evaluate(
 def _refuse_unused(assignments: Sequence[str]) -> None:
     """Raises a UsageError about a setting that changes nothing in an evaluation."""
     for assignment in assignments:
-        section = re.split(r"[.=]", assignment, maxsplit=1)[0]
+        path = assignment.partition("=")[0].split(".")
+        section = path[0]
         if section in _UNUSED:
             raise UsageError(f"{assignment}: an evaluation does not use '{section}'; {_UNUSED[section]}")
+        if section == "train" and not (len(path) > 1 and path[1] in _USED_OF_TRAIN):
+            used = " and ".join(f"train.{name}" for name in _USED_OF_TRAIN)
+            raise UsageError(f"{assignment}: of 'train', an evaluation uses {used} only")
 
 
 def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[str]:

@@ -116,6 +116,15 @@ def problems(child):
         (["nothing"], "error: no run 'nothing' in "),
         (["optimizer.lr=1"], "error: optimizer.lr=1: an evaluation does not use 'optimizer'; only a training uses it"),
         (
+            ["train.epochs=9"],
+            "error: train.epochs=9: of 'train', an evaluation uses train.batch_size and train.ema only",
+        ),
+        (
+            ["--set", "train={epochs: 9}"],
+            "error: train={epochs: 9}: of 'train', an evaluation uses train.batch_size and train.ema only",
+        ),
+        (["tracking.experiment=a"], "error: tracking.experiment=a: an evaluation does not use 'tracking'; "),
+        (
             ["--set", "inference={quantise: on}"],
             "error: inference={quantise: on}: an evaluation does not use 'inference'; "
             "runner verify RECIPE --of RUN compares the model with and without these stages",
