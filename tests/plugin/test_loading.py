@@ -1,5 +1,6 @@
 """Batches that worker processes load: right whatever the files, and in one line where something goes wrong."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -265,12 +266,6 @@ def raise_usage_error():
     raise UsageError("data.folder: shells/7.png cannot be read")
 
 
-def run_out_of_shared_memory():
-    # What torch raises while it collates in a worker.
-    text = "unable to allocate shared memory(shm) for file </torch_26384_1681386444_1>: No space left on device (28)"
-    raise RuntimeError(text)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
@@ -329,15 +324,39 @@ def test_an_error_in_a_held_out_sample_says_which_part_it_is_of():
     assert caught.value.__notes__ == ["sample 5 of the held-out data"]
 
 
-def test_full_shared_memory_is_one_line_with_what_to_do():
-    with pytest.raises(RunnerError, match=r"^data\.workers: the shared memory in /dev/shm .*--shm-size.*$"):
-        drawn(source_of(Elements(20, run_out_of_shared_memory), workers=1), 5)
-
-
 @pytest.fixture
 def prompt_workers(monkeypatch):
     """Has torch look every moment, instead of every 5 s, whether a worker lives."""
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+
+
+SHORTAGES = [
+    "unable to allocate shared memory(shm) for file </torch_26384_1681386444_1>: No space left on device (28)",
+    "unable to write to file </torch_26384_1681386444_1>: No space left on device (28)",
+    "unable to resize file </torch_26384_1681386444_1> to the right size: No space left on device (28)",
+    signal.SIGBUS,
+]
+"""What torch raises in a worker where its batches no longer fit; and what ends it if memory that it has is missing."""
+
+
+@pytest.mark.usefixtures("prompt_workers")
+@pytest.mark.parametrize("shortage", SHORTAGES, ids=["allocate", "write", "resize", "bus error"])
+def test_full_shared_memory_is_one_line_with_what_to_do(shortage):
+    def run_out():
+        if isinstance(shortage, str):
+            raise RuntimeError(shortage)
+        os.kill(os.getpid(), shortage)
+
+    with pytest.raises(RunnerError, match=r"^data\.workers: the shared memory in /dev/shm .*--shm-size.*$"):
+        drawn(source_of(Elements(20, run_out), workers=1), 5)
+
+
+def test_a_full_disk_of_the_data_is_not_blamed_on_shared_memory():
+    def run_out():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "decoded")
+
+    with pytest.raises(OSError, match="No space left on device: 'decoded'"):
+        drawn(source_of(Elements(20, run_out), workers=1), 5)
 
 
 @pytest.mark.usefixtures("prompt_workers")
