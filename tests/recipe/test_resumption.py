@@ -211,24 +211,37 @@ def test_a_fixed_setting_of_a_plugin_is_refused():
     assert LinearConfig.model_fields.keys() <= {path.rpartition(".")[2] for path in paths}
 
 
+CHANGED = {
+    "optimizer.lr": (0.01, 0.05),
+    "optimizer.weight_decay": (0.1, 0.2),
+    "optimizer.betas": ([0.9, 0.999], [0.5, 0.9]),
+    "train.ema": (0.9, 0.5),
+    "model.dropout": (0.25, 0.5),
+}
+"""Settings with what they are before and after a resumption."""
+
+
 @pytest.mark.usefixtures("migrated_workspace")
 def test_lock_list_and_mlflow_have_the_values_that_are_trained(tmp_path):
     registry, workspace = Registry([TOYS]), Workspace()
-    base = ("train.updates=4", "lr_scheduler.kind=constant")
+    base = ("train.updates=4", "lr_scheduler.kind=constant", "optimizer.weight_decay=0.1", "train.ema=0.9")
     first = run(toy(tmp_path, *base), registry, workspace, NoOutput())
     folder = RunFolder(Path(first.run_dir))
     lock = folder.path / LOCK_NAME
-    changed = load(lock, ["train.updates=8", "optimizer.lr=0.05"], registry)
-    second = run(changed, registry, workspace, NoOutput(), folder, ["recipe.optimizer.lr: 0.01 in the lock, 0.05 now"])
+    changed = load(lock, ["train.updates=8", *(f"{path}={value}" for path, (_, value) in CHANGED.items())], registry)
+    drifts = [f"recipe.{path}: {before} in the lock, {now} now" for path, (before, now) in CHANGED.items()]
+    second = run(changed, registry, workspace, NoOutput(), folder, drifts)
     assert second.resumed_at == 4
-    locked = read_lock(lock)
-    assert (locked["recipe"]["optimizer"]["lr"], locked["recipe"]["train"]["updates"]) == (0.05, 8)
-    assert locked["origins"]["optimizer.lr"].startswith("override")
-    assert read_lock(folder.path / "until-4.lock.yaml")["recipe"]["optimizer"]["lr"] == 0.01
+    locked, until = read_lock(lock), read_lock(folder.path / "until-4.lock.yaml")["recipe"]
+    assert locked["recipe"]["train"]["updates"] == 8
     assert not [each for each in drift(lock, load(lock, [], registry), registry) if each.matters]
     record = folder.record()
     assert (record.digest, record.goal) == (changed.digest, 8)
-    assert record.overrides["optimizer.lr"] == "0.05"
     tags = MlflowClient(first.tracking_uri).get_run(first.run_id).data.tags
-    assert tags["changed.optimizer.lr"] == "0.01 until step 4, then 0.05"
     assert tags["recipe.digest"] == changed.digest
+    for path, (before, now) in CHANGED.items():
+        section, name = path.split(".")
+        assert (until[section][name], locked["recipe"][section][name]) == (before, now)
+        assert locked["origins"][path].startswith("override")
+        assert record.overrides[path] == str(now)
+        assert tags[f"changed.{path}"] == f"{before} until step 4, then {now}"

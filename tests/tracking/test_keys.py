@@ -53,6 +53,17 @@ def test_settings_whose_names_contain_dots_keep_values_of_their_own():
     assert sorted(params_of(settings).values()) == ["1", "2", "few", "many"]
 
 
+odd_names = st.text("ab.</", max_size=3)
+sections = st.recursive(st.integers(), lambda inner: st.dictionaries(odd_names, inner, max_size=3), max_leaves=8)
+
+
+@given(st.dictionaries(st.sampled_from(["model", "data", "train"]), sections))
+def test_no_two_settings_share_a_key(settings):
+    """The sections of a recipe have names of the runner; names in them may be anybody's."""
+    keys = [key for key, _ in setting_keys(settings)]
+    assert len(set(keys)) == len(keys)
+
+
 def test_paths_of_overrides_stay_as_they_are():
     assert dict(setting_keys({"optimizer.lr": 0.1, "model.hidden": [64]})) == {
         "optimizer.lr": 0.1,

@@ -71,10 +71,13 @@ def test_the_best_checkpoint_follows_the_loss_of_its_own_progress(written, migra
     assert checkpoint.load(kept)["pipeline"]["progress"]["updates"] == 5
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_differs_between_batches_and_seeds_and_is_the_same_every_time(kind, written):
+def test_noise_differs_between_batches_and_seeds_and_is_the_same_every_time(kind, size, written):
+    batches = 10 // size  # of ten held-out rows
+
     def numbers(*sets):
-        pipeline = pipeline_of(written(kind), "train.updates=20", "train.batch_size=2", *sets)
+        pipeline = pipeline_of(written(kind), "train.updates=20", f"train.batch_size={size}", *sets)
         measure, found = pipeline.learner.metrics, []
 
         def listening(batch):
@@ -87,11 +90,11 @@ def test_noise_differs_between_batches_and_seeds_and_is_the_same_every_time(kind
             torch.manual_seed(outside)
             evaluated(pipeline)
             assert float(torch.rand(())) == float(torch.rand((), generator=torch.Generator().manual_seed(outside)))
-        assert found[:5] == found[5:]
-        return found[:5]  # ten held-out rows in batches of two
+        assert found[:batches] == found[batches:]
+        return found[:batches]
 
     first, second = numbers(), numbers("seed=6")
-    assert len({*first, *second}) == 10
+    assert len({*first, *second}) == 2 * batches
     assert numbers() == first
 
 
