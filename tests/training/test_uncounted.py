@@ -64,6 +64,8 @@ class NetConfig(GradientLearnerConfig):
     implementation = "Net"
     learns_from = "uncounted_rows"
     counts: str = "tensor"
+    is_masked: bool = False
+    """Whether losses without a label are multiplied by zero, instead of left out."""
 
 
 class Net(GradientLearner):
@@ -77,8 +79,13 @@ class Net(GradientLearner):
             assert len(table) == BATCH
             scale = table.sum() / BATCH
         logits = self.slots.forward(batch["x"]) * scale
-        total = cross_entropy(logits, batch["label"], ignore_index=UNCOUNTED, reduction="sum")
-        counted = (batch["label"] != UNCOUNTED).sum()
+        has_label = batch["label"] != UNCOUNTED
+        if self.config.is_masked:  # zeros times an infinite gradient would be NaN
+            losses = cross_entropy(logits, batch["label"].clamp(min=0), reduction="none")
+            total = (losses * has_label).sum()
+        else:
+            total = cross_entropy(logits, batch["label"], ignore_index=UNCOUNTED, reduction="sum")
+        counted = has_label.sum()
         return Loss(total, {"tensor": counted, "float": counted.float(), "int": int(counted)}[self.config.counts])
 
 
@@ -116,10 +123,11 @@ def test_a_table_as_long_as_the_batch_is_whole_in_every_micro_batch(tmp_path, ta
     assert losses["eval/loss"] == pytest.approx(expected_losses["eval/loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("counts", ["tensor", "float", "int"])
 @pytest.mark.parametrize("blank", [ROWS - 2, ROWS])
-def test_a_part_in_which_nothing_counts_changes_no_parameter(tmp_path, counts, blank):
-    sets = (f"data.blank={blank}", f"model.counts={counts}")
+def test_a_part_in_which_nothing_counts_changes_no_parameter(tmp_path, counts, blank, is_masked):
+    sets = (f"data.blank={blank}", f"model.counts={counts}", f"model.is_masked={is_masked}".lower())
     expected, _ = trained(tmp_path / "plain", *sets)
     parameters, losses = trained(tmp_path / "parts", *sets, "optimization.gradient_accumulation.micro_batch=2")
     assert_same(parameters, expected)
