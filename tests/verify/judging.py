@@ -15,6 +15,8 @@ SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
 """Texts of which no test may depend on a download."""
 LONG = Options(updates=3, horizon=20, horizon_seconds=60.0, budget=0.0, names_operators=False)
 
+SHORT = replace(LONG, horizon=0)
+
 
 def recipe_of(kind, registry, promise=None):
     """Returns the recipe for which a wrong stage is made, with that stage."""
@@ -35,6 +37,6 @@ def pair_of(recipe, kind, registry, options=LONG):
     return gate.pair((kind,)), gate.coverage
 
 
-def judge(check, kind, registry, promise=None):
+def judge(check, kind, registry, promise=None, options=LONG):
     """Returns the verdict of a check on a wrong stage."""
-    return check.run(*pair_of(recipe_of(kind, registry, promise), kind, registry))
+    return check.run(*pair_of(recipe_of(kind, registry, promise), kind, registry, options))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from judging import pair_of
 from running import tiny
 
 from runner.plugin.contract import Close
@@ -17,9 +18,17 @@ from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.plugins.marl.uav.rewards import PRESETS, Coefficients
 from runner.proof import Outcome, clock
+from runner.proof.warm_up import warm_up
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 from runner.training.step import Step
+from runner.verify.checks.declared_slots import DeclaredSlotsCheck
+from runner.verify.checks.evaluations import EvaluationsCheck
+from runner.verify.checks.long_run import LongRunCheck
+from runner.verify.checks.predictions import PredictionsCheck
+from runner.verify.checks.resumed_training import ResumedTrainingCheck
+from runner.verify.checks.sampled_batches import SampledBatchesCheck
+from runner.verify.checks.updates import UpdatesCheck
 from runner.verify.evaluation_checks import Query, answers, prediction_sizes, questions, same_evaluations
 from runner.verify.gate import Gate
 from runner.verify.global_patches import changed_values, global_values, patches
@@ -28,68 +37,109 @@ from runner.verify.options import Options
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "around.py"])
 WHERE = {
-    "alone": "'predict' differs",
-    "when_evaluated": "'predict' differs",
-    "evaluation": "'evaluate.loss' differs",
-    "third_evaluation": "'evaluate.loss' differs",
-    "single_left_out": "an evaluation raises an error, which the baseline's does not: data: there is no held-out",
-    "padded": "'evaluate.loss' differs",
-    "held_out_changed": "'evaluate.loss' differs",
-    "unevaluable": "the changed step raises KeyError: 'nothing' (around.py:",
-    "statistics": "'statistics.seen' is there, which it is not in the baseline",
-    "fewer": "'batch.word' is a tensor of shape",
-    "noise": "'noise.more' is there, which it is not in the baseline",
-    "counts": "'progress.samples' differs",
-    "draws_more": "'generators.noise' differs",
-    "moved": "'batch.word' differs",
-    "remembered": "'evaluate.loss' differs",
-    "shorter": "'progress.length' differs",
-    "from_start": "a resumed training is another one: update 1, slot 'step': 'batch.word' differs",
-    "unkept": "a checkpoint cannot hold a slice",
-    "notes": "or its end reported: ZeroDivisionError",
-    "unbuilt": "the pipeline cannot be built: AttributeError: nothing there (around.py:",
+    "alone": (PredictionsCheck, "'predict' differs"),
+    "when_evaluated": (PredictionsCheck, "'predict' differs"),
+    "evaluation": (EvaluationsCheck, "'evaluate.loss' differs"),
+    "third_evaluation": (EvaluationsCheck, "'evaluate.loss' differs"),
+    "single_left_out": (
+        EvaluationsCheck,
+        "an evaluation raises an error, which the baseline's does not: data: there is no held-out",
+    ),
+    "padded": (EvaluationsCheck, "'evaluate.loss' differs"),
+    "held_out_changed": (EvaluationsCheck, "'evaluate.loss' differs"),
+    "unevaluable": (EvaluationsCheck, "the changed step raises KeyError: 'nothing' (around.py:"),
+    "statistics": (SampledBatchesCheck, "'statistics.seen' is there, which it is not in the baseline"),
+    "fewer": (SampledBatchesCheck, "'batch.word' is a tensor of shape"),
+    "noise": (SampledBatchesCheck, "'noise.more' is there, which it is not in the baseline"),
+    "counts": (SampledBatchesCheck, "'progress.samples' differs"),
+    "draws_more": (SampledBatchesCheck, "'generators.noise' differs"),
+    "moved": (SampledBatchesCheck, "'batch.word' differs"),
+    "remembered": (EvaluationsCheck, "'evaluate.loss' differs"),
+    "shorter": (SampledBatchesCheck, "'progress.length' differs"),
+    "late": (SampledBatchesCheck, "the sample is not the same: update 13, slot 'next_batch': 'batch.word' differs"),
+    "from_start": (
+        ResumedTrainingCheck,
+        "a resumed training is another one: update 1, slot 'step': 'batch.word' differs",
+    ),
+    "unkept": (ResumedTrainingCheck, "a checkpoint cannot hold a slice"),
+    "notes": (ResumedTrainingCheck, "or its end reported: ZeroDivisionError"),
+    "stuck": (
+        ResumedTrainingCheck,
+        "after 30 more updates, the progress of the training has not changed",
+    ),
 }
+"""The check that fails, and its message."""
 QUICK = Options(updates=3, horizon=0, budget=0.0, names_operators=False)
 
 
-def judged(*sets, options=QUICK, stage="around"):
-    recipe = load(HERE / "supervised.yaml", ["device=cpu", f"optimization.{stage}=on", *sets], REGISTRY)
-    return Gate(recipe, REGISTRY, options, lambda _: None)((stage,))
+def recipe_of(*sets):
+    return load(HERE / "supervised.yaml", ["device=cpu", "optimization.around=on", *sets], REGISTRY)
 
 
-HARMLESS = ("", "ahead")
-EXACT = (*HARMLESS, "alone", "evaluation", "unevaluable", "statistics", "draws_more", "remembered")
-"""What is asked under the other promise, too."""
+def judged(*sets, options=QUICK, checks=()):
+    """Returns the verdict by these checks, or by all."""
+    gate = Gate(recipe_of(*sets), REGISTRY, options, lambda _: None)
+    gate.checks = [check for check in gate.checks if not checks or isinstance(check, checks)]
+    return gate(("around",))
+
+
+def checked(check, harm, promise="close", *sets, options=QUICK):
+    """Returns the verdict by one check."""
+    recipe = recipe_of(f"optimization.around={{harm: '{harm}', promise: {promise}}}", *sets)
+    return check().run(*pair_of(recipe, "around", REGISTRY, options))
+
+
+@pytest.mark.parametrize("promise", ["close", "exact"])
+def test_batches_that_are_drawn_ahead_pass_all_checks(promise):
+    verdict = judged(f"optimization.around={{harm: ahead, promise: {promise}}}")
+    assert verdict, verdict
+
+
+@pytest.mark.parametrize("harm", WHERE)
+def test_what_is_around_an_update_is_compared(harm, monkeypatch):
+    monkeypatch.setattr("runner.verify.sampling_checks._UPDATES_TO_PROGRESS", 30)
+    check, message = WHERE[harm]
+    sets = ("train.updates=null", "train.samples=9000") if harm == "stuck" else ()
+    options = Options(3, horizon=30 if harm == "late" else 0, horizon_seconds=300.0, budget=0.0)
+    verdict = checked(check, harm, "close", *sets, options=options)
+    assert verdict.outcome is Outcome.FAIL, verdict
+    assert message in verdict.summary, verdict
 
 
 @pytest.mark.parametrize(
-    ("harm", "promise"), [*((harm, "close") for harm in (*HARMLESS, *WHERE)), *((harm, "exact") for harm in EXACT)]
+    ("harm", "check"),
+    [
+        ("alone", PredictionsCheck),
+        ("evaluation", EvaluationsCheck),
+        ("unevaluable", EvaluationsCheck),
+        ("statistics", SampledBatchesCheck),
+        ("draws_more", UpdatesCheck),
+        ("remembered", EvaluationsCheck),
+    ],
 )
-def test_what_is_around_an_update_is_compared(harm, promise):
-    verdict = judged(f"optimization.around={{harm: '{harm}', promise: {promise}}}")
-    if harm in HARMLESS:
-        assert verdict, verdict
-    else:
-        assert verdict.outcome is Outcome.FAIL, verdict
-        if promise == "close":
-            assert WHERE[harm] in verdict.summary, verdict
+def test_what_is_around_an_exact_update_is_compared(harm, check):
+    verdict = checked(check, harm, "exact")
+    assert verdict.outcome is Outcome.FAIL, verdict
 
 
-def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
-    verdict = judged("optimization.around={harm: stuck, promise: close}", "train.updates=null", "train.samples=9000")
+def test_a_stage_that_cannot_be_attached_fails_with_what_it_raises():
+    verdict = judged("optimization.around={harm: unbuilt, promise: close}")
     assert verdict.outcome is Outcome.FAIL
-    assert "after 1000 more updates, the progress of the training has not changed" in verdict.summary
+    assert "the pipeline cannot be built: AttributeError: nothing there (around.py:" in verdict.summary
 
 
 @pytest.mark.parametrize("promise", ["close", "exact"])
 def test_what_cannot_be_evaluated_without_the_stage_either_is_not_held_against_it(promise, monkeypatch):
     monkeypatch.setattr(implementation_of(REGISTRY.get("data", "words_and_numbers")), "evaluate", lambda *_: {}["none"])
-    assert judged(f"optimization.around.promise={promise}")
+    verdict = checked(EvaluationsCheck, "", promise)
+    assert verdict, verdict
+    assert "nothing of it can be evaluated" in verdict.summary
 
 
 def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_module():
     stages = ("forward_cache", "merged_critic_loss", "stacked_agents")
-    gate = Gate(tiny("marl_phase2"), Registry(), QUICK, lambda _: None)
+    short = ("data.episode_limit=8", "data.evaluation.episodes=2")
+    gate = Gate(tiny("marl_phase2", *short), Registry(), QUICK, lambda _: None)
     builds = gate.pair(stages).builds(answers)
     verdicts = [*same_evaluations(gate.baseline.evaluated, *builds, gate.baseline.evaluations, Close())]
     assert [verdict.summary for verdict in verdicts] == ["an evaluation has the same result"]
@@ -108,27 +158,24 @@ def test_a_long_run_is_made_and_what_it_excludes_is_said():
 @pytest.mark.parametrize(("completes_horizon", "updates"), [(False, 50), (True, 60)])
 def test_a_long_run_ends_after_its_time_unless_its_length_was_requested(completes_horizon, updates):
     length = Options(4, horizon=60, horizon_seconds=1e-3, completes_horizon=completes_horizon, budget=0.0)
-    verdict = judged("train.updates=1000", options=length)
+    verdict = judged("train.updates=1000", options=length, checks=(UpdatesCheck, LongRunCheck))
     assert verdict.evidence["horizon"] == updates
     remark = "(no more fit into 0.001 s; --horizon N takes its time)"
     assert (remark in verdict.summary) is not completes_horizon
 
 
-def test_what_is_drawn_late_is_compared_and_how_late_is_said():
-    options = Options(updates=4, horizon=30, budget=0.0)
-    late, well = (
-        judged(f"optimization.around={{harm: '{harm}', promise: close}}", options=options) for harm in ("late", "")
-    )
-    assert late.outcome is Outcome.FAIL
-    assert "the sample is not the same: update 13" in late.summary
-    assert "'batch.word' differs" in late.summary
-    assert well, well
-    assert "(in sampled batches" not in str(well)  # for as many updates as all else
+def test_batches_that_were_compared_as_often_as_updates_are_not_remarked():
+    options = Options(updates=4, horizon=30, horizon_seconds=300.0, budget=0.0)
+    sets = ("optimization.around.promise=close", "train.updates=1000")
+    verdict = judged(*sets, options=options, checks=(UpdatesCheck, SampledBatchesCheck, LongRunCheck))
+    assert verdict, verdict
+    assert verdict.evidence["horizon"] == 30
+    assert "(in sampled batches" not in str(verdict)
 
 
 def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
     monkeypatch.setattr(REGISTRY.get("optimization", "around"), "wraps", frozenset({"forward", "next_batch"}))
-    verdict = judged()
+    verdict = judged(checks=(UpdatesCheck, DeclaredSlotsCheck))
     assert verdict.outcome is Outcome.FAIL
     assert "'around' attaches to the slot 'transfer', which its config does not declare" in verdict.summary
 
@@ -261,7 +308,9 @@ def test_slow_predictions_limit_what_is_asked_and_evaluated(monkeypatch):
     assert limits == [5 * batch + 1]
 
 
-def test_latency_is_measured(recipe, asked):
+def test_latency_is_measured(recipe, asked, monkeypatch):
+    monkeypatch.setattr("runner.proof.interleaved_timing.BLOCK_SECONDS", 1e-3)
+    monkeypatch.setattr("runner.proof.interleaved_timing.warm_up", partial(warm_up, limit_s=0.01))
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
     timing = clock(baseline, changed, [Query(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0
