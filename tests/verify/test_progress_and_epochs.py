@@ -78,7 +78,7 @@ def test_what_is_wrong_with_some_batches_of_an_epoch_fails(kind, message):
 def test_correct_stages_pass_both(name, kind):
     registry = Registry()
     recipe = tiny(name, f"optimization.{kind}=on", registry=registry)
-    pair, budget = pair_and_budget(recipe, kind, registry, replace(OPTIONS, horizon_seconds=5.0))
+    pair, budget = pair_and_budget(recipe, kind, registry, replace(OPTIONS, horizon_seconds=1.0))
     for check in (SchedulesCheck(), EpochCheck()):
         if check.applies(pair):
             verdict = check.run(pair, budget)

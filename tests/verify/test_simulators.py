@@ -200,12 +200,12 @@ EVENTS = {
 def test_faults_show_in_any_sizes_or_their_events_are_not_exercised(monkeypatch):
     monkeypatch.setattr(WALKERS.get("data", "walkers"), "other_sizes", lambda *_: iter(()))
     undetected = []
-    for fault, promise, sizes in random_cases(50):
+    for fault, promise, sizes in random_cases(25):
         sets = (*(f"data.{name}={value}" for name, value in sizes.items()), "train.batch_size=12")
         verdict = walking(fault, promise, *sets)
         if verdict.outcome is not Outcome.FAIL:
             undetected.append((fault, promise, sizes, verdict.evidence))
-    assert len(undetected) <= 6
+    assert len(undetected) <= 3
     for fault, *case, evidence in undetected:
         assert {*EVENTS[fault]} & {*evidence["not_exercised"]}, (fault, case, evidence)
 

@@ -33,7 +33,7 @@ OPERATORS = [
 
 @cache
 def recipe():
-    return tiny("marl_baseline", *MARL, registry=REGISTRY)
+    return tiny("marl_baseline", *MARL, "data.warmup=128", registry=REGISTRY)
 
 
 @cache
