@@ -14,15 +14,17 @@ from runner.proof import Outcome
 from runner.recipe.loader import load
 from runner.system.tensor_trees import leaves, map_tensors
 from runner.verify.changed_state import changed_state
-from runner.verify.evaluation_checks import answers, is_evaluation, same_evaluations
+from runner.verify.evaluation_checks import Query, answers, is_evaluation, same_evaluations
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "stale.py"])
 QUICK = Options(updates=3, horizon=0, budget=0.0, names_operators=False)
-PERIODS = (0, *range(2, 26))
-"""Updates after which a stage measures again; every other one would be in time."""
+UPDATES = 10
+"""Updates between the evaluations of the check and after them."""
+PERIODS = (0, *range(2, UPDATES + 1))
+"""Updates after which a stage measures again: never, or too late. A longer period is never over."""
 
 shapes = st.lists(st.integers(1, 5), max_size=3)
 seeds = st.integers(0, 10**6)
@@ -74,6 +76,7 @@ def test_a_metric_that_is_measured_after_every_update_is_the_same(gate):
 
 def test_evaluations_have_other_parameters(gate):
     updates = gate.baseline.evaluations
+    assert sum(not isinstance(update.batch, Query) for update in updates) == UPDATES
     loaded = [update for update in updates if update.states is not None]
     assert len(loaded) == 3
     first, changed, again = loaded

@@ -187,6 +187,7 @@ def test_a_stage_that_breaks_inference_alone_is_found(contract):
     assert "update 1, slot 'step': 'predict' differs" in str(verdict)
 
 
+@pytest.mark.usefixtures("traced_only")
 def test_compiled_dropout_is_close_to_eager_dropout():
     verdict = verdict_on("compile", Close(), "model.dropout=0.3")
     assert verdict.outcome is Outcome.PASS, verdict

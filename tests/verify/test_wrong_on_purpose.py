@@ -68,14 +68,14 @@ def judged(recipe, kind, batches):
     contract = promise(recipe, kind)
     baseline, changed = build(recipe), build(recipe, kind)
     if isinstance(contract, Exact):
-        return exact(baseline, changed, range(UPDATES))
+        return exact(baseline, changed, range(len(batches)))
     return close(baseline, changed, batches)
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_stage_fails_where_it_is_wrong(kind, recipe, batches):
     update, slot, tensor = WRONG[kind]
-    verdict = judged(recipe, kind, batches)
+    verdict = judged(recipe, kind, batches[: update + 1])
     assert verdict.outcome is Outcome.FAIL, verdict
     assert re.search(rf"update {update}, slot '{slot}': '{tensor}'", str(verdict)), verdict
     difference = verdict.evidence["difference"]
@@ -83,7 +83,7 @@ def test_a_wrong_stage_fails_where_it_is_wrong(kind, recipe, batches):
 
 
 def test_a_stage_that_rounds_more_than_the_baseline_is_not_close(recipe, batches):
-    verdict = judged(recipe, "secret_bf16", batches)
+    verdict = judged(recipe, "secret_bf16", batches[:3])
     assert verdict.outcome is Outcome.FAIL
     assert re.search(r"rounds [\d.e+]+ times as much as the baseline .* slot '\w+': '\S+' differs by", str(verdict))
 
@@ -116,7 +116,7 @@ def test_parameters_without_a_gradient_are_named(recipe, batches):
 
 
 def test_what_is_odd_but_right_passes(recipe, batches):
-    verdict = verify(build(recipe), build(recipe, "honest_reorder"), batches, promise(recipe, "honest_reorder"))
+    verdict = verify(build(recipe), build(recipe, "honest_reorder"), batches[:3], promise(recipe, "honest_reorder"))
     assert verdict.outcome is Outcome.PASS, verdict
 
 
@@ -133,5 +133,5 @@ OWN = Registry().get("model", "masac").slots - GradientLearnerConfig.slots
 
 @pytest.mark.parametrize("kind", [kind for kind, face in FACES.items() if (face.claims | face.wraps) & OWN])
 def test_every_stage_of_its_own_keeps_its_promise(kind, recipe, batches):
-    verdict = verify(build(recipe), build(recipe, kind), batches, promise(recipe, kind))
+    verdict = verify(build(recipe), build(recipe, kind), batches[:3], promise(recipe, kind))
     assert verdict.outcome is Outcome.PASS, verdict
