@@ -45,6 +45,7 @@ def test_a_callback_that_reads_or_ends_the_training_passes(tmp_path):
     assert row.summary.endswith("the same bits with and without it; it would have ended the training here")
 
 
+@pytest.mark.usefixtures("few_checks")
 def test_stages_are_judged_beside_callbacks(tmp_path):
     sets = ("callbacks.counter=on", "optimization.fused_optimizer=on")
     report = verified(tmp_path, *sets)

@@ -105,7 +105,7 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatc
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 
-@pytest.mark.usefixtures("copied_children")
+@pytest.mark.usefixtures("copied_children", "few_checks")
 def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
     monkeypatch.setattr(Trainings, "seconds_left", 1e-4)  # less than any training takes
     # Or they would be over before anybody asks how long they take.
@@ -152,6 +152,7 @@ class Second(Stage):
 """
 
 
+@pytest.mark.usefixtures("few_checks")
 def test_stages_that_are_equal_alone_but_not_together_do_not_stand_for_the_baseline(tmp_path):
     plugin = tmp_path / "two.py"
     plugin.write_text(TWO)
@@ -165,6 +166,7 @@ def test_stages_that_are_equal_alone_but_not_together_do_not_stand_for_the_basel
     assert equal("first", "second") == ()
 
 
+@pytest.mark.usefixtures("few_checks")
 @pytest.mark.parametrize("trains", ["affordable", "statistical"])
 def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     def diverges(*_):
@@ -265,7 +267,7 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     assert quick(recipe, registry, ("forward_cache",)).outcome is Outcome.INCONCLUSIVE  # for another gate, too
 
 
-@pytest.mark.usefixtures("changed_process")
+@pytest.mark.usefixtures("changed_process", "few_checks")
 def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
     plugin = tmp_path / "spreading.py"
@@ -295,7 +297,8 @@ def test_the_worst_verdict_is_the_exit_code(outcomes, code):
 
 
 def test_a_gate_judges_a_close_stage_by_algebra():
-    gate = Gate(tiny("marl_phase2", "model.hidden=[8]"), REGISTRY, Options(updates=2, horizon=0), lambda _: None)
+    recipe = tiny("marl_phase2", "model.hidden=[8]", "data.episode_limit=8", "data.evaluation.episodes=2")
+    gate = Gate(recipe, REGISTRY, Options(updates=2, horizon=0), lambda _: None)
     verdict = gate(("forward_cache", "merged_critic_loss", "stacked_agents"))
     assert verdict, verdict.summary
     assert verdict.contract == "Close"

@@ -55,7 +55,7 @@ def test_an_inner_limit_ends_the_inner_part_alone():
         reached.append("after the inner part")
         wait()
 
-    with pytest.raises(OutOfTime), limit.within(2.0):
+    with pytest.raises(OutOfTime), limit.within(1.0):
         run()
     assert reached == ["after the inner part"]
 
@@ -233,8 +233,9 @@ def test_what_the_budget_did_not_cover_is_named(monkeypatch, slow, covered, miss
         with gate.coverage.limit.within(0.01):
             wait()
 
-    check = next(check for check in gate.checks if isinstance(check, slow))
-    monkeypatch.setattr(check, "run", hang)
+    for check in gate.checks:
+        run = hang if isinstance(check, slow) else lambda pair, _: pair.passed("the same")
+        monkeypatch.setattr(check, "run", run)
     verdict = gate(("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.evidence["covered"] == covered
@@ -242,6 +243,7 @@ def test_what_the_budget_did_not_cover_is_named(monkeypatch, slow, covered, miss
     assert "runner verify" not in verdict.summary
 
 
+@pytest.mark.usefixtures("few_checks")
 def test_a_training_that_fails_takes_no_other_verdict_with_it(monkeypatch):
     class Failing(nullcontext):
         def __enter__(self):
