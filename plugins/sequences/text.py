@@ -45,10 +45,13 @@ class Text(WindowSource):
             raise UsageError(
                 f"data.file: {path} is not text in UTF-8: {problem}"
             ) from error
-        # One number for every character, so that numpy can sort and count them.
+        # One number for every character, so that numpy can count them: sorting takes
+        # thirty times as long.
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        characters, numbers = np.unique(codes, return_inverse=True)
-        tokens = torch.from_numpy(numbers.astype(np.int32))
+        occurs = np.bincount(codes) > 0
+        characters = np.flatnonzero(occurs)
+        numbers = np.cumsum(occurs, dtype=np.int32) - 1
+        tokens = torch.from_numpy(numbers[codes])
         context = config.context
         # With a stride of 1, a window may start at any character.
         windows = split(tokens, context, stride=1, held_out=config.held_out)
