@@ -2,8 +2,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from runner.plugins.sequences.text import help_texts
 from runner.verify.checks.trainings import TrainingsCheck
 from runner.verify.checks.updates import UpdatesCheck
+
+CHARACTERS = 100_000
+"""Characters of a synthetic text."""
+
+
+@pytest.fixture(scope="module")
+def short_texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Synthetic texts of this process are a seventh of Python's help texts: evaluations are as much shorter."""
+    path = tmp_path_factory.mktemp("texts") / "topics.txt"
+    path.write_text(help_texts().read_text(encoding="utf-8")[:CHARACTERS], encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.plugins.sequences.text.help_texts", lambda: path)
+        yield
 
 
 @pytest.fixture

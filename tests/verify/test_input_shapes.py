@@ -18,6 +18,7 @@ from runner.verify.gate import Gate
 from runner.verify.input_shapes import MOST_SHAPES, reshape_inputs
 from runner.verify.options import Options
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 REGISTRY = Registry([Path(__file__).with_name("wrong_trained.py")])
 OPTIONS = Options(updates=2, horizon=0, budget=0.0, names_operators=False)
 

@@ -15,6 +15,7 @@ from runner.verify.checks.masked_failures import MaskedFailuresCheck
 from runner.verify.checks.random_seeds import RandomSeedsCheck
 from runner.verify.seeding import ASSEMBLY, EVALUATION, PREDICTION, UPDATE, find_seeds
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 REGISTRY = Registry([HERE / "wrong_masked.py"])
 MASKED = {
     "logits_without_nan": ("NaN in", "exact close"),

@@ -19,6 +19,7 @@ from runner.verify.checks.sampled_batches import SampledBatchesCheck
 from runner.verify.evaluation_checks import Query, answers
 from runner.verify.other_data import HeldOutPart, UnchangeableDataError, differing_metrics, held_out_worlds, renumber
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 REGISTRY = Registry([HERE / "wrong_data.py"])
 HELD_OUT = {
     "learns_from_evaluation": "the training depends on held-out data: update 4: 'batch.image'",

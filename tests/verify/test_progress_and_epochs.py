@@ -21,6 +21,7 @@ from runner.verify.checks.schedules import POINTS, SchedulesCheck, counts_at, fi
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 REGISTRY = Registry([Path(__file__).with_name("wrong_progress.py")])
 SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
 OPTIONS = Options(updates=3, horizon=60, horizon_seconds=60.0, budget=0.0, names_operators=False)

@@ -15,6 +15,7 @@ from runner.verify.gate import Gate
 from runner.verify.options import Options
 from runner.verify.requests import COUNTS, request_batches
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "decoding.py", HERE / "wrong_decoding.py"])
 GPT = ("data.synthetic=true", "model.layers=1", "model.width=16", "model.heads=2", "data.context=16")

@@ -14,6 +14,7 @@ from runner.verify.checks.slot_shapes import SlotShapesCheck
 from runner.verify.evaluation_checks import same_answers
 from runner.verify.slot_calls import record_slot_calls, slot_calls
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "remainders.py"])
 SETS = (

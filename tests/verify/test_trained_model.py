@@ -13,6 +13,7 @@ from runner.proof.verdict import Outcome
 from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.trained_model import export_module, record_calls
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 REGISTRY = Registry([HERE / "wrong_trained.py"])
 WRONG = {
     "other_when_exported": "an exported program is another one",

@@ -19,6 +19,7 @@ from runner.verify.checks.trained_model import TrainedModelCheck
 from runner.verify.checks.updates import UpdatesCheck
 from runner.verify.gate import verify_recipe
 
+pytestmark = pytest.mark.usefixtures("short_texts")
 HERE = Path(wrong_base.__file__).parent
 PATCHES = HERE / "wrong_import.py"  # importing it is what is wrong with it
 FILES = [file for file in sorted(HERE.glob("wrong_*.py")) if file not in (PATCHES, Path(wrong_base.__file__))]
