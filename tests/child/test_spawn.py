@@ -160,6 +160,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed(command):
 COMPILER = pytest.param(True, {}, "1", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("compiles", "environment", "known"), [(False, {}, "0"), COMPILER, (True, {"CXX": "."}, "0")])
 def test_copies_that_compile_know_for_which_instructions(tmp_path, compiles, environment, known):
     (tmp_path / "looks.py").write_text(

@@ -103,53 +103,77 @@ def start_torchrun(folder, *words):
     """Starts torch's launcher twice with the same command, as on two machines."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     for number in (0, 1):
-        with (folder / f"{number}.out").open("a") as file:
+        with (folder / f"machine-{number}.out").open("a") as file:
             yield subprocess.Popen([sys.executable, "-m", *words], stdout=file, stderr=file, env=environment)
+
+
+class Machines:
+    """Two launchers of this machine that find each other at a port, as those of two machines do."""
+
+    def __init__(self, folder, workspace):
+        self.folder = folder
+        self.workspace = workspace
+        self.words = [*written(folder, *SETS), "--plugin", str(PACED), "--resume"]
+        self.launchers = []
+
+    def start(self):
+        """The launchers are copies of a process; the processes that they start are not."""
+        options = ("--nodes", "2", f"--rendezvous=127.0.0.1:{free_port()}")
+        self.launchers = [start(self.folder, *self.words, *options, PYTHONSAFEPATH="1") for _ in range(2)]
+
+    def start_by_hand(self):
+        """The launchers are torch's."""
+        address = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+        self.launchers = list(start_torchrun(self.folder, *TORCHRUN, address, "-m", "runner", *self.words))
+
+    def end_codes(self):
+        return [launcher.wait() for launcher in self.launchers]
+
+    def wait_for_checkpoint(self):
+        """Returns the only run as soon as it has a checkpoint."""
+        while not list(self.workspace.glob("runs/*/checkpoints/step-*/manifest.json")):
+            assert all(launcher.running for launcher in self.launchers)
+            time.sleep(0.02)
+        (run,) = self.workspace.glob("runs/*")
+        return run
+
+
+@pytest.fixture
+def machines(tmp_path, migrated_workspace):
+    pair = Machines(tmp_path, migrated_workspace)
+    yield pair
+    for launcher in pair.launchers:
+        launcher.kill()
+
+
+def stop_one(machines, run):
+    """A signal to one machine stops both after the same update."""
+    machines.launchers[1].send(Signals.SIGTERM)
+    assert machines.end_codes() == [75, 75]
+    record = json.loads((run / "run.json").read_text())
+    assert (record["status"], record["processes"]) == ("PREEMPTED", 2)
+    assert 0 < checkpoint.load(checkpoint.checkpoints(run / "checkpoints")[-1])["step"] < 60
+
+
+def lose_one(machines, run):
+    """A machine that is lost ends the command of the other one, which is repeated by hand."""
+    lost = psutil.Process(machines.launchers[1].process.pid)
+    for process in (*lost.children(recursive=True), lost):
+        process.kill()
+    assert machines.end_codes() == [75, -9]
+    assert "its machine may be lost" in machines.launchers[0].stderr
+    machines.start_by_hand()
+    assert machines.end_codes() == [0, 0]
+    assert list(machines.workspace.glob("runs/*")) == [run]
+    assert json.loads((run / "run.json").read_text())["status"] == "FINISHED"
+    outputs = [(machines.folder / f"machine-{number}.out").read_text() for number in (0, 1)]
+    assert "".join(outputs).count('"schema_version"') == 1
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_two_machines_are_one_run_that_is_stopped_and_resumed(tmp_path, migrated_workspace):
-    """Two launchers of this machine find each other at a port, as those of two machines do."""
-    words = [*written(tmp_path, *SETS), "--plugin", str(PACED), "--resume"]
-
-    def start_machines():
-        """The launchers are copies of a process; the processes that they start are not."""
-        options = ("--nodes", "2", f"--rendezvous=127.0.0.1:{free_port()}")
-        return [start(tmp_path, *words, *options, PYTHONSAFEPATH="1") for _ in range(2)]
-
-    launchers = start_machines()
-    try:
-        while not list(migrated_workspace.glob("runs/*/checkpoints/step-*/manifest.json")):
-            assert all(launcher.running for launcher in launchers)
-            time.sleep(0.02)
-        # A signal to one machine stops both after the same update.
-        launchers[1].send(Signals.SIGTERM)
-        assert [launcher.wait() for launcher in launchers] == [75, 75]
-        (run,) = migrated_workspace.glob("runs/*")
-        record = json.loads((run / "run.json").read_text())
-        assert (record["status"], record["processes"]) == ("PREEMPTED", 2)
-        newest = checkpoint.checkpoints(run / "checkpoints")[-1]
-        assert 0 < checkpoint.load(newest)["step"] < 60
-
-        # A machine that is lost ends the command of the other one, which can be repeated.
-        launchers = start_machines()
-        while checkpoint.checkpoints(run / "checkpoints")[-1] == newest:
-            assert all(launcher.running for launcher in launchers)
-            time.sleep(0.02)
-        lost = psutil.Process(launchers[1].process.pid)
-        for process in (*lost.children(recursive=True), lost):
-            process.kill()
-        assert [launcher.wait() for launcher in launchers] == [75, -9]
-        assert "its machine may be lost" in launchers[0].stderr
-
-        # torchrun started by hand does the same.
-        address = f"127.0.0.1:{free_port()}"
-        launchers = list(start_torchrun(tmp_path, *TORCHRUN, f"--rdzv-endpoint={address}", "-m", "runner", *words))
-        assert [launcher.wait() for launcher in launchers] == [0, 0]
-    finally:
-        for launcher in launchers:
-            launcher.kill()
-    assert list(migrated_workspace.glob("runs/*")) == [run]
-    assert json.loads((run / "run.json").read_text())["status"] == "FINISHED"
-    assert "".join((tmp_path / f"{number}.out").read_text() for number in (0, 1)).count('"schema_version"') == 2
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("end", [stop_one, lose_one])
+def test_two_machines_are_one_run(end, machines):
+    machines.start()
+    end(machines, machines.wait_for_checkpoint())

@@ -25,6 +25,7 @@ DESTROY = "dist.destroy_process_group()\n"
 BLOCK = "dist.destroy_process_group = lambda: time.sleep(600)\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("last", "seconds", "output"),
     [(CALL_PYTHON, 60, "called"), (CALL_PYTHON + DESTROY, 60, "called"), (BLOCK, 0.1, "")],

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.distributed.reduction import ResultSums, sum_gradients
@@ -55,7 +55,6 @@ TYPES = (torch.float32, torch.float64, torch.complex64, torch.bfloat16)
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
-@settings(max_examples=60)
 @given(data=st.data(), count=st.integers(2, 4))
 def test_gradients_become_their_sums(data, count):
     sizes = data.draw(st.lists(st.tuples(shapes, st.sampled_from(TYPES), st.integers(0, 2**count - 1)), max_size=5))
@@ -83,7 +82,6 @@ def test_gradients_become_their_sums(data, count):
                 assert torch.equal(actual, sum(gradient(shape, dtype, rank) for rank in ranks))
 
 
-@settings(max_examples=60)
 @given(data=st.data(), count=st.integers(2, 4))
 def test_results_are_those_of_the_entire_batch(data, count):
     """Names may differ between processes and updates; sums of integers stay integers."""
