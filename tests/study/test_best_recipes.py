@@ -9,6 +9,9 @@ from children import start
 from pages import blocks_of
 from running import QUIETLY, TINY_MLP
 from toy_runs import RECIPE, TOYS
+from typer.testing import CliRunner
+
+from runner.cli import app
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("migrated_workspace")]
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
@@ -48,6 +51,7 @@ def block_with(text):
     return next(block for block in blocks_of(PAGE) if text in block)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [shipped, toys, samples, sampler])
 def test_the_best_recipe_of_any_source_is_accepted_and_comes_to_the_same(make, tmp_path):
     recipe, sets, plugins = make(tmp_path)
@@ -67,11 +71,11 @@ def test_the_best_recipe_of_any_source_is_accepted_and_comes_to_the_same(make, t
     summary = start(tmp_path, "study", "run", str(path), "--json", *named).data()
     (row,) = summary["rows"]
 
-    printed = start(tmp_path, "study", "best", "tiny")
-    assert printed.wait() == 0, printed.stderr
+    printed = CliRunner().invoke(app, ["study", "best", "tiny"])
+    assert printed.exit_code == 0, printed.output
     best = tmp_path / "best.yaml"
     best.write_text(printed.stdout)
-    shown = start(tmp_path, "show", str(best), *named)
-    assert shown.wait() == 0, shown.stderr
+    shown = CliRunner().invoke(app, ["show", str(best), *named])
+    assert shown.exit_code == 0, shown.output
     result = start(tmp_path, "run", str(best), "--json", "--quiet", *named).data()
     assert result["metrics"][metric] == row["values"][metric]

@@ -30,8 +30,8 @@ def postgres(tmp_path, monkeypatch):
         server.cleanup()
 
 
-def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postgres, tmp_path, migrated_workspace):
-    path = write_study(tmp_path, budget={"trials": 6}, sampler={"kind": "random"}, pruner={"kind": "off"})
+def test_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postgres, tmp_path, migrated_workspace):
+    path = write_study(tmp_path, budget={"trials": 4}, sampler={"kind": "random"}, pruner={"kind": "off"})
 
     def worker():
         return start(tmp_path, "study", "worker", str(path), "--quiet")
@@ -44,14 +44,14 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
         while not (held := {each.trial for each in leases.all() if each.pid == victim.process.pid and each.trial >= 0}):
             assert victim.running, victim.stderr
             time.sleep(0.05)
-        others = [worker() for _ in range(3)]
+        others = [worker() for _ in range(2)]
         victim.kill()
     assert victim.wait() == -signal.SIGKILL
-    assert [other.wait() for other in others] == [0, 0, 0], [other.stderr for other in others]
+    assert [other.wait() for other in others] == [0, 0], [other.stderr for other in others]
     trials = trials_of()
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     ended = [sum(each["cause"] == "done" for each in trial.user_attrs[ATTEMPTS] if "cause" in each) for trial in trials]
-    assert ended == [1] * 6
+    assert ended == [1] * 4
     assert {trial.number for trial in trials if len(trial.user_attrs[ATTEMPTS]) > 1} <= held
     assert leases.all() == []
     store.engine.dispose()

@@ -24,7 +24,7 @@ from runner.system.errors import ExitCode
 from runner.tracking import Workspace
 
 CLUSTER = Path(__file__).parent / "cluster"
-SMALL = {"budget": {"trials": 4}, "sampler": {"kind": "random"}, "pruner": {"kind": "off"}}
+SMALL = {"budget": {"trials": 3}, "sampler": {"kind": "random"}, "pruner": {"kind": "off"}}
 
 
 def search_on_ray(folder, path, *arguments, nodes=({"CPU": 2.0},), **facts):
@@ -50,14 +50,14 @@ def test_every_slot_has_a_worker_and_every_trial_counts_once(tmp_path, migrated_
     child = search_on_ray(tmp_path, path)
     assert child.wait() == 0, child.stderr
     assert "2 workers on 1 node of a Ray cluster, 1 CPU each; their logs are in " in child.stderr
-    assert counts_of_ends() == [1] * 4
+    assert counts_of_ends() == [1] * 3
     logs = sorted((migrated_workspace / "ray").iterdir())
     assert [log.name for log in logs] == ["tiny-0.log", "tiny-1.log"]
     for log in logs:
         lines = log.read_text().splitlines()
         assert "a worker starts on " in lines[0]
         assert lines[-1].endswith(" the worker ended")
-    assert shown(path) == [4]
+    assert shown(path) == [3]
 
 
 @pytest.mark.long
@@ -76,7 +76,7 @@ def test_a_signal_ends_all_workers_and_the_same_command_goes_on(tmp_path, migrat
     texts = [log.read_text() for log in (migrated_workspace / "ray").iterdir()]
     assert all("the worker was stopped" in text for text in texts), (texts, child.stderr)
     assert search_on_ray(tmp_path, path).wait() == 0
-    assert counts_of_ends() == [1] * 4
+    assert counts_of_ends() == [1] * 3
 
 
 def test_a_worker_that_crashes_is_reported_once(tmp_path, migrated_workspace):
