@@ -7,6 +7,13 @@ from pathlib import Path
 
 from toys import Toy, ToyConfig, WordsConfig  # noqa: F401 (the data)
 
+from runner.training import signals, stall_report
+
+# Tests wait for these times.
+signals.GRACE_SECONDS = 0.5
+signals.UNWINDING_SECONDS = 0.75
+stall_report._LOOK_SECONDS = 0.05
+
 
 class EndlessConfig(ToyConfig):
     """The toy, that stays somewhere for ever."""

@@ -10,6 +10,12 @@ from toys import Words, WordsConfig
 from runner.api import Objective
 from runner.plugins.marl.simulator import EnvironmentStep, SimulatorSource
 from runner.plugins.marl.simulator_config import SimulatorConfig
+from runner.training import signals, stall_report
+
+# Tests wait for these times.
+signals.GRACE_SECONDS = 0.5
+signals.UNWINDING_SECONDS = 0.75
+stall_report._LOOK_SECONDS = 0.05
 
 ENDLESS_SAMPLE = 3
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from process_pairs import PLUGINS, tiny_recipe
 from running import tiny, train_here
 from typer.testing import CliRunner
 
@@ -19,26 +20,26 @@ from runner.study.trial_run import TrialRun
 from runner.training.budget import keep_budget
 from runner.training.planning import plan_memory
 
-LEARNERS = {"marl_baseline": "masac", "shakespeare_gpt": "gpt", "graf": "radiance_gan"}
-"""Recipes with three kinds of learners."""
+LEARNERS = ("images", "tokens", "gan")
+"""Recipes of the tiny learners."""
 
 
 @cache
 def plan_of(name):
     """Returns the plan of a recipe without a budget."""
-    return plan_memory(tiny(name))
+    return plan_memory(tiny_recipe(name), PLUGINS)
 
 
 def budgeted(name, size, fit=None):
     budget = size if fit is None else f"{{size: {size}, fit: {str(fit).lower()}}}"
-    return tiny(name, f"train.memory_budget={budget}")
+    return tiny_recipe(name, f"train.memory_budget={budget}")
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_plan_that_exceeds_the_budget_is_refused_with_its_table(name):
     need = plan_of(name).peak
     with pytest.raises(RecipeError) as error:
-        keep_budget(budgeted(name, f"{need - 1} B"), Registry())
+        keep_budget(budgeted(name, f"{need - 1} B"), Registry(PLUGINS))
     message = str(error.value)
     assert "train.memory_budget" in message
     for word in ("exceeds", "parameters", "activations", "by module", "fit: true"):
@@ -50,7 +51,7 @@ def test_a_plan_that_fits_changes_nothing(name):
     need = plan_of(name).peak
     for fit in (None, False, True):
         recipe = budgeted(name, f"{need} B", fit)
-        fitted = keep_budget(recipe, Registry())
+        fitted = keep_budget(recipe, Registry(PLUGINS))
         assert fitted.recipe is recipe
         assert not fitted.notes
 
@@ -59,18 +60,18 @@ def test_a_plan_that_fits_changes_nothing(name):
 def test_a_model_that_is_larger_than_the_budget_is_refused_without_a_search(name, monkeypatch):
     monkeypatch.setattr("runner.training.budget._sets", None)
     with pytest.raises(RecipeError, match=r"parameters and optimizers alone take .*; make the model smaller"):
-        keep_budget(budgeted(name, "2 KB", fit=True), Registry())
+        keep_budget(budgeted(name, "1 KB", fit=True), Registry(PLUGINS))
 
 
-@pytest.mark.parametrize("name", ["marl_baseline", "shakespeare_gpt"])
+@pytest.mark.parametrize("name", LEARNERS)
 def test_what_no_stage_can_save_is_refused(name):
     resident = plan_of(name).resident
     with pytest.raises(RecipeError, match="the least that was found"):
-        keep_budget(budgeted(name, f"{resident + 1} B", fit=True), Registry())
+        keep_budget(budgeted(name, f"{resident + 1} B", fit=True), Registry(PLUGINS))
 
 
-@pytest.mark.parametrize("share", [0.95, 0.8])
-def test_the_fastest_stages_that_fit_are_switched_on(share):
+def test_the_fastest_stages_that_fit_are_switched_on():
+    share = 0.8
     sizes = ("train.batch_size=16", "model.layers=3", "optimization.amp=off")
     without = plan_memory(tiny("shakespeare_gpt", *sizes))
     size = f"{int(share * without.peak)} B"
@@ -104,7 +105,7 @@ def test_a_budget_that_is_no_size_is_refused(budget):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_recipe_without_a_budget_has_the_digest_that_it_had(name):
-    assert "memory_budget" not in tiny(name).values()["train"]
+    assert "memory_budget" not in tiny_recipe(name).values()["train"]
 
 
 GPT = ("train.batch_size=16", "model.layers=3", "optimization.amp=off")

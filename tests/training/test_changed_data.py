@@ -90,12 +90,7 @@ def other_tokens(folder):
     write_tokens([folder / "text.txt"], "bytes", folder / "tokens.bin")
 
 
-CHANGES = [
-    (images, another_pixel),
-    (images, fewer_images),
-    (text, another_text),
-    (tokens, other_tokens),
-]
+CHANGES = [(images, another_pixel), (images, fewer_images), (text, another_text), (tokens, other_tokens)]
 
 
 def resume(folder, registry, **options):
@@ -105,14 +100,22 @@ def resume(folder, registry, **options):
 
 
 @pytest.mark.parametrize(("make", "change"), CHANGES)
-def test_data_that_changed_are_refused_at_resume_and_reported_when_a_lock_is_run(make, change, tmp_path, caplog):
-    recipe, registry = make(tmp_path), Registry()
+def test_data_that_changed_have_another_fingerprint(make, change, tmp_path):
+    recipe = make(tmp_path)
+    before, again = (assemble(load(recipe, [], Registry())).source.fingerprint() for _ in range(2))
+    assert before == again
+    change(tmp_path)
+    assert assemble(load(recipe, [], Registry())).source.fingerprint() != before
+
+
+def test_data_that_changed_are_refused_at_resume_and_reported_when_a_lock_is_run(tmp_path, caplog):
+    recipe, registry = text(tmp_path), Registry()
     first = run(load(recipe, [], registry), registry, Workspace(), NoOutput())
     folder, lock = RunFolder(Path(first.run_dir)), Path(first.lock)
     before = read_lock(lock)["data"]["fingerprint"]
     run(load(lock, [], registry), registry, Workspace(), NoOutput())
     assert "data.fingerprint" not in caplog.text
-    change(tmp_path)
+    another_text(tmp_path)
     with pytest.raises(UsageError, match=r"its data have changed; restore them, or .* --allow-drift$"):
         resume(folder, registry)
     run(load(lock, [], registry), registry, Workspace(), NoOutput())

@@ -19,11 +19,13 @@ from runner.tracking.seeds import groups
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 FOLDS = 3
 LENGTH = ("train.epochs=4", "train.evaluate_every=1", "train.checkpoint_every=1")
+RARELY = ("--set", "train.evaluate_every=15", "--set", "train.log_every=100")
+"""Long enough to be killed, with few evaluations."""
 SAMPLES = 50
 
 
-def of_folds(folder, *more, epochs=4):
-    return [*written(folder, *LENGTH, f"train.epochs={epochs}"), "--folds", str(FOLDS), *more]
+def of_folds(folder, *more, epochs=4, folds=FOLDS):
+    return [*written(folder, *LENGTH, f"train.epochs={epochs}"), "--folds", str(folds), *more]
 
 
 def when_the_second_has_a_checkpoint():
@@ -60,10 +62,11 @@ def test_every_fold_is_a_run_and_every_sample_is_predicted_once(tmp_path):
 
 
 def test_a_killed_cross_validation_resumes_and_predicts_the_same(tmp_path):
-    kill_when(tmp_path, of_folds(tmp_path, epochs=30), when_the_second_has_a_checkpoint, random.Random(0))
-    resumed = result_of(forked(*of_folds(tmp_path, "--resume", epochs=30)))
+    long = {"epochs": 30, "folds": 2}
+    kill_when(tmp_path, of_folds(tmp_path, *RARELY, **long), when_the_second_has_a_checkpoint, random.Random(0))
+    resumed = result_of(forked(*of_folds(tmp_path, *RARELY, "--resume", **long)))
     assert len(groups(Workspace())) == 1
-    reference = result_of(forked(*of_folds(tmp_path, epochs=30)))
+    reference = result_of(forked(*of_folds(tmp_path, *RARELY, **long)))
     assert resumed["values"] == reference["values"]
     first, second = (load_file(result["predictions"]) for result in (resumed, reference))
     assert first.keys() == second.keys()

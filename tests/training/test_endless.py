@@ -25,6 +25,7 @@ def command(folder, where, how, *sets):
     return [*written(folder, *LENGTH, model, *sets), "--plugin", str(ENDLESS)], begun
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("migrated_workspace")
 @pytest.mark.parametrize(
     ("where", "how", "number", "code"),
@@ -54,13 +55,14 @@ def test_a_signal_ends_a_run_whose_code_does_not_return_and_it_is_resumed(tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("migrated_workspace")
 @pytest.mark.parametrize(("where", "how"), [("loss", "loop"), ("evaluation", "c"), ("loss", "deaf")])
 def test_a_limit_ends_a_run_whose_code_does_not_return(tmp_path, where, how):
-    words, _ = command(tmp_path, where, how, "train.stall_s=10")
+    words, _ = command(tmp_path, where, how, "train.stall_s=3")
     child = start(tmp_path, *words)
     assert child.wait() == 1
-    assert "does not return" in child.stderr or "has not returned for more than train.stall_s (10 s)" in child.stderr
+    assert "does not return" in child.stderr or "has not returned for more than train.stall_s (3 s)" in child.stderr
     assert "stay in " in child.stderr
     (folder,) = folders(Workspace().runs)
     assert folder.record().status == "FAILED"

@@ -91,7 +91,7 @@ def logged(run_dir, prefix):
 
 
 @pytest.mark.parametrize("model", ["toy", "toy_pair"])
-def test_test_data_change_nothing_but_the_test(model, train):
+def test_test_data_change_nothing_but_the_test_and_validation_data_what_is_selected(model, train):
     first, other = train(model), train(model, **{"data.test_seed": 9})
     assert states(first) == states(other)
     for prefix in ("train/", "eval/"):
@@ -102,10 +102,8 @@ def test_test_data_change_nothing_but_the_test(model, train):
     assert named(first, "test/").keys() == named(first, "eval/").keys()
     assert named(first, "test/") != named(other, "test/")
 
-
-@pytest.mark.parametrize("model", ["toy", "toy_pair"])
-def test_validation_data_change_only_what_is_selected(model, train):
-    first, other = train(model), train(model, **{"data.held_out_seed": 9})
+    # Validation data change only what is selected.
+    other = train(model, **{"data.held_out_seed": 9})
     assert named(first, "train/") == named(other, "train/")
     assert logged(first.run_dir, "eval/") != logged(other.run_dir, "eval/")
     last = max(states(first))
@@ -229,13 +227,13 @@ def test_a_smoke_test_measures_no_test_part():
 @pytest.mark.parametrize("name", ["gcn_cora", "pgt_cora", "gps_esol", "graphgpt_esol"])
 def test_published_parts_select_and_test(name):
     """What was evaluated with ``held_out: test`` is what the best checkpoint is tested on."""
-    once = ("train.evaluate_every=null", "train.checkpoint_every=null", "data.held_out=validation")
-    result = train_here(name, *once)
-    published = train_here(name, *once[:2], "data.held_out=test")
-    assert named(result, "train/") == named(published, "train/")
-    assert named(result, "eval/") != named(result, "test/")
-    assert named(result, "test/") == named(published, "eval/")
-    assert published.untested == "the data have no test part"
+    divided, published = (assemble(tiny(name, f"data.held_out={part}")) for part in ("validation", "test"))
+    batches = [pipeline.source.draw(pipeline.batch_size, pipeline.progress) for pipeline in (divided, published)]
+    assert flat(batches[0]) == flat(batches[1])
+    assert evaluated(divided) != evaluated(divided, "test")
+    assert evaluated(divided, "test") == evaluated(published)
+    assert divided.source.has_test()
+    assert not published.source.has_test()
 
 
 @pytest.mark.parametrize("name", ["digits_classifier", "graf", "grasp_diffusion"])

@@ -1,6 +1,6 @@
 """A reader follows a value from the command line to the network without opening a dozen files."""
 
-import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,11 @@ pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
 def own_frames():
     """Functions of our own between the verb and the layer that asks, the outermost first."""
-    names = [(frame.filename, frame.function) for frame in inspect.stack(context=0)[1:]]
+    names = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        names.append((frame.f_code.co_filename, frame.f_code.co_name))
+        frame = frame.f_back
     own = [(Path(name).stem, function) for name, function in names if name.startswith(OWN)]
     while own[0][1] == "forward":  # of networks inside networks
         own.pop(0)

@@ -43,9 +43,7 @@ def pipeline_from(name, other, *sets):
     return assemble(tiny(name, f"model.init_from={other}", "seed=77", *sets))
 
 
-@pytest.mark.parametrize(
-    "name", ["marl_baseline", "marl_phase2", "marl_spread", "digits_classifier", "shakespeare_gpt"]
-)
+@pytest.mark.parametrize("name", ["marl_phase2", "mlp", "shakespeare_gpt"])
 def test_a_model_begins_with_the_best_weights_of_the_run(name):
     result = train_here(name)
     expected = weights(runner.load_model(result))
@@ -64,6 +62,7 @@ STACKED = {"marl_baseline": (), "marl_phase2": ("optimization.amp=off",)}
 def test_stages_and_target_networks_begin_with_them_too():
     result = train_here("marl_baseline")
     plain, stacked = (pipeline_from(name, result.run_name, *off) for name, off in STACKED.items())
+    assert equal(weights(plain.learner), weights(runner.load_model(result)))
     assert equal(weights(plain.learner), weights(stacked.learner))
     observation = torch.rand(3, 2, 7)
     assert torch.allclose(plain.learner.predict(observation), stacked.learner.predict(observation), atol=1e-5)
@@ -94,9 +93,10 @@ def test_the_averages_are_what_a_model_begins_with(tmp_path):
 
 
 def test_what_was_not_found_or_has_another_shape_is_said_and_kept(caplog):
-    first = train_here("digits_classifier", "model.widths=[8]")
+    first = train_here("digits_classifier", "model.widths=[8]", "train.epochs=1")
     caplog.set_level(logging.WARNING, "runner.training.run")
-    second = train_here("digits_classifier", "model.widths=[8, 16]", f"model.init_from={first.run_name}")
+    sets = ("model.widths=[8, 16]", "train.epochs=1", f"model.init_from={first.run_name}")
+    second = train_here("digits_classifier", *sets)
     (said,) = (record.message for record in caplog.records if record.message.startswith("model.init_from: "))
     locked = read_lock(Path(second.lock))["init_from"]
     assert locked["run"] == first.run_name
@@ -112,8 +112,8 @@ def test_what_was_not_found_or_has_another_shape_is_said_and_kept(caplog):
 
 
 def test_the_lock_begins_with_the_same_weights_again_and_says_when_they_are_others(caplog):
-    first = train_here("digits_classifier", "train.epochs=1")
-    second = train_here("digits_classifier", "train.epochs=1", "seed=9", f"model.init_from={first.run_name}")
+    first = train_here("mlp", "train.epochs=1")
+    second = train_here("mlp", "train.epochs=1", "seed=9", f"model.init_from={first.run_name}")
     caplog.set_level(logging.WARNING, "runner.training.run")
 
     def again():
@@ -126,7 +126,7 @@ def test_the_lock_begins_with_the_same_weights_again_and_says_when_they_are_othe
     assert again().metrics["train/loss"] == second.metrics["train/loss"]
     assert drifts() == []
     (newest,) = Path(first.run_dir, "checkpoints").glob("step-*")
-    other = train_here("digits_classifier", "train.epochs=1", "seed=10")
+    other = train_here("mlp", "train.epochs=1", "seed=10")
     shutil.rmtree(newest)
     shutil.copytree(next(Path(other.run_dir, "checkpoints").glob("step-*")), newest)
     again()
@@ -163,18 +163,15 @@ def test_a_path_starts_at_the_recipe(tmp_path, monkeypatch):
     assert assemble(recipe).start.run == "kept"
 
 
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
+def test_what_cannot_be_begun_with_is_an_error_at_its_place():
+    train_here("digits_classifier", "train.epochs=1")
+    for reference, said in (
         ("nothing", r"no run 'nothing' in .*; there are: digits_classifier-"),
         ("latest", r"'latest' would be another run when this is trained again"),
         ("digits", r"no tensor of digits_classifier-\w+ has the name and shape of one of this model"),
-    ],
-)
-def test_what_cannot_be_begun_with_is_an_error_at_its_place(reference, said):
-    train_here("digits_classifier", "train.epochs=1")
-    with pytest.raises(RecipeError, match=rf"override.*model\.init_from: {said}"):
-        pipeline_from("marl_baseline", reference)
+    ):
+        with pytest.raises(RecipeError, match=rf"override.*model\.init_from: {said}"):
+            pipeline_from("marl_baseline", reference)
 
 
 def test_settings_of_a_learner_are_its_own():

@@ -1,20 +1,22 @@
 """An update that runs out of an accelerator's memory."""
 
 import pytest
+import tiny_learners
 import torch
-from running import train_here
+from process_pairs import HEAD, PLUGINS
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
 from runner.system.errors import KEEP_BATCH, ExitCode, MemoryShortageError
 from runner.tracking import Workspace
 from runner.training.memory_shortage import KEPT_BATCH
+from runner.training.outputs import NoOutput
+from runner.training.run import run
 
-MODULES = {
-    "digits_classifier": "model.blocks.1.conv2",
-    "shakespeare_gpt": "model.blocks.0",
-    "graf": "discriminator.network",
-}
+MODULES = {"images": "model.blocks.1.0", "tokens": "model.1.0", "gan": "discriminator.0"}
+"""Modules of the tiny learners."""
 MESSAGE = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 16 GiB"
 
 
@@ -46,13 +48,20 @@ def shortage(monkeypatch):
         handle.remove()
 
 
+def train(name, folder):
+    path = folder / "recipe.yaml"
+    path.write_text(f"name: {name}\n{HEAD}{tiny_learners.RECIPES[name]}")
+    registry = Registry(PLUGINS)
+    run(load(path, (), registry), registry, Workspace(), NoOutput())
+
+
 @pytest.mark.usefixtures("migrated_workspace")
 @pytest.mark.parametrize("name", MODULES)
-def test_the_message_names_module_holders_batch_and_settings(name, shortage, monkeypatch):
+def test_the_message_names_module_holders_batch_and_settings(name, shortage, monkeypatch, tmp_path):
     monkeypatch.setenv(KEEP_BATCH, "1")
     shortage(MODULES[name])
     with pytest.raises(MemoryShortageError) as error:
-        train_here(name)
+        train(name, tmp_path)
     message = str(error.value)
     assert error.value.exit_code is ExitCode.FAILED
     assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
@@ -69,8 +78,8 @@ def test_the_message_names_module_holders_batch_and_settings(name, shortage, mon
 
 
 @pytest.mark.usefixtures("migrated_workspace")
-def test_a_batch_is_kept_only_on_request(shortage):
-    shortage(MODULES["digits_classifier"])
+def test_a_batch_is_kept_only_on_request(shortage, tmp_path):
+    shortage(MODULES["images"])
     with pytest.raises(MemoryShortageError, match="--keep-batch keeps it"):
-        train_here("digits_classifier")
+        train("images", tmp_path)
     assert not list(Workspace().runs.glob(f"*/{KEPT_BATCH}"))

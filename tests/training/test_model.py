@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import create_model
 from run_folders import run_folder
@@ -52,7 +52,6 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list[f
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(list(TYPES)), min_size=1))
-@settings(max_examples=60)
 def test_the_fields_of_a_request_are_those_of_its_schema(fields):
     """Whatever a learner asks for: names and types, with those that may be missing."""
     request = create_model("Request", __base__=ServedRequest, **fields)

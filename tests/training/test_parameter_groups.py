@@ -235,11 +235,10 @@ def test_other_groups_cannot_be_resumed(change, tmp_path):
 
 
 @pytest.mark.usefixtures("migrated_workspace")
-@pytest.mark.parametrize("stage", ["fused_optimizer", "gradient_accumulation.micro_batch=3"])
-def test_a_stage_is_verified_with_groups(stage, tmp_path):
-    kind, _, settings = stage.partition(".")
-    recipe = recipe_of(tmp_path, DIVIDED, SCHEDULE, f"optimization.{stage}" if settings else f"optimization.{stage}=on")
-    verdict = quick(recipe, REGISTRY, [kind])
+def test_stages_are_verified_with_groups(tmp_path):
+    stages = ("optimization.fused_optimizer=on", "optimization.gradient_accumulation.micro_batch=3")
+    recipe = recipe_of(tmp_path, DIVIDED, SCHEDULE, *stages)
+    verdict = quick(recipe, REGISTRY, ["fused_optimizer", "gradient_accumulation"])
     assert verdict.outcome is Outcome.PASS, verdict.summary
 
 

@@ -157,6 +157,7 @@ def subjects(folder, kind, wrong=None):
     return by_hand, from_recipe, batches
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recipe_passes_as_exact_against_plain_torch(tmp_path, kind):
     by_hand, from_recipe, batches = subjects(tmp_path, kind)

@@ -69,7 +69,7 @@ def every_training_is_measured(monkeypatch):
 
 
 @pytest.mark.usefixtures("every_training_is_measured", "migrated_workspace")
-@pytest.mark.parametrize("name", ["shakespeare_gpt", "digits_classifier", "marl_phase1", "gcn_cora"])
+@pytest.mark.parametrize("name", ["shakespeare_gpt", "marl_phase1", "gcn_cora"])
 def test_a_run_logs_the_share_of_its_roofline(name):
     result = train_here(name)
     # What such small updates take is mostly not computing.
@@ -78,11 +78,11 @@ def test_a_run_logs_the_share_of_its_roofline(name):
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_measuring_changes_nothing_that_is_kept(monkeypatch):
-    plain = train_here("digits_classifier")
+    plain = train_here("mlp")
     monkeypatch.setattr(loop, "LEAST_TIMED_S", 0.0)
-    measured = train_here("digits_classifier")
+    measured = train_here("mlp")
     assert "perf/roofline_fraction" not in plain.metrics
-    assert "perf/roofline_fraction" in measured.metrics
+    assert 0 < measured.metrics["perf/roofline_fraction"] < 0.9
     one, other = (flat(load_model(result, "last").complete_state()) for result in (plain, measured))
     same([one], [other])
 

@@ -26,7 +26,7 @@ from runner.training.outputs import NoOutput
 from runner.training.run import run
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
-BRIEF = ("train.env_steps=88", "train.evaluate_every=80", "train.checkpoint_every=80")
+BRIEF = ("train.batch_size=512",)
 """Few updates: threads that spin take as much of the processor as those that compute."""
 QUIET = Contention(0.0, 0.0)
 LOADED = Contention(0.7, 1.5)
@@ -89,9 +89,9 @@ def noting_threads(train, used):
 
 def test_load_that_begins_during_a_training_changes_how_threads_wait_and_no_digit(load, caplog):
     load(QUIET, QUIET)
-    quiet = train_here("marl_phase2", *BRIEF, "system.threads=2")
+    quiet = train_here("mlp", *BRIEF, "system.threads=2")
     switches = load(QUIET, LOADED)
-    loaded = train_here("marl_phase2", *BRIEF, "system.threads=2")
+    loaded = train_here("mlp", *BRIEF, "system.threads=2")
     assert "sleep" in switches
     assert learned(loaded) == learned(quiet)
     assert loaded.status == "FINISHED"
@@ -103,7 +103,7 @@ def test_load_that_begins_during_a_training_changes_how_threads_wait_and_no_digi
 @pytest.mark.parametrize("wait", ["auto", "active", "passive"])
 def test_the_lock_says_how_a_training_on_a_loaded_machine_began(load, wait):
     switches = load(LOADED, LOADED)
-    result = train_here("mlp", "system.threads=2", f"system.wait={wait}")
+    result = train_here("mlp", *BRIEF, "system.threads=2", f"system.wait={wait}")
     choice = read_lock(Path(result.lock))["system"]
     assert choice["threads"] == 2
     assert choice["wait"] == ("active" if wait == "active" else "passive")
@@ -113,10 +113,10 @@ def test_the_lock_says_how_a_training_on_a_loaded_machine_began(load, wait):
 
 def test_a_resumed_run_keeps_its_threads_and_may_wait_in_another_way(load, monkeypatch, two_threads):
     load(QUIET, QUIET)
-    whole = train_here("marl_phase2", *BRIEF)
+    whole = train_here("mlp", *BRIEF)
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "evaluate", stopped_after(Loop.evaluate))
-        stopped = train_here("marl_phase2", *BRIEF)
+        stopped = train_here("mlp", *BRIEF)
     assert stopped.status == "STOPPED"
     torch.set_num_threads(1)
     load(LOADED, LOADED)

@@ -95,8 +95,7 @@ def test_measuring_changes_no_digit(tmp_path, monkeypatch):
         assert torch.equal(left, right), name
 
 
-@pytest.mark.parametrize("cut", [1, 19, 20, 21, 24, 29, 30])
-def test_a_resumed_training_logs_the_same(cut, tmp_path, monkeypatch):
+def test_a_resumed_training_logs_the_same(tmp_path, monkeypatch):
     sets = ("train.updates=30", "train.log_every=4", "optimizer.max_grad_norm=0.1", "train.checkpoint_every=1")
     complete, expected = loop_of(tmp_path, *sets)
     states = {}
@@ -108,12 +107,13 @@ def test_a_resumed_training_logs_the_same(cut, tmp_path, monkeypatch):
         return {name: list(values) for name, values in points(expected).items()}
 
     complete.run()
-    state, logged = states[cut]
-    resumed, notes = loop_of(tmp_path, *sets, state=state)
-    resumed.run()
-    later = points(notes)
-    joined = {name: logged.get(name, []) + later.get(name, []) for name in logged.keys() | later.keys()}
-    assert joined == points(expected)
+    for cut in (1, 19, 20, 21, 24, 29, 30):
+        state, logged = states[cut]
+        resumed, notes = loop_of(tmp_path, *sets, state=state)
+        resumed.run()
+        later = points(notes)
+        joined = {name: logged.get(name, []) + later.get(name, []) for name in logged.keys() | later.keys()}
+        assert joined == points(expected), cut
 
 
 def test_roles_and_groups_have_names(tmp_path):
