@@ -76,6 +76,7 @@ def test_a_compiled_evaluation_returns_the_metrics_of_an_eager_one(name, compila
     assert len(compilations) == 1
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("seed", range(50))
 def test_evaluations_of_any_size_compile_once(seed, compilations, tmp_path):
     """Batches, held-out samples and the order of rehearsal and evaluations are random."""

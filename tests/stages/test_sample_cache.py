@@ -44,7 +44,7 @@ RECIPE = """\
 name: cached
 seed: 3
 device: cpu
-model: {kind: classifier, widths: [8]}
+model: {kind: mlp, widths: [8]}
 data: {kind: hdf5_images, file: images.h5, held_out: 0.3}
 train: {updates: 6, batch_size: 16, evaluate_every: 3}
 tracking: {system_metrics: false}
@@ -335,13 +335,13 @@ def test_a_key_is_the_same_in_another_process(file):
         f"data = Hdf5Dataset({str(file)!r}, {ARRAYS}, range(9), targets=torch.arange(9));"
         "print(key_of_dataset(data, None))"
     )
-    keys = set()
-    for seed in ("0", "1", "2"):
+    keys = {key_of_dataset(Hdf5Dataset(file, ARRAYS, range(9), targets=torch.arange(9)), None)}
+    for seed in ("0", "1"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", script]
-        keys.add(subprocess.run(command, capture_output=True, text=True, env=environment).stdout)
+        keys.add(subprocess.run(command, capture_output=True, text=True, env=environment).stdout.strip())
     (key,) = keys
-    assert re.fullmatch(r"[0-9a-f]{32}\n", key)
+    assert re.fullmatch(r"[0-9a-f]{32}", key)
 
 
 # --- trainings ----------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_a_key_is_the_same_in_another_process(file):
 def test_runs_and_workers_share_the_files(file):
     baseline = run(load(file.parent / "recipe.yaml", [], REGISTRY), REGISTRY, Workspace(), NoDisplay())
     results = [
-        trained(recipe_of(file, *sets, memory="1 MiB")) for sets in (["data.workers=2"], [], ["data.folds={count: 3}"])
+        trained(recipe_of(file, *sets, memory="1 MiB")) for sets in (["data.workers=2"], [], ["data.folds={count: 2}"])
     ]
     for result in results[:2]:
         assert {name: result.metrics[name] for name in ("train/loss", "eval/loss")} == {

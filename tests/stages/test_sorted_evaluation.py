@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from test_every_stage_and_learner import REGISTRY
+from test_every_stage_and_learner import recipe_of as tokens_recipe
 
 from runner.api import nbytes
 from runner.plugin.registry import Registry
@@ -94,8 +96,8 @@ def test_it_is_inactive_where_nothing_is_padded_or_may_be_read(recipe, sets, rea
 
 
 @pytest.mark.usefixtures("traced_only")
-def test_the_gate_fails_an_order_without_the_largest(table, monkeypatch):
+def test_the_gate_fails_an_order_without_the_largest(tmp_path, monkeypatch):
     order_of = sorted_evaluation._order
     monkeypatch.setattr(sorted_evaluation, "_order", lambda source: order_of(source)[:-1])
-    verdict = quick(recipe_of(table, "gps_esol", ON), Registry(), ["sorted_evaluation"])
+    verdict = quick(tokens_recipe("tokens", tmp_path, ON), REGISTRY, ["sorted_evaluation"])
     assert verdict.outcome is Outcome.FAIL, verdict.summary

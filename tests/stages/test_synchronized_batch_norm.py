@@ -10,6 +10,9 @@ from runner.plugins.stages.synchronized_layers import SynchronizedLayer
 from runner.system.errors import RunnerError
 from runner.training.pipeline import assemble
 
+UNEQUAL = ("train.batch_size=5",)
+DIVIDED = ("train.batch_size=3", "optimization.fsdp=on")
+
 
 @pytest.fixture(scope="module")
 def pair():
@@ -24,8 +27,19 @@ def plugin(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("sets", [(), ("train.batch_size=5",), ("train.batch_size=3", "optimization.fsdp=on")], ids=str)
-@pytest.mark.parametrize("arguments", ["", "momentum=None", "affine=False", "track_running_stats=False"])
+@pytest.mark.parametrize(
+    ("sets", "arguments"),
+    [
+        ((), ""),
+        (UNEQUAL, ""),
+        (UNEQUAL, "momentum=None"),
+        (UNEQUAL, "affine=False"),
+        (UNEQUAL, "track_running_stats=False"),
+        (DIVIDED, ""),
+        (DIVIDED, "affine=False"),
+    ],
+    ids=str,
+)
 def test_two_processes_train_the_model_of_one(pair, tmp_path, sets, arguments):
     path = tmp_path / "normalised_plugin.py"
     path.write_text(PLUGIN.format(arguments=arguments))
