@@ -115,12 +115,12 @@ def test_matrices_are_rounded_but_what_is_kept(tmp_path, is_static):
 
 def export(folder):
     """Exports a network into a folder; the program there answers as the network does."""
-    pipeline = learnt("shakespeare_gpt", "model.layers=1")
+    pipeline = learnt("mlp")
     pipeline.folder = folder
-    (prompt,) = inputs(pipeline, 3)
-    before = pipeline.learner.predict(prompt)
+    (images,) = inputs(pipeline, 3)
+    before = pipeline.learner.predict(images)
     attached(pipeline, ExportConfig())
-    assert off(pipeline.learner.predict(prompt), before) < 1e-5
+    assert off(pipeline.learner.predict(images), before) < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_no_pt2_is_ever_read(tmp_path, monkeypatch):
     for name in ("torch.load", "torch.export.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
         monkeypatch.setattr(name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
     for _ in range(2):
-        pipeline = learnt("shakespeare_gpt", "model.layers=1")
+        pipeline = learnt("mlp")
         pipeline.folder = tmp_path
         for path in ("export-0123456789abcdef.pt2", f"export-{digest_of(pipeline)}.pt2"):
             (tmp_path / path).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
