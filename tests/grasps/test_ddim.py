@@ -115,7 +115,7 @@ def test_another_seed_of_the_scenes_draws_other_clouds_and_other_noise():
 def test_the_gate_judges_it_by_evaluations_in_pairs(tmp_path):
     """One is luck: of a model that was trained, one lost 0.025 of ``strict``, and eight others 0.056 in the mean."""
     registry = Registry()
-    recipe = tiny("grasp_diffusion", *LEVELS, "train.ema=null", "inference.ddim={steps: 2}", registry=registry)
+    recipe = tiny("grasp_diffusion", "train.ema=null", "inference.ddim={steps: 2}", registry=registry)
     pipeline = assemble(recipe, registry.files)
     gate = InferenceGate(Trained("here", recipe, registry, pipeline.state_dict(), tmp_path), lambda _: None)
     verdict = gate(("ddim",))

@@ -308,8 +308,8 @@ def test_a_warm_up_acts_at_random_and_then_every_step_earns_its_updates(learner)
 def test_samples_per_environment_step_do_not_depend_on_the_batch_size(batch_size, rate):
     source, _ = make(warmup=100, updates_per_step=rate)
     source.bind(StraightOn())
-    progress = Progress("env_steps", 2000)
-    while progress.env_steps < 1500:
+    progress = Progress("env_steps", 1000)
+    while progress.env_steps < 800:
         drawn(source, batch_size, progress, 1)
     assert progress.samples == pytest.approx((progress.env_steps - 100) * rate * 8, abs=2 * batch_size)
 

@@ -100,7 +100,7 @@ def test_synthetic_molecules_are_generated_on_request_only(nowhere, file):
     assert synthetic_molecules()["ClCCCOF"] == pytest.approx(3 * -0.5 - 0.7 + 0.8 - 0.2)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_scaffold_is_in_two_parts_and_every_molecule_in_one(table, data):
     linked = st.tuples(st.sampled_from(CHAINS[:2]), *[st.sampled_from(RINGS)] * 2).map("{0[1]}{0[0]}{0[2]}".format)

@@ -13,7 +13,8 @@ from runner.plugins.stages.activation_checkpointing import _checkpointed
 from runner.proof.verdict import Outcome
 from runner.training.pipeline import assemble
 from runner.training.step import Step
-from runner.verify.timed_gate import quick
+from runner.verify.gate import Gate
+from runner.verify.options import Options
 
 REGISTRY = Registry()
 ACCUMULATED = "optimization.gradient_accumulation.micro_batch="
@@ -123,5 +124,6 @@ def test_the_gate_passes_memory_stages():
     kinds = ("activation_checkpointing", "gradient_accumulation")
     settings = {"gradient_accumulation": "{micro_batch: 2}"}
     sets = [f"optimization.{kind}={settings.get(kind, 'on')}" for kind in kinds]
-    verdict = quick(tiny("graf", *sets), REGISTRY, list(kinds))
+    options = Options(updates=2, budget=0.0, horizon=0, names_operators=False)
+    verdict = Gate(tiny("graf", *sets), REGISTRY, options, lambda _: None)(kinds)
     assert verdict.outcome is Outcome.PASS, verdict.summary

@@ -11,11 +11,12 @@ from runner.verify.gate import verify_recipe
 from runner.verify.options import Options
 
 REGISTRY = Registry([Path(conv_mutants.__file__)])
+FEW = ("train.batch_size=4", "data.limit={train: 0.1, held_out: 0.02}")
 MIXED = "conv_backend={forward: winograd, backward_data: fft, backward_weight: im2col}"
 
 
 def verdict(kind, setting):
-    recipe = tiny("conv_classifier", f"optimization.{setting}", registry=REGISTRY)
+    recipe = tiny("conv_classifier", *FEW, f"optimization.{setting}", registry=REGISTRY)
     options = Options(2, budget=0.0, stages=(kind,), horizon=0, names_operators=False)
     (row,) = verify_recipe(recipe, REGISTRY, options, lambda _: None).rows
     return row

@@ -23,7 +23,7 @@ from runner.training.step import Step
 RECIPE = """\
 name: hdf5
 device: cpu
-model: {kind: classifier, widths: [8]}
+model: {kind: mlp, widths: [8]}
 data: {kind: hdf5_images, file: images.h5, held_out: 0.3}
 train: {epochs: 2, batch_size: 8}
 tracking: {system_metrics: false}

@@ -31,7 +31,8 @@ NAME = "digits_classifier"
 SEARCH = "optimization.algorithm_search=on"
 SHORT = (
     "optimization.compile=off",
-    "train={epochs: 6, batch_size: 256, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    "data.limit={train: 0.2, held_out: 0.1}",
+    "train={epochs: 4, batch_size: 64, log_every: 1, evaluate_every: 2, checkpoint_every: 1}",
 )
 
 
