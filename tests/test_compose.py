@@ -16,7 +16,8 @@ import mlflow
 import psycopg
 import pytest
 import yaml
-from children import free_port
+from children import free_port, running
+from children import start as start_copy
 from running import TINY_DIGITS
 
 ROOT = Path(__file__).parents[1]
@@ -108,16 +109,19 @@ class Services:
         }
 
     def start(self, name, *words):
-        """Starts a service, with further words of its command."""
+        """Starts a service, with further words of its command; the runner is a process that has imported everything."""
         service = compose()["services"][name]
         command = [self._here(word) for word in service["command"]]
         command = [str(self.ports.get(int(word), word)) if word.isdigit() else word for word in command]
         variables = {key: self._here(value) for key, value in service["environment"].items()}
-        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONSAFEPATH": "1", **variables}
+        variables |= {"MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONSAFEPATH": "1"}
+        if command[0] == "runner":
+            return start_copy(self.folder / name, *command[1:], *words, within=self.folder, **variables)
         with (self.folder / f"{name}.out").open("w") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", *command, *words], stdout=output, stderr=output, env=environment, cwd=self.folder
-            )
+                [sys.executable, "-m", *command, *words], stdout=output, stderr=output,
+                env={**os.environ, **variables}, cwd=self.folder,
+            )  # fmt: skip
 
     def _here(self, text):
         for place, value in self._replacements.items():
@@ -135,11 +139,11 @@ def ending(process):
         process.wait()
 
 
-def wait_for(url, process, output):
+def wait_for(url, is_running, output):
     """Waits until a service answers."""
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
-        assert process.poll() is None, output.read_text()
+        assert is_running(), output.read_text()
         try:
             with urllib.request.urlopen(url, timeout=5) as reply:
                 return reply.read()
@@ -157,9 +161,9 @@ def test_the_services_work_together(postgres, tmp_path, monkeypatch):
     with ExitStack() as stack:
         server = stack.enter_context(ending(services.start("mlflow")))
         address = f"http://127.0.0.1:{services.ports[5000]}"
-        wait_for(f"{address}/health", server, tmp_path / "mlflow.out")
+        wait_for(f"{address}/health", lambda: server.poll() is None, tmp_path / "mlflow.out")
         training = services.start("runner", *TINY_DIGITS)
-        assert training.wait() == 0, (tmp_path / "runner.out").read_text()
+        assert training.wait() == 0, training.stderr
         client = mlflow.MlflowClient(address)
         (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
         assert run.info.status == "FINISHED"
@@ -167,9 +171,9 @@ def test_the_services_work_together(postgres, tmp_path, monkeypatch):
             assert connection.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
         assert any(path.name == "recipe.lock.yaml" for path in (tmp_path / "artifacts").rglob("*"))
 
-        model = stack.enter_context(ending(services.start("serve")))
+        model = stack.enter_context(running(services.start("serve")))
         model_address = f"http://127.0.0.1:{services.ports[8000]}"
-        example = wait_for(f"{model_address}/example", model, tmp_path / "serve.out")
+        example = wait_for(f"{model_address}/example", lambda: model.running, model.err)
         request = urllib.request.Request(
             f"{model_address}/predict", data=example, headers={"content-type": "application/json"}
         )

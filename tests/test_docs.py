@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from running import result_of, runner
+from running import forked, result_of
 
 from runner.ablation.experiment import AblationConfig, load_experiment
 from runner.cli import app
@@ -67,7 +67,7 @@ def test_verbs_that_are_named_exist(page):
 @pytest.mark.parametrize(("page", "section"), [("stages", "optimization"), ("inference", "inference")])
 def test_every_stage_is_listed_with_its_phase_and_contract(page, section):
     listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", DOCS[page].read_text(), re.MULTILINE)
-    cards = result_of(runner("plugins", "--json"))["plugins"]
+    cards = result_of(forked("plugins", "--json"))["plugins"]
     stages = [card for card in cards if card["section"] == section and card["provider"].startswith("proven-runner ")]
     assert sorted(listed) == [(card["kind"], str(card["phase"]), " or ".join(card["contract"])) for card in stages]
 
@@ -103,7 +103,7 @@ def test_the_errors_that_are_shown_are_what_validate_says(tmp_path, monkeypatch)
     (tmp_path / "mine.yaml").write_text(mine)
     command, _, said = session.partition("\n")
     assert command == "$ runner validate mine.yaml"
-    assert runner("validate", "mine.yaml").stderr == said
+    assert forked("validate", "mine.yaml").stderr == said
 
 
 def test_the_walk_through_shows_lines_that_exist():

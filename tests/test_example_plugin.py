@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pages import blocks_of
-from running import forked, result_of, runner
+from running import forked, result_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLE, PAGE = DOCS / "example_plugin", DOCS / "plugins.md"
@@ -45,7 +45,7 @@ def train(*sets):
 
 
 def test_its_plugins_are_listed_under_its_own_name():
-    cards = result_of(runner("plugins", "--json"))["plugins"]
+    cards = result_of(forked("plugins", "--json"))["plugins"]
     mine = {card["kind"] for card in cards if "runner-digits" in str(card)}
     assert mine == KINDS
     assert "one more forward pass" in forked("plugins", "recompute_activations").stdout

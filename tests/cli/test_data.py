@@ -134,27 +134,27 @@ def runner(tmp_path, plays):
     return run
 
 
-def test_files_are_listed_fetched_and_found_without_anything_heavy(runner, data):
+def test_files_are_listed_fetched_and_found_without_anything_heavy(runner, plays, data):
     listed = runner("data", "list", "--json")
     files = {each["name"]: each for each in json.loads(listed.stdout)["files"]}
     assert files["play.txt"]["sources"] == ["plays"]
     assert files["play.txt"]["path"] is None
     assert files["tinyshakespeare.txt"]["sources"] == ["text"]
     assert listed.stderr.splitlines()[-1] == "heavy:"
-    absent = runner("data", "where", "play.txt")
+    absent = forked("data", "where", "play.txt", "--plugin", plays)
     assert (absent.returncode, absent.stdout) == (2, "")
     assert "runner data get play.txt" in absent.stderr
-    got = runner("data", "get", "play.txt")
+    got = forked("data", "get", "play.txt", "--plugin", plays)
     assert got.stdout == f"{data / 'play.txt'}\n", got.stderr
     where = runner("data", "where", "play.txt")
     assert (where.returncode, where.stdout) == (0, got.stdout)
     assert where.stderr.splitlines()[-1] == "heavy:"
-    assert str(data / "play.txt") in runner("data", "list").stdout
+    assert str(data / "play.txt") in forked("data", "list", "--plugin", plays).stdout
 
 
-def test_a_name_that_nobody_publishes_is_refused(runner):
+def test_a_name_that_nobody_publishes_is_refused(plays):
     for verb in ("get", "where"):
-        result = runner("data", verb, "playy.txt")
+        result = forked("data", verb, "playy.txt", "--plugin", plays)
         assert result.returncode == 2
         assert "did you mean 'play.txt'?" in result.stderr
         assert "Traceback" not in result.stderr

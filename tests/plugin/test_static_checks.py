@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from running import runner
+from running import forked, runner
 
 from runner.plugin.implementation import imported
 from runner.plugin.registry import Registry
@@ -67,15 +67,15 @@ optimization: {my_switch: on}
 
 @pytest.fixture
 def validated(tmp_path, monkeypatch):
-    """What ``runner validate`` says of a recipe with these works, in a process of its own."""
+    """What ``runner validate`` says of a recipe with these works, in a process that has imported everything."""
 
-    def validated(*sets, faces=FACES, **changed):
+    def validated(*sets, faces=FACES, validate=forked, **changed):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "faces.py").write_text(faces)
         (tmp_path / "heavy_works.py").write_text(HEAD + "\n".join((WHOLE | changed).values()))
         (tmp_path / "mine.yaml").write_text(RECIPE)
         pairs = [part for assignment in sets for part in ("--set", assignment)]
-        done = runner("validate", "mine.yaml", "--plugin", "faces.py", *pairs)
+        done = validate("validate", "mine.yaml", "--plugin", "faces.py", *pairs)
         assert "imported" not in done.stderr
         lines = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
         return [line for line in lines if line.startswith(("mine.yaml", "override"))]
@@ -142,7 +142,7 @@ def test_a_source_says_that_it_draws_by_a_method_and_by_the_endings_of_its_files
     ],
 )
 def test_what_cannot_be_read_is_left_to_the_run(validated, net):
-    assert validated(Net=net) == []
+    assert validated(Net=net, validate=runner) == []
 
 
 def test_every_plugin_here_can_be_read_without_importing_torch():

@@ -12,7 +12,7 @@ import pytest
 from children import running, start
 from interrupted import learnt, same, train
 from run_folders import run_folder
-from running import runner
+from running import forked
 from toy_runs import toy, written
 
 from runner.system.errors import StorageError, UsageError
@@ -153,7 +153,7 @@ def test_the_url_is_checked_with_the_recipe(tmp_path):
 def test_a_lost_machine_is_replaced_by_another(tmp_path, migrated_workspace, monkeypatch):
     """The second workspace has nothing but MLflow's server, here a database, and the copy."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{migrated_workspace / 'mlflow.db'}")
-    sets = ("train.updates=60", "train.checkpoint_every=5", "train.log_every=5")
+    sets = ("train.updates=40", "train.checkpoint_every=5", "train.log_every=5")
     pace = ("--plugin", str(Path(__file__).parents[1] / "training" / "paced.py"), "model.kind=paced")
     reference = learnt(train(tmp_path, [*written(tmp_path, *sets), *pace]))
     copies = tmp_path / "copies"
@@ -180,7 +180,7 @@ def test_resume_refuses_a_run_whose_metrics_are_elsewhere(tmp_path, memory, migr
     put_checkpoint(folder.path, 1, state="b")
     RunCopy(f"file://{copies}", folder.path).update()
     shutil.rmtree(folder.path)
-    done = runner("resume", f"file://{copies}/{folder.name}")
+    done = forked("resume", f"file://{copies}/{folder.name}")
     assert done.returncode == 2
     assert "its metrics are in the MLflow store of another machine" in done.stderr
 
