@@ -141,7 +141,7 @@ def open_descriptors(file):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-@pytest.mark.parametrize(("method", "workers"), [("fork", 1), ("fork", 2), ("spawn", 1), ("forkserver", 1)])
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("forkserver", 1)])
 def test_workers_load_the_same_batches(shared, start_method, method, workers):
     expected = drawn(source_of(Hdf5Dataset(shared, ARRAYS), batch_size=8), 9, 8)
     start_method(method)

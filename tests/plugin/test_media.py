@@ -87,12 +87,12 @@ def test_nothing_is_kept_where_nobody_takes_it(tmp_path):
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_pictures_of_evaluations_change_no_digit_and_reach_mlflow():
-    sets = ("train.evaluate_every=1280", "train.tokens=3840", "train.batch_size=8")
+    sets = ("train.evaluate_every=256", "train.tokens=768", "train.batch_size=8", "data.held_out=0.001")
     plain = train_here("shakespeare_gpt", *sets)
     drawn = train_here("shakespeare_gpt", *sets, "tracking.render_every=2")
     folder = Path(drawn.run_dir)
     pictures = sorted(path.name for path in (folder / "media" / "evaluation").iterdir())
-    assert pictures == ["000000002560.txt"]
+    assert pictures == ["000000000512.txt"]
     artifacts = [line.artifact for line, _ in lines(folder / "spool.jsonl") if line.artifact]
     assert f"media/evaluation/{pictures[0]}" in artifacts
     evaluations = {name: value for name, value in plain.metrics.items() if name.startswith("eval/")}

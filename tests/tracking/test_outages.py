@@ -65,9 +65,9 @@ def test_a_server_that_is_killed_costs_no_metric(tmp_path, isolated_workspace, d
 
 
 def test_a_server_that_is_slow_or_hangs_for_good_is_not_waited_for(tmp_path, isolated_workspace, database, monkeypatch):
-    with server(database, tmp_path / "artifacts") as mlflow, slow_way(mlflow.port, 0.3) as way:
+    with server(database, tmp_path / "artifacts") as mlflow, slow_way(mlflow.port, 0.1) as way:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", way.address)
-        quick = ("train.env_steps=240", "optimization.paced.patience=6")
+        quick = ("train.env_steps=240", "optimization.paced.patience=3")
         with training(tmp_path, isolated_workspace, *quick) as run:
             run.goes_on()
             way.hanging.set()
