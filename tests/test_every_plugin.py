@@ -119,6 +119,7 @@ def test_a_stage_declares_what_it_is_and_has_a_card(kind):
     assert issubclass(implementation_of(face), Stage)
 
 
+@pytest.mark.sampled(140)
 @pytest.mark.parametrize(("kind", "name"), HELD)
 def test_asking_a_stage_changes_nothing(kind, name):
     """Neither what it promises nor whether it works depends on who asked before."""
@@ -164,6 +165,7 @@ def check_training(kind, name, request):
         assert learnt(staged) == baseline(name, *baseline_settings(kind))
 
 
+@pytest.mark.sampled(120)
 @pytest.mark.usefixtures("migrated_workspace", "copied_children")
 @pytest.mark.parametrize(("kind", "name"), TRAINED)
 def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, request):
@@ -206,6 +208,7 @@ def exact_groups(name):
     return groups
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("migrated_workspace", "copied_children")
 @pytest.mark.parametrize("name", LEARNERS.values())
 def test_exact_stages_give_the_digits_of_the_baseline_together(name, request):

@@ -218,6 +218,7 @@ def stepped(pipeline, updates):
     return pipeline
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_evaluation_and_resuming_use_averages_whoever_writes_the_update(name):
     recipe, plugins = PIPELINES[name]()

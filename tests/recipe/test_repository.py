@@ -105,6 +105,7 @@ def configure(project, scope, text, monkeypatch):
     return project
 
 
+@pytest.mark.sampled(42)
 @pytest.mark.parametrize(("scope", "key"), list(itertools.product(SCOPES, KEYS)))
 def test_no_program_that_a_configuration_names_is_started(project, tmp_path, monkeypatch, scope, key):
     program, marker = tmp_path / "program", tmp_path / "started"

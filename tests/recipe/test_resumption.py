@@ -176,6 +176,7 @@ OF_OPTIMIZERS = [
 ]
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(("kind", "name"), OF_OPTIMIZERS)
 def test_every_setting_of_every_optimizer_is_applied_or_refused(kind, name, tmp_path):
     value = other(getattr(settings_of(kind)(lr=0.01), name))
