@@ -19,7 +19,7 @@ import yaml
 from children import start
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from running import settings_of, train_here
+from running import TRAINED, settings_of, train_here
 from typer.testing import CliRunner
 
 from runner.ablation import inference_ablation
@@ -28,6 +28,7 @@ from runner.cli import app
 from runner.plugin.registry import Registry
 from runner.proof import interleaved_timing, warm_up
 from runner.recipe.loader import load
+from runner.verify import checks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,9 +45,12 @@ BRIEF = ["--horizon", "0", "--updates", "3"]
 """Options that let ``verify`` look for a moment."""
 ONE_STAGE = {"marl": "forward_cache", "digits": "fused_optimizer", "conv": "conv_backend"}
 """By the beginning of a recipe's name, the stage that ``verify`` looks at."""
-LONG = ("runner ablate ", "runner verify ")
-SMALLEST = "runner ablate digits_classifier "
-"""The beginning of the cheapest ablation of a recipe."""
+LONG = ("runner ablate ", "runner verify ", "runner ui")
+READING = tuple(
+    f"runner {verb}"
+    for verb in ("resume", "ls", "show", "compare", "ui", "evaluate", "serve", "models", "rm", "sync", "run .runner/")
+)
+"""Beginnings of commands that read what was trained before."""
 OUTCOMES = {"verify": {0, 4}, "ablate": {0, 4}, "validate": {0, 2}, "ui": {130}, "serve": {130}, "models": {0, 3}}
 """Exit codes: how sure gate and clock are after a moment is not asked here, one recipe is wrong on
 purpose, and what was not verified is not promoted."""
@@ -78,6 +82,8 @@ SHORTER = {"marl_phase": ("data.episode_limit=6",), "digits": ("data.limit={trai
            "conv": ("data.limit={train: 0.1, held_out: 0.05}",)}  # fmt: skip
 """Further settings of recipes that ship, by the beginning of a name: flights, which are drawn step by step, and
 samples."""
+FEWER = {"data.kind=shape_grasps": ("data.shapes=3",)}
+"""What else is small with a setting."""
 MOMENTS = {"FEWEST_SECONDS": inference_ablation, "BLOCK_SECONDS": interleaved_timing, "WINDOW_SECONDS": warm_up}
 """Seconds that the comparison of a trained model waits for."""
 SIMULATED = ("train.env_steps=64", "data.warmup=32", "data.evaluation.episodes=2", "train.batch_size=16",
@@ -133,7 +139,7 @@ def commands_of(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("copied_children")
 def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, migrated_workspace):
-    for module in ("runner.ablation.measurement_rounds", "runner.child.group"):
+    for module in ("runner.ablation.measurement_rounds", "runner.child.group", "runner.verify.timed_gate"):
         monkeypatch.setattr(f"{module}.Child", quick_child)
     folder = tmp_path / "here"
     for name in ("recipes", "docs", "experiments"):
@@ -155,11 +161,12 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
     for index, command in enumerate(commands):
         if page.stem == "plugins" and "mine.py" in command:
             continue  # test_plugins_page.py runs these, and looks at what comes out
-        if is_covered(command, page):
+        if is_covered(command, page, commands[index + 1 :]):
             continue
         if is_measured_with_digits(command):
             words = shlex.split(command)
-            assert load(words[2], [word for word in words[3:] if ASSIGNMENT.match(word)], Registry()).stages, command
+            recipe = load(words[2], [word for word in words[3:] if ASSIGNMENT.match(word)], Registry())
+            assert words[1] == "run" or recipe.stages, command
             continue
         if "runner resume" in commands[index + 1 : index + 3] and command.startswith("runner run"):
             kill_in_the_middle(command.split()[1:], tmp_path)
@@ -168,33 +175,49 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
 
 
 @cache
-def measurements():
+def repeatable():
     """Returns the pages' commands that take long even in small: page, and the words apart from numbers."""
     commands = [(page, command) for page in PAGES for command in commands_of(page)]
-    return [(page, words_of(command)) for page, command in commands if command.startswith(LONG)]
+    return [
+        (page, words_of(command))
+        for page, command in commands
+        if (command.startswith(LONG) or is_training(command)) and not is_measured_with_digits(command)
+    ]
+
+
+def is_training(command):
+    """Whether a command trains a recipe that ships."""
+    words = command.split()
+    return words[:2] == ["runner", "run"] and words[2] in TRAINED
 
 
 def words_of(command):
     return frozenset(re.sub(r"\d+", "0", command).split())
 
 
-def is_covered(command, page):
-    """Whether a measurement is run with these words, and perhaps more, on an earlier page or with more on another."""
-    if not command.startswith(LONG):
+def is_covered(command, page, later):
+    """Whether a command that takes long is run with these words, and perhaps more, on an earlier page or with more on
+    another; a training that a later command of its page reads is run there.
+    """
+    is_needed = any(each.startswith(READING) or "--of" in each.split() for each in later)
+    if not command.startswith(LONG) and (is_needed or not is_training(command)):
         return False
     words, number = words_of(command), PAGES.index(page)
-    return any(words < others or (words == others and PAGES.index(other) < number) for other, others in measurements())
+    return any(words < others or (words == others and PAGES.index(other) < number) for other, others in repeatable())
 
 
 def is_measured_with_digits(command):
-    """Whether the stages of a larger recipe are measured, which another page does with the digits and these options.
+    """Whether the stages or the seeds of a larger recipe are measured, which another page does with the digits and
+    these options.
 
     An ablation that is a file measures the flagship; here it is asked whether the recipe and its settings exist.
     """
     words = shlex.split(command)
-    if words[:2] != ["runner", "ablate"] or words[2].startswith("digits") or words[2].endswith(".yaml"):
+    is_measurement = words[:2] == ["runner", "ablate"] or (words[:2] == ["runner", "run"] and "--seeds" in words)
+    if not is_measurement or words[2].startswith("digits") or words[2].endswith(".yaml"):
         return False
-    commands = [other for page in PAGES for other in commands_of(page) if other.startswith(SMALLEST)]
+    smallest = f"runner {words[1]} digits_classifier "
+    commands = [other for page in PAGES for other in commands_of(page) if other.startswith(smallest)]
     return any(form_of(other) == form_of(command) for other in commands)
 
 
@@ -317,8 +340,9 @@ def run(words, page, tmp_path):
         words[1] = "ablation.yaml"
         if "--budget" in words:  # on a loaded machine a process may take minutes to start
             words[words.index("--budget") + 1] = "9999"
-    elif verb in ("run", "verify") and words[1:2] != ["--help"]:
-        words = in_small(words, small_settings(words[1], page))
+    elif verb in ("run", "verify", "profile") and words[1:2] != ["--help"]:
+        more = [setting for word in words for setting in FEWER.get(word, ())]
+        words = in_small(words, [*small_settings(words[1], page), *more])
     elif "--compiled" in words:
         words = in_small(words, FEW_KERNELS)
     if verb == "verify" and "--of" not in words:
@@ -335,10 +359,13 @@ def run(words, page, tmp_path):
             if verb == "ablate" and "--of" in words:  # the gate of a training finds changed constants
                 for constant, module in MOMENTS.items():
                     stack.enter_context(patch.object(module, constant, 0.01))
+            # ``tests/verify`` has all of them.
+            stack.enter_context(patch.object(checks, "CHECKS", checks.CHECKS[:2]))
             done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
         return done.stdout
-    child = start(tmp_path / "said", *words)
+    # ``memory/test_compiled.py`` generates code.
+    child = start(tmp_path / "said", *words, **({"TRACED_ONLY": "yes"} if "--compiled" in words else {}))
     if verb in ("ui", "serve"):
         while "http://" not in "".join(path.read_text() for path in (child.out, child.err) if path.exists()):
             assert child.running, child.stderr
