@@ -538,7 +538,7 @@ def _give_up(
     """Ends the process with its true status, because the training lets no exception through."""
     status: Status = "FAILED"
     exit_code = ExitCode.FAILED
-    reason = f"{stall_report.where()} does not return"
+    reason = f"code does not return: {stall_report.where()}"
     if signal is not None:
         status = stopped_status(recipe)
         exit_code = stopped_by(signal, recipe)

@@ -96,7 +96,7 @@ class StallReport:
             seconds = time.monotonic() - self._since
             if limit is not None and self._stop is not None and seconds > limit:
                 message = (
-                    f"{self.where()} has not returned for more than "
+                    f"{self.where()}: no progress for more than "
                     f"train.stall_s ({limit:g} s); raise the limit"
                 )
                 self._stop.interrupt(RunnerError(message))
@@ -106,11 +106,12 @@ class StallReport:
                 hint = "train.stall_s=SECONDS sets a limit"
                 if limit is not None:
                     hint = f"the limit is train.stall_s={limit:g}"
+                # The function may have begun a moment ago: only the lack of progress is known.
                 _log.warning(
-                    "%s has not returned for %.0f s; %s", self.where(), seconds, hint
+                    "%s: no progress for %.0f s; %s", self.where(), seconds, hint
                 )
 
     def where(self) -> str:
-        """Returns the phase and the function that does not return."""
+        """Returns the phase, and the function that is executed at this moment."""
         phase = self._phases[-1] if self._phases else "the training"
-        return f"{phase}: {place_of(main_frames())}"
+        return f"{phase}, at {place_of(main_frames())}"

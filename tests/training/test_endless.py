@@ -62,7 +62,7 @@ def test_a_limit_ends_a_run_whose_code_does_not_return(tmp_path, where, how):
     words, _ = command(tmp_path, where, how, "train.stall_s=3")
     child = start(tmp_path, *words)
     assert child.wait() == 1
-    assert "does not return" in child.stderr or "has not returned for more than train.stall_s (3 s)" in child.stderr
+    assert "does not return" in child.stderr or "no progress for more than train.stall_s (3 s)" in child.stderr
     assert "stay in " in child.stderr
     (folder,) = folders(Workspace().runs)
     assert folder.record().status == "FAILED"
@@ -73,8 +73,8 @@ def test_what_does_not_return_is_reported_with_phase_function_and_time(monkeypat
     monkeypatch.setattr(stall_report, "_LOOK_SECONDS", 0.02)
     with caplog.at_level(logging.WARNING), StallReport(NoOutput(), None) as watch, watch.phase("evaluating"):
         stay_a_while(caplog)
-    assert caplog.messages[0].startswith("evaluating: stay_a_while in ")
-    assert caplog.messages[0].endswith(" has not returned for 0 s; train.stall_s=SECONDS sets a limit")
+    assert caplog.messages[0].startswith("evaluating, at stay_a_while in ")
+    assert caplog.messages[0].endswith(": no progress for 0 s; train.stall_s=SECONDS sets a limit")
 
 
 def stay_a_while(caplog):
