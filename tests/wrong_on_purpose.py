@@ -25,7 +25,7 @@ def wrong(kind, wraps, contract=Exact):
             "implementation": implementation,
         }
         name = f"{implementation.__name__}Config"
-        face = type(StageConfig)(name, (StageConfig,), namespace, use_attribute_docstrings=False)
+        face = type(StageConfig)(name, (StageConfig,), namespace)
         setattr(sys.modules[implementation.__module__], name, face)
         return implementation
 

@@ -166,13 +166,16 @@ def _settings(model: Any) -> list[dict[str, Any]]:
     """The settings of a plugin: name, type, default and what they mean."""
     from pydantic_core import to_jsonable_python
 
+    from runner.plugin.descriptions import setting_descriptions
+
+    descriptions = setting_descriptions(model)
     settings = []
     for name, field in model.model_fields.items():
         setting = {"name": name, "type": _type(field.annotation), "required": field.is_required()}
         if not field.is_required():
             default = field.get_default(call_default_factory=True, validated_data={})
             setting["default"] = to_jsonable_python(default)
-        setting["description"] = field.description or ""
+        setting["description"] = descriptions.get(name, "")
         settings.append(setting)
     return settings
 

@@ -6,10 +6,13 @@ from typing import Any, ClassVar, Self
 from pydantic import (
     BaseModel,
     ConfigDict,
+    GetJsonSchemaHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class Config(BaseModel):
@@ -25,7 +28,6 @@ class Config(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
     moved: ClassVar[Mapping[str, str]] = {}
@@ -62,6 +64,20 @@ class Config(BaseModel):
         hidden = set(type(self).model_computed_fields)
         hidden |= {name for name in self.omitted if self.is_default(name)}
         return {name: value for name, value in dump(self).items() if name not in hidden}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        # Few commands make a schema, and only a schema has descriptions.
+        from runner.plugin.descriptions import setting_descriptions
+
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in setting_descriptions(cls).items():
+            if name in properties:
+                properties[name]["description"] = text
+        return schema
 
     def model_copy(self, **settings: Any) -> Self:
         """Returns a copy like pydantic's method."""

@@ -379,11 +379,6 @@ def kinds() -> dict[str, tuple[str, Path]]:
     return dict(sorted(classes.items()))
 
 
-# These fields have descriptions. To look for them, pydantic would search all imported modules for
-# the source of the class, which takes longer than everything else here.
-_DESCRIBED: dict[str, Any] = {"use_attribute_docstrings": False}
-
-
 # Reading the source of torch takes milliseconds, and a recipe is validated many times.
 @cache
 def settings_of(kind: str) -> type[OptimizerSettings]:
@@ -407,7 +402,6 @@ def settings_of(kind: str) -> type[OptimizerSettings]:
     settings = create_model(
         name,
         __base__=OptimizerSettings,
-        __cls_kwargs__=_DESCRIBED,
         **fields,
         groups=_groups_field(name, fields),
     )
@@ -425,11 +419,9 @@ def _groups_field(name: str, fields: Mapping[str, Any]) -> Any:
     group = create_model(
         f"{name}Group",
         __base__=GroupSettings,
-        __cls_kwargs__=_DESCRIBED,
         **group_fields,
     )
-    description = OptimizerSettings.model_fields["groups"].description
-    return dict[str, group], Field(default_factory=dict, description=description)  # type: ignore[valid-type]
+    return dict[str, group], Field(default_factory=dict)  # type: ignore[valid-type]
 
 
 def _arguments(module: ast.Module, class_name: str) -> Iterator[tuple[ast.arg, str]]:

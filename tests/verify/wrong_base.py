@@ -238,7 +238,7 @@ def stage(
             **face,
         }
         # There are no docstrings of attributes, and to look for them takes long.
-        own = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), namespace, use_attribute_docstrings=False)
+        own = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), namespace)
         setattr(sys.modules[works.__module__], own.__name__, own)
         if not kind.startswith("honest"):
             CASES[kind] = Case(kind, hole, recipe, sets, said, " ".join(works.__doc__.split()))
