@@ -38,6 +38,7 @@ def has_state(optimizer_settings):
     return any(isinstance(value, torch.Tensor) for value in optimizer.state[parameter].values())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("name", shipped())
 def test_every_recipe_is_planned_without_data(name):
@@ -147,8 +148,10 @@ PUBLISHED_SHAPES = {"citation_graph", "node_contexts"}
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-@pytest.mark.parametrize("name", ["marl_phase3", "shakespeare_gpt", "gcn_cora", "conv_classifier"])
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("marl_phase3", "cuda"), ("shakespeare_gpt", "cuda:1"), ("gcn_cora", "cuda"), ("conv_classifier", "cuda:1")],
+)
 def test_a_plan_for_a_gpu_that_is_not_here_is_an_estimate(name, device):
     plan = planned(name, f"device={device}")
     assert (plan.device, plan.kernels, plan.tolerance) == ("cuda", "cpu", None)
@@ -156,6 +159,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_is_an_estimate(name, device):
     assert "an estimate with the operators of a cpu, because no GPU is here" in plan.lines()[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "grasp_diffusion", "graf"])
 def test_later_parts_of_a_batch_need_no_more_memory(name, monkeypatch):

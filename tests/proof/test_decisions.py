@@ -87,7 +87,7 @@ def rounded_limit(limit, dtype):
     return (float(nearest) + float(following)) / 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from([torch.bfloat16, torch.float16]), st.booleans(), st.booleans())
 def test_a_decision_by_numbers_of_16_bits_is_found(seed, width, limit, dtype, branches, is_exact):
     assume(abs(rounded_limit(limit, dtype) / limit - 1) > 2 * WIDTH)
@@ -104,7 +104,7 @@ def test_a_decision_is_found_from_a_distance_on(distance, is_found, is_exact):
     assert (difference is not None) == is_found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 @given(SEEDS, WIDTHS, LIMITS, st.booleans(), st.booleans())
 def test_the_same_decision_is_no_difference(seed, width, limit, branches, is_exact):
     # In a comparison in float64, float32 decides otherwise next to the limit only.
@@ -133,7 +133,7 @@ class Unclipped(Clipping):
         return output
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 @given(SEEDS, WIDTHS, st.floats(20.0, 1000.0), st.sampled_from(["Exact", "Close"]))
 def test_a_branch_that_no_training_takes_is_found(seed, width, norm, contract):
     def baseline():
@@ -148,7 +148,7 @@ def test_a_branch_that_no_training_takes_is_found(seed, width, norm, contract):
     assert "next to a decision, with a batch" in verdict.summary
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 @given(SEEDS, WIDTHS, LIMITS, st.sampled_from(["Exact", "Close"]))
 def test_a_further_branch_with_the_same_result_is_no_difference(seed, width, limit, contract):
     def baseline():

@@ -61,18 +61,17 @@ def patches_backward():
     torch.Tensor.backward = lambda self: backward(1.001 * self)
 
 
-@pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize(
-    "patch",
-    [
-        patches_a_loss,
-        patches_an_optimizer,
-        patches_a_module,
-        patches_the_model,
-        patches_a_function_of_tensors,
-        patches_backward,
-    ],
-)
+PATCHES = [
+    patches_a_loss,
+    patches_an_optimizer,
+    patches_a_module,
+    patches_the_model,
+    patches_a_function_of_tensors,
+    patches_backward,
+]
+
+
+@pytest.mark.parametrize(("patch", "promise"), [*zip(PATCHES, itertools.cycle(PROMISES))])
 def test_what_is_changed_for_the_whole_process_fails(patch, promise):
     def changed():
         patch()
@@ -174,8 +173,10 @@ def out_of_an_array(loss, kept, model):
     return {"loss": torch.from_numpy(array)}
 
 
-@pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize("change", [into_one_buffer, into_two_buffers, into_one_view, out_of_an_array])
+@pytest.mark.parametrize(
+    ("change", "promise"),
+    [*zip([into_one_buffer, into_two_buffers, into_one_view, out_of_an_array], itertools.cycle(PROMISES))],
+)
 def test_what_a_later_step_overwrites_fails(change, promise):
     baseline = returning(lambda loss, kept, model: {"loss": loss})
     verdict = verify(baseline, returning(change), BATCHES, promise)

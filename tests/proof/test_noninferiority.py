@@ -57,6 +57,7 @@ def outcomes(difference, deviation, margin=1.0, trials=TRIALS, family="normal", 
     return {outcome: count / trials for outcome, count in ends.items()} | {"pairs": used / trials}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("settings", [{}, {"most": 8}, {"alpha": 0.1, "most": 9, "looks": (3, 9)}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mean_just_at_the_margin_passes_no_more_often_than_alpha(settings, family):
