@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import io
 import pickle
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,5 +83,7 @@ def _code(cls: type[Any]) -> str:
 @cache
 def _packages() -> str:
     """Returns the versions of all packages: another one of a decoder may decode differently."""
-    installed = {f"{package.name} {package.version}" for package in importlib.metadata.distributions()}
-    return " ".join(sorted(installed))
+    # A package that is imported, such as setuptools, may append the folder of its own copies of others.
+    folders = [folder for folder in sys.path if not Path(folder, "..", "__init__.py").exists()]
+    packages = importlib.metadata.distributions(path=folders)
+    return " ".join(sorted({f"{package.name} {package.version}" for package in packages}))

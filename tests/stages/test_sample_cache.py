@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from running import NoDisplay
 from runner.api import Hdf5Dataset, UsageError, describe_randomness
 from runner.plugin.batches import seeded
 from runner.plugin.registry import Registry
+from runner.plugins.stages import sample_key
 from runner.plugins.stages.sample_cache import CachedBatches, CachedSamples, SampleCacheConfig
 from runner.plugins.stages.sample_files import (
     UncachableError,
@@ -342,6 +344,24 @@ def test_a_key_is_the_same_in_another_process(file):
         keys.add(subprocess.run(command, capture_output=True, text=True, env=environment).stdout)
     (key,) = keys
     assert re.fullmatch(r"[0-9a-f]{32}\n", key)
+
+
+def test_a_key_has_the_installed_packages_and_not_the_copies_inside_of_one(tmp_path, monkeypatch):
+    def install(name, folder):
+        metadata = folder / f"{name}-1.0.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        monkeypatch.syspath_prepend(folder)
+        sample_key._packages.cache_clear()
+        return sample_key._packages()
+
+    monkeypatch.setattr(sample_key, "_packages", cache(sample_key._packages.__wrapped__))
+    before = sample_key._packages()
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    assert install("copied", package / "_vendor") == before
+    assert "decoder 1.0" in install("decoder", tmp_path / "site")
 
 
 # --- trainings ----------------------------------------------------------------------------------------------------
