@@ -59,7 +59,7 @@ def test_a_group_of_a_machine_that_vanished_is_resumed(tmp_path):
         vanish(group, age)
         with pytest.raises(UsageError, match="may be in use by process 4711 on elsewhere"):
             train(go_on=True)
-    for age, takeover in GONE[1::2]:
+    for age, takeover in GONE[::2]:
         vanish(group, age)
         vanish(RunFolder(Workspace().runs / first.runs[6]), age)
         result = train(go_on=True, takeover=takeover)
