@@ -5,6 +5,7 @@ import pkgutil
 from importlib.metadata import entry_points
 from multiprocessing import forkserver, get_context
 from pathlib import Path
+from threading import Lock
 from unittest.mock import patch
 
 import runner
@@ -12,19 +13,22 @@ import runner
 CONTEXT = get_context("forkserver")
 GARBAGE = (10_000, 10, 10)
 """Thresholds of garbage collection: with Python's own it takes 8 % of the time of short trainings."""
+_starting = Lock()
+"""Two threads of a test may want a child at the same time."""
 _ACTIVE = {"runner.__main__", "runner.child.compiling"}
 
 
 def begin():
     """Starts it, unless it runs; it ends with this process. Returns its address."""
     server = forkserver._forkserver
-    if server._forkserver_address is None:
-        CONTEXT.set_forkserver_preload(_preloaded())
-        with patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):  # where ``children`` is
-            # Its training takes nothing from the test that happens to start it.
-            for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_"))]:
-                del os.environ[name]
-            forkserver.ensure_running()
+    with _starting:
+        if server._forkserver_address is None:
+            CONTEXT.set_forkserver_preload(_preloaded())
+            with patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):  # where ``children`` is
+                # Its training takes nothing from the test that happens to start it.
+                for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_"))]:
+                    del os.environ[name]
+                forkserver.ensure_running()
     return server._forkserver_address
 
 

@@ -32,7 +32,6 @@ def learnt(result):
     return {name: value for name, value in result.metrics.items() if name.startswith(("train/", "eval/"))}
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name in SHIPPED if not name.endswith("phase3")])
 def test_every_shipped_recipe_trains_and_is_tracked(name):
     result, recipe = train_here(name), tiny(name)
