@@ -6,8 +6,6 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ import pytest
 import sampling
 from filelock import FileLock
 from hypothesis import settings
-
-from runner.plugin.optimizer import kinds, settings_of
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 2 * 2**30
@@ -41,14 +37,6 @@ if "RUNNER_DATA" in os.environ:  # for the tests that ask for it; also in proces
 OF_THE_USER = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
 for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_")) or name in OF_THE_USER]:
     del os.environ[name]  # tests take nothing from the user's environment; also for fixtures that outlive a test
-
-# Before anything heavy: pydantic looks for the descriptions of settings in the source, which takes the longer the more
-# modules there are.
-import_module("runner.recipe.loader")
-for entry in entry_points(group="runner.plugins"):
-    import_module(entry.module)
-for kind in kinds():
-    settings_of(kind)
 
 settings.register_profile("suite", deadline=None, max_examples=15, database=None)
 settings.load_profile("suite")

@@ -429,6 +429,8 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         failure = _import_failure(error)
+        # Worker processes import the files that this process has imported.
+        FILES.discard(resolved)
         raise UsageError(
             f"plugin {shown_path(path)} cannot be imported: {failure}"
         ) from error

@@ -433,3 +433,11 @@ def test_workers_import_plugins_of_one_name_from_several_files_and_no_removed_on
     pickled = pickle.dumps(Plugins())
     assert all(str(path).encode() in pickled for path in paths)
     assert isinstance(pickle.loads(pickled), Plugins)
+
+
+def test_workers_import_no_plugin_that_could_not_be_imported(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("raise RuntimeError")
+    with pytest.raises(UsageError, match="cannot be imported"):
+        Registry([path])
+    assert str(path).encode() not in pickle.dumps(Plugins())
