@@ -37,6 +37,8 @@ STEPS = 42_000
 """Environment steps after which a training is stopped; its learning rates are those of the full length."""
 SUCCESS, FORMATION = 1, 6
 """Entries of a finished episode, in the order of ``UavEnvironment.summarise``."""
+PRESET = ["data.reward.goal_distance=-0.02", "data.reward.collision=-500"]
+"""The rewards of every training, unless a variant has others; those of the recipe were chosen later."""
 VARIANTS: dict[str, list[str]] = {
     "marl_phase2": [],
     "initial temperature 0.2": ["model.initial_temperature=0.2"],
@@ -52,7 +54,7 @@ def train(variant: str, seed: int) -> dict[str, float]:
     """Trains until ``STEPS``; returns how the policy flies."""
     with tempfile.TemporaryDirectory(prefix="sides-", ignore_cleanup_errors=True) as workspace:
         os.environ["RUNNER_WORKSPACE"] = workspace
-        settings = [*VARIANTS[variant], f"seed={seed}", f"train.checkpoint_every={SAVED_EVERY}", "system.threads=1"]
+        settings = [*PRESET, *VARIANTS[variant], f"seed={seed}", f"train.checkpoint_every={SAVED_EVERY}", "system.threads=1"]
         command = [sys.executable, "-m", "runner", "run", str(RECIPE), *settings, "name=sides", "--quiet"]
         started = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
