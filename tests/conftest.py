@@ -78,7 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Selects cases, and begins with long tests: while one of them waits, the others compute."""
-    if not config.option.complete:
+    is_named = bool(config.option.keyword) or any("::" in argument for argument in config.args)
+    if not (config.option.complete or is_named):
         omitted = sampling.omitted(items, config.option.sample or sampling.commit())
         config.hook.pytest_deselected(items=omitted)
         items[:] = [item for item in items if item not in omitted]

@@ -54,8 +54,9 @@ def train(variant: str, seed: int) -> dict[str, float]:
     """Trains until ``STEPS``; returns how the policy flies."""
     with tempfile.TemporaryDirectory(prefix="sides-", ignore_cleanup_errors=True) as workspace:
         os.environ["RUNNER_WORKSPACE"] = workspace
-        settings = [*PRESET, *VARIANTS[variant], f"seed={seed}", f"train.checkpoint_every={SAVED_EVERY}", "system.threads=1"]
-        command = [sys.executable, "-m", "runner", "run", str(RECIPE), *settings, "name=sides", "--quiet"]
+        settings = [*PRESET, *VARIANTS[variant], f"seed={seed}", f"train.checkpoint_every={SAVED_EVERY}"]
+        settings += ["system.threads=1", "name=sides"]
+        command = [sys.executable, "-m", "runner", "run", str(RECIPE), *settings, "--quiet"]
         started = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while process.poll() is None and not reached(Path(workspace)):

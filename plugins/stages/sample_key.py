@@ -83,7 +83,7 @@ def _code(cls: type[Any]) -> str:
 @cache
 def _packages() -> str:
     """Returns the versions of all packages: another one of a decoder may decode differently."""
-    # A package that is imported, such as setuptools, may append the folder of its own copies of others.
+    # An import of setuptools appends its folder of vendored packages, so keys would change.
     folders = [folder for folder in sys.path if not Path(folder, "..", "__init__.py").exists()]
     packages = importlib.metadata.distributions(path=folders)
     return " ".join(sorted({f"{package.name} {package.version}" for package in packages}))
