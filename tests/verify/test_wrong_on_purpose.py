@@ -28,17 +28,17 @@ WRONG = {
     "scaled_backward": (1, "actor_step", r"actors\.0\.trunk\.0\.weight\.grad"),
     "detached_trunk": (1, "actor_step", r"actors\.0\.trunk\.0\.weight\.grad"),
     "accumulated_gradients": (2, "critic_step", rf"{CRITIC}\.grad"),
-    "mean_over_agents": (1, "critic_step", rf"{CRITIC}\.grad"),
+    "mean_over_agents": (1, "critic_step", r"critics\.\d\.\S+\.grad"),
     "forgetful_optimizer": (1, "step", r"learner\.roles\.actor\.optimizers\.0\.state\.0\.step"),
     "noise_drawn_twice": (1, "targets", "output"),
     "early_target_step": (1, "target_step", r"learner\.target_critics\.0\.q1\.trunk\.0\.weight"),
     "swapped_polyak": (1, "target_step", r"learner\.target_critics\.0\.q1\.trunk\.0\.weight"),
     "ignored_weight": (2, "critic_step", "loss"),
-    "ignored_end": (4, "targets", "output"),
+    "ignored_end": (2, "targets", "output"),
     "lost_priorities": (1, "step", "td_error"),
     "repeated_batch": (2, "next_batch", "observation"),
     "mixed_up_agents": (1, "step", "predict"),
-    "narrowed": (1, "critic_step", r"critics\.0\.q1\.\S+\.grad"),
+    "narrowed": (1, "critic_step", r"critics\.0\.q\d\.\S+\.grad"),
 }
 """In which update, slot and tensor each is found out."""
 
