@@ -45,6 +45,7 @@ settings.load_profile("suite")
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["fork_server"] = fork_server.begin()
+    node.workerinput["selects"] = selects(node.config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,15 +73,21 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--complete", action="store_true", help="run every case of tests that are marked with sampled")
+    parser.addoption("--complete", action="store_true", help="run all tests")
     parser.addoption("--sample", metavar="TEXT", help="select the cases with TEXT instead of the commit")
+
+
+def selects(config: pytest.Config) -> bool:
+    """Returns whether a part of the tests is run: unless all are asked for, or some by path or name."""
+    is_named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword
+    return not (config.option.complete or is_named)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Selects cases, and begins with long tests: while one of them waits, the others compute."""
-    is_named = bool(config.option.keyword) or any("::" in argument for argument in config.args)
-    if not (config.option.complete or is_named):
-        omitted = sampling.omitted(items, config.option.sample or sampling.commit())
+    if config.workerinput["selects"] if hasattr(config, "workerinput") else selects(config):
+        seed = config.option.sample or sampling.commit()
+        omitted = sampling.omitted(items, seed, sampling.slow_tests(), sampling.changed_files())
         config.hook.pytest_deselected(items=omitted)
         items[:] = [item for item in items if item not in omitted]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
@@ -90,6 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def imported_for_good() -> None:
     """What the tests before have imported is no garbage: looking through it takes half a second each time."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def remembered_work() -> None:
+    """What is the same in every training is computed once."""
+    import remembered  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -205,8 +218,6 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def migrated_workspace(isolated_workspace: Path, migrated_database: Path) -> Path:
     """The test's workspace with a database that needs no migration."""
-    import remembered  # noqa: F401
-
     isolated_workspace.mkdir()
     shutil.copy(migrated_database, isolated_workspace / "mlflow.db")
     return isolated_workspace

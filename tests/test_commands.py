@@ -136,7 +136,7 @@ def commands_of(page):
     return [*found, *(span for span in dict.fromkeys(spans) if span not in found)]
 
 
-@pytest.mark.sampled(22)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("copied_children")
 def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, migrated_workspace):

@@ -209,7 +209,7 @@ def exact_groups(name):
     return groups
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("migrated_workspace", "copied_children")
 @pytest.mark.parametrize("name", LEARNERS.values())
 def test_exact_stages_give_the_digits_of_the_baseline_together(name, request):

@@ -52,7 +52,7 @@ def test_a_recipe_that_is_not_killed_is_inside_another(name, other):
     assert type(shipped(name).data) is type(shipped(other).data)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
     """The last checkpoints are compared too, so what is restored is also what is saved again."""
@@ -82,7 +82,7 @@ TOGETHER = (
 ALONE = [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE | INACTIVE | {*sum(TOGETHER, ())}]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in ALONE), *TOGETHER], ids="+".join)
 def test_stages_that_no_recipe_switches_on_survive_kills(kinds, tmp_path, isolated_workspace):
     name = host_of(kinds[0])

@@ -159,7 +159,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_is_an_estimate(name, device):
     assert "an estimate with the operators of a cpu, because no GPU is here" in plan.lines()[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "grasp_diffusion", "graf"])
 def test_later_parts_of_a_batch_need_no_more_memory(name, monkeypatch):

@@ -123,7 +123,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_random_numbers_that_only_a_training_draws_are_found(name):
     how, said = WRONG[name]

@@ -69,7 +69,7 @@ TRACED_FOR_LONG = {("compile", "tokens"), ("compile", "images")}
 """Learners that are traced anew for a minute by a gate; the GAN has more functions to trace, and smaller ones."""
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.usefixtures("migrated_workspace", "traced_only", "copied_children")
 @pytest.mark.parametrize("learner", tiny_learners.RECIPES)
 @pytest.mark.parametrize("kind", GENERIC)
