@@ -229,6 +229,21 @@ def test_a_parameter_waits_for_its_first_gradient_as_long_as_it_may(kind, until,
     assert len([record for record in caplog.records if "in the first 20 updates" in record.message]) == warned
 
 
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_parameter_has_as_many_turns_as_others_however_rarely_it_is_stepped(period, monkeypatch):
+    learner = build_masac()
+    update(learner, random_batch(0))
+    (name, parameter), *_ = learner.named_parameters()
+    monkeypatch.setattr(learner, "periods", lambda: {name: period})
+    guard = GradientGuard(learner)
+    guard.unstepped.clear()
+    parameter.grad = None
+    last = FIRST_UPDATES * period
+    check_often(guard, 1, last, [])
+    with pytest.raises(RunnerError, match=rf"no gradient.* has reached {re.escape(name)} .* first {last} updates"):
+        check_often(guard, last, last + 1, [])
+
+
 def test_a_waiting_role_may_be_idle_and_has_turns_of_its_own():
     learner = build_masac()
     guard = GradientGuard(learner)
