@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import pickle
 import signal
@@ -186,3 +187,8 @@ def _position(data: Any, worker: int) -> str:
     if sample is None:
         return ""
     return f" while it read sample {sample} of the {data.data_name}"
+
+
+# A forked process does not collect what it inherits: the end of a loader stops its workers, which are
+# those of the parent.
+os.register_at_fork(after_in_child=gc.freeze)

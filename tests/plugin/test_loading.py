@@ -396,6 +396,34 @@ def test_workers_end_when_their_source_is_dropped(monkeypatch):
     assert not any(still_alive)
 
 
+class Collecting(Elements):
+    """Looks for garbage before a sample is read, as Python does at some time."""
+
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_workers_leave_those_of_an_earlier_loader_alone(capfd):
+    gc.disable()
+    try:
+        earlier = source_of(Elements(2_000), workers=2)
+        drawn(earlier, 1)
+        workers = multiprocessing.active_children()
+        # Garbage that the next workers inherit.
+        earlier.itself = earlier
+        del earlier
+        later = source_of(Collecting(20), workers=1)
+        assert len(drawn(later, 4)) == 4
+        assert len(workers) == 2
+        assert all(worker.is_alive() for worker in workers)
+        del later
+    finally:
+        gc.enable()
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
 def test_progress_of_epochs_is_that_of_passes():
     source = source_of(Counted(22, 22), [{"index": torch.tensor(0)}])
     progress = Progress("epochs", 2, source.epoch_samples(4))
