@@ -189,6 +189,6 @@ def _position(data: Any, worker: int) -> str:
     return f" while it read sample {sample} of the {data.data_name}"
 
 
-# A forked process does not collect what it inherits: the end of a loader stops its workers, which are
-# those of the parent.
+# A forked process does not collect what it inherits: the end of a loader stops its workers, which
+# are those of the parent.
 os.register_at_fork(after_in_child=gc.freeze)

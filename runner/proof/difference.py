@@ -245,6 +245,14 @@ def _perturbation(expected: Any, perturbed: Any) -> float:
     return float(error.max()) if error is not None and error.numel() else 0.0
 
 
+def is_within_rounding(expected: Any, perturbed: Any, actual: Any) -> bool:
+    """Returns whether a value is at most ``TIMES`` as far off as a perturbation moves it."""
+    error = absolute_difference(expected, actual)
+    if error is None or not error.numel():
+        return False
+    return float(error.max()) <= TIMES * _perturbation(expected, perturbed)
+
+
 def farthest(truth: Frame, frame: Frame) -> float:
     """Returns the largest error of any number, as a share of its group's largest;
     infinite if it is undefined.

@@ -293,6 +293,29 @@ def test_who_raises_at_an_end_fails():
     assert "with a batch 10 times as large, the changed step raises AssertionError" in found.summary
 
 
+def recurrent(last_step):
+    """Iterates a sine, which is chaotic where weights are large: 60 times rounding is larger than the numbers."""
+
+    def iterated(model, x):
+        factor = model.hidden.weight.abs().max()
+        y = model(x)
+        for _ in range(60):
+            y = torch.sin(factor * y)
+        return last_step(y, factor)
+
+    return iterated
+
+
+def test_rounding_that_a_chaotic_baseline_magnifies_is_no_difference():
+    baseline = Loop(forward=recurrent(lambda y, _: y))
+    rounding = Loop(forward=lambda model, x: recurrent(lambda y, _: y)(model, x * (1 + 2**-51)))
+    assert compare_extreme_cases(baseline, rounding, BATCHES[-1], "Close", 0, float64=True)
+    wrong = Loop(forward=recurrent(lambda y, factor: torch.where(factor > 20, 1e3 * y, y)))
+    found = compare_extreme_cases(baseline, wrong, BATCHES[-1], "Close", 0, float64=True)
+    assert found.outcome is Outcome.FAIL
+    assert "with a state 100 times as large, not the same algebra" in found.summary
+
+
 def test_signs_of_zeros_and_what_has_vanished_say_nothing_at_an_end():
     class Negative(torch.optim.Adam):
         def step(self, closure=None):
