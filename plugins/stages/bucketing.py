@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from runner.api import Batch, Close, Pipeline, Progress, Setting, Stage, StageConfig, UsageError
+from runner.api import Batch, Close, Pipeline, Progress, Setting, Source, SourceConfig, Stage, StageConfig, UsageError
 
 if TYPE_CHECKING:
     from runner.api import Loss
@@ -33,7 +33,13 @@ class BucketingConfig(StageConfig):
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns the reason if samples are of one size."""
-        return None if setting.data.shapes_vary else "samples are of one size: nothing is padded"
+        return None if setting.data.shapes_vary else nothing_is_padded(setting.data)
+
+
+def nothing_is_padded(data: SourceConfig) -> str:
+    """Returns the reason why a source whose samples are of one size needs no stage for padding."""
+    name = type(data).__name__
+    return f"samples are of one size, as {name}.shapes_vary = False declares: nothing is padded"
 
 
 class Bucketing(Stage):
@@ -43,11 +49,15 @@ class Bucketing(Stage):
         """Wraps the loss.
 
         Raises:
-            UsageError: The update samples random numbers (dropout), which would differ in parts.
+            UsageError: The update samples random numbers (dropout), which would differ in parts;
+                or the source does not define how its batches are padded.
         """
         if pipeline.learner.config.draws():
             raise UsageError("bucketing would use other random numbers than the batch: switch the model's dropout off")
         source = pipeline.source
+        if type(source).buckets is Source.buckets:
+            name = type(source).__name__
+            raise UsageError(f"bucketing needs a method {name}.buckets(batch), which cuts a padded batch into parts")
 
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:
             import torch

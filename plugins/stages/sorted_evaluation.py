@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from runner.api import Close, DatasetConfig, Pipeline, Setting, Stage, StageConfig, nbytes
 
+from .bucketing import nothing_is_padded
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,7 +41,7 @@ class SortedEvaluationConfig(StageConfig):
         if not isinstance(data, DatasetConfig):
             return f"'{data.kind}' is not a dataset: nothing is held out"
         if not data.shapes_vary:
-            return "samples are of one size: nothing is padded"
+            return nothing_is_padded(data)
         if data.workers:
             return "data.workers read the samples, and this process would have to read them first"
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 import sys
+from inspect import isabstract, isroutine
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin import configs
 from runner.plugin.static_checks import declaring_class, describe_class, split_name
 from runner.system.errors import UsageError
 
@@ -32,10 +33,42 @@ def imported(config: PluginConfig) -> type[Any]:
         expected = "a Learner, a Source, a Stage, a Callback or a ScheduleState"
         actual = getattr(cls, "__name__", cls)
         raise UsageError(f"{setting} should be {expected}, got {actual!r}")
-    if inspect.isabstract(cls):
+    if isabstract(cls):
         description = describe_class(cls)
         raise UsageError(description.lacks(sorted(description.abstract)))
+    if misplaced := _misplaced(cls, type(config)):
+        names = " and ".join(f"'{name}'" for name in misplaced)
+        raise UsageError(
+            f"{describe_class(cls)} defines {names}, which the runner reads from the settings: "
+            f"move it to {type(config).__name__}"
+        )
     return cls
+
+
+def _misplaced(cls: type[Any], config: type[PluginConfig]) -> list[str]:
+    """Returns the names that a plugin's class defines and that only its settings may declare.
+
+    They would have no effect there: a loss that couples samples would be cut into parts.
+    """
+    declarations = {
+        name: value
+        for base in config.__mro__
+        if base.__module__ == configs.__name__
+        for name, value in vars(base).items()
+        if not name.startswith("_") and name not in config.model_fields
+    }
+    of_runner = [
+        base for base in cls.__mro__ if base.__module__.startswith("runner.plugin.")
+    ]
+    known = {name for base in of_runner for name in vars(base)}
+    return sorted(
+        name
+        for base in cls.__mro__
+        if base not in of_runner
+        for name, value in vars(base).items()
+        if name in declarations.keys() - known
+        and isroutine(value) == isroutine(declarations[name])
+    )
 
 
 def implementation_of(config: type[PluginConfig]) -> type[Any]:

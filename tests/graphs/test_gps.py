@@ -5,6 +5,7 @@ from torch import nn
 from runner.plugin.registry import Registry
 from runner.plugins.graphs.config import GpsConfig
 from runner.plugins.graphs.gps import Fusion, GpsLayer
+from runner.plugins.graphs.molecules import MoleculeGraphs
 from runner.plugins.graphs.padding import NODES, padded_nodes
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
@@ -164,3 +165,9 @@ def test_buckets_add_up_to_the_batch(table):
 def test_buckets_refuse_a_model_that_draws(table):
     with pytest.raises(UsageError, match="switch the model's dropout off"):
         pipeline(table, "optimization.bucketing=on", "model.dropout=0.1")
+
+
+def test_buckets_need_a_source_that_cuts_its_batches(table, monkeypatch):
+    monkeypatch.delattr(MoleculeGraphs, "buckets")
+    with pytest.raises(UsageError, match=r"bucketing needs a method MoleculeGraphs\.buckets\(batch\)"):
+        pipeline(table, "optimization.bucketing=on")

@@ -72,6 +72,11 @@ MISTAKES = {
     r"PairConfig\.implementation should be a Learner, a Source, a Stage, a Callback or a ScheduleState, got 'int'": (
         "toy_pair", "face", "implementation", int,
     ),
+    r"class Toy in .*toys\.py defines 'couples_samples', which .* from the settings: move it to ToyConfig": (
+        "toy", "works", "couples_samples", True,
+    ),
+    r"class Toy in .*toys\.py defines 'draws', which": ("toy", "works", "draws", lambda _: True),
+    r"class Pair in .*toys\.py defines 'objective', which": ("toy_pair", "works", "objective", None),
 }  # fmt: skip
 
 
@@ -79,9 +84,19 @@ MISTAKES = {
 def test_a_mistake_is_one_message(said, tmp_path, monkeypatch):
     kind, owner, name, wrong = MISTAKES[said]
     recipe = toy(tmp_path, f"model.kind={kind}", "train.updates=4")
-    monkeypatch.setattr(type(recipe.model) if owner == "face" else implementation_of(type(recipe.model)), name, wrong)
+    cls = type(recipe.model) if owner == "face" else implementation_of(type(recipe.model))
+    monkeypatch.setattr(cls, name, wrong, raising=False)
     with pytest.raises(RunnerError, match=said):
         assemble(recipe)
+
+
+def test_names_of_settings_may_mean_something_else_in_a_class(tmp_path, monkeypatch):
+    """A method that shares its name with a value, and a method of the runner's own class."""
+    recipe = toy(tmp_path, "train.updates=4")
+    cls = implementation_of(type(recipe.model))
+    monkeypatch.setattr(cls, "page", lambda _: "text", raising=False)
+    monkeypatch.setattr(cls, "predict", cls.predict)
+    assert assemble(recipe)
 
 
 def test_settings_and_plugins_of_a_wrong_form_are_said():

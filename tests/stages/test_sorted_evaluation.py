@@ -85,7 +85,7 @@ def test_samples_of_one_size_keep_their_order(table):
     ("recipe", "sets", "reason"),
     [
         ("gps_esol", ("data.synthetic=true", "data.workers=1"), "this process would have to read them first"),
-        ("digits_classifier", (), "samples are of one size"),
+        ("digits_classifier", (), "samples are of one size, as DigitsConfig.shapes_vary = False declares"),
         ("marl_phase2", (), "is not a dataset"),
     ],
 )
