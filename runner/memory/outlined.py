@@ -47,8 +47,14 @@ class OutlinedSource(Source):
         with unset_fake_temporarily():
             return torch.tensor(outline.values, dtype=dtype).reshape(outline.shape)
 
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, copy=True)
+
     def draw(self, batch_size: int, progress: Any) -> Batch:
-        """Returns a batch of zeros."""
+        """Returns a copy of the example, or a batch of zeros if there is none."""
+        if self.outline.example is not None:
+            batch: Batch = map_tensors(self._copy, self.outline.example)
+            return batch
         return self.outline.make(self.outline.batch, self._create)
 
     def replace_data(self, train: Any, held_out: Any) -> None:
@@ -123,4 +129,5 @@ def outline_of_batch(source: Source, batch: Mapping[str, Any]) -> SourceOutline:
         classes=tuple(source.classes),
         layout=source.layout,
         epoch_samples=source.epoch_samples(source.size(batch)),
+        example=batch,
     )

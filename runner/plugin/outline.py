@@ -45,6 +45,7 @@ class SourceOutline:
         classes: As ``Source.classes``.
         layout: As ``Source.layout``.
         epoch_samples: Samples of an epoch; None if the data have no epochs.
+        example: A batch of the source, for updates that read its numbers; None has only zeros.
     """
 
     batch: Mapping[str, Any]
@@ -55,6 +56,7 @@ class SourceOutline:
     classes: tuple[str, ...] = ()
     layout: BatchLayout = field(default_factory=BatchLayout)
     epoch_samples: int | None = None
+    example: Any = field(default=None, compare=False, repr=False)
 
     def make(self, tree: Any, create: Callable[[TensorOutline], Tensor]) -> Any:
         """Returns a tree with a tensor in the place of each outline."""

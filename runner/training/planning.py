@@ -214,6 +214,8 @@ def _update(
     is_fake: bool,
 ) -> tuple[Usage, tuple[str, ...]]:
     """Computes updates under the tracker; returns the highest usage, and the active stages."""
+    if is_fake:
+        outline = replace(outline, example=None)
     stack = ModuleStack()  # type: ignore[no-untyped-call]
     tracker = UpdateTracker(device, stack)
     with fake_tensors() if is_fake else nullcontext(), tracker:
@@ -240,6 +242,7 @@ def _compiled_update(
     # Importing torch's compiler takes as long as a plan without it.
     from runner.memory.compiled import CompiledStack, CompiledTracker, generated_code
 
+    outline = replace(outline, example=None)
     stack = CompiledStack()  # type: ignore[no-untyped-call]
     tracker = CompiledTracker(device, stack)
     try:

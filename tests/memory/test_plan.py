@@ -172,3 +172,56 @@ def test_later_parts_of_a_batch_need_no_more_memory(name, monkeypatch):
     assert planned_here.batch_size == expected.batch_size == 12
     assert planned_here.peak == pytest.approx(expected.peak, rel=0.01)
     assert by_kind(planned_here.usage)[Kind.batch] == pytest.approx(by_kind(expected.usage)[Kind.batch], rel=0.02)
+
+
+LENGTHS = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from runner.api import DatasetConfig, DatasetSource, GradientLearner, GradientLearnerConfig, Loss
+
+
+class RecurrentConfig(GradientLearnerConfig):
+    '''Reads the lengths of sequences.'''
+
+    kind, learns_from, implementation = "recurrent", "sequences", "Recurrent"
+
+
+class Recurrent(GradientLearner):
+    def build(self, config, shapes, context):
+        return nn.GRU(4, 8, batch_first=True)
+
+    def inputs(self, batch):
+        return pack_padded_sequence(batch["x"], batch["length"].cpu(), batch_first=True, enforce_sorted=False)
+
+    def loss(self, batch, noise, progress):
+        output, _ = self.slots.forward(self.inputs(batch))
+        output, _ = pad_packed_sequence(output, batch_first=True)
+        return Loss(output.square().sum(), len(output))
+
+
+class SequencesConfig(DatasetConfig):
+    '''Sequences of one to six numbers.'''
+
+    kind, provides, in_memory, implementation = "sequences", "sequences", True, "Sequences"
+
+
+class Sequences(DatasetSource):
+    def datasets(self, config):
+        data = {"x": torch.ones(60, 6, 4), "length": torch.arange(60) % 6 + 1}
+        return data, {name: rows[:6] for name, rows in data.items()}
+"""
+
+
+def test_a_learner_that_reads_numbers_gets_those_of_a_batch(tmp_path):
+    plugin = tmp_path / "lengths.py"
+    plugin.write_text(LENGTHS)
+    recipe = tmp_path / "lengths.yaml"
+    recipe.write_text(
+        "{name: lengths, model: {kind: recurrent}, data: {kind: sequences}, optimizer: {lr: 1e-3},"
+        " train: {updates: 2, batch_size: 12}}"
+    )
+    plan = plan_memory(load(recipe, ["device=cpu"], Registry([plugin])), [plugin])
+    assert plan.is_real
+    assert by_kind(plan.usage)[Kind.batch] == 12 * (6 * 4 * 4 + 8)
