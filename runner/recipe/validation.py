@@ -340,7 +340,13 @@ def _problem(
         return Problem(innermost.place, dotted, f"needs at least {missing + 1} items")
     if error_type == "missing" and missing is not None:
         missing_path = f"{dotted}.{missing}" if dotted else str(missing)
-        return Problem(innermost.anchor, missing_path, "is missing")
+        is_outermost = len(error["loc"]) == 1
+        field = model.model_fields.get(str(missing)) if is_outermost else None
+        examples = (field and field.examples) or []
+        hints = [f", such as {missing}: {json.dumps(example)}" for example in examples]
+        return Problem(
+            innermost.anchor, missing_path, "is missing" + "".join(hints[:1])
+        )
     if error_type not in ("union_tag_invalid", "union_tag_not_found"):
         return Problem(innermost.place, dotted, _message(error, innermost))
 

@@ -224,18 +224,20 @@ class StudyConfig(Config):
     """Marks this file as a study."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the study in its storage, its folder and its run in MLflow."""
-    recipe: Annotated[str, Field(min_length=1)]
+    recipe: Annotated[str, Field(min_length=1, examples=["recipes/marl_phase2.yaml"])]
     """A recipe, as seen from this file's folder, or the bare name of one that ships."""
     set: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE`` for all trials."""
-    space: dict[str, ParameterConfig] = Field(min_length=1)
+    space: dict[str, ParameterConfig] = Field(
+        min_length=1, examples=[{"optimizer.lr": {"float": [1e-4, 1e-2], "log": True}}]
+    )
     """The search space, by dotted path of the recipe; settings of a stage exist
     where the stage is on.
     """
     objectives: dict[
         str,
         Annotated[ObjectiveConfig, BeforeValidator(_spelled_out, json_schema_input_type=_Objective)],
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, examples=[{"eval/loss": "minimize"}])
     """Metrics to maximize or minimize, by name."""
     constraints: dict[str, BoundConfig | Literal["pass", "no_fail"]] = Field(default_factory=dict)
     """Bounds on metrics; and ``verify``: whether the gate has to pass the stages, or must not fail them."""

@@ -69,6 +69,8 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (study_text(more="set: [data.envs=2, model.lrr=1]\n"), 7, 26, "model.lrr", "unknown key - did you mean 'lr'?"),
         (study_text(more='set: ["seed=x"]\n'), 7, 13, "seed", "should be an integer, got 'x'"),
         (study_text(more="set: [seed]\n"), 7, 7, "", "should be a.b.c=VALUE"),
+        (HEAD + SPACE, 1, 1, "objectives", 'is missing, such as objectives: {"eval/loss": "minimize"}'),
+        (HEAD + AIMS, 1, 1, "space", 'is missing, such as space: {"optimizer.lr": {"float": '),
         ("kind: ablation\n", 1, 7, "kind", "'ablation' cannot be searched; should be 'study'; a file of "),
         ("name: x\nextends: marl_phase1\n", 1, 1, "kind", "this is a recipe, which is trained by: runner run "),
     ],
