@@ -18,6 +18,7 @@ from runner.system.errors import RunnerError
 from runner.training.recipe_errors import recipe_error
 
 if TYPE_CHECKING:
+    from runner.plugin.source import Batch
     from runner.recipe.recipe import Recipe
     from runner.training.pipeline import Assembly
 
@@ -81,6 +82,19 @@ def draw(pipeline: Assembly, path: Path) -> None:
     seed = derived_seed(pipeline.context.seed, "evaluation")
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
         pipeline.source.render(pipeline.learner, path)
+
+
+def rehearse_evaluation(pipeline: Assembly, batch: Batch) -> None:
+    """Evaluates a little after the first update, to report mistakes immediately.
+
+    Raises:
+        RecipeError: Nothing has read some values of the recipe by then.
+        RunnerError: The evaluation fails, or a metric is refused.
+    """
+    pipeline.refuse_unread()
+    metrics = pipeline.source.rehearse(pipeline.learner, batch)
+    if metrics is not None:
+        checked(metrics, pipeline)
 
 
 def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:

@@ -18,7 +18,11 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
 from runner.training.device_memory import peak_memory
-from runner.training.evaluation import checked, draw_evaluation, evaluated
+from runner.training.evaluation import (
+    draw_evaluation,
+    evaluated,
+    rehearse_evaluation,
+)
 from runner.training.group_writer import make_writer
 from runner.training.guards import FiniteGuard, GradientGuard
 from runner.training.loop_parts import (
@@ -48,6 +52,7 @@ from runner.training.roofline import measure_fraction
 from runner.training.skipped_updates import Skipped
 from runner.training.state_schema import fitting
 from runner.training.step import Step
+from runner.training.unsaved_state import UnsavedState
 from runner.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
@@ -135,6 +140,7 @@ class Loop:
             pipeline.slots, pipeline.learner, run_dir, pipeline.is_compiled
         )
         self.gradients = GradientGuard(pipeline.learner)
+        self.unsaved = UnsavedState(pipeline)
         self.step = Step(pipeline)
         self.sentinel = make_sentinel(self.step, pipeline)
         self.callbacks = make_callbacks(pipeline)
@@ -404,6 +410,7 @@ class Loop:
             self.display.phase("saving a checkpoint"),
             self.activities.measure("checkpoint"),
         ):
+            self.unsaved.check()
             state = self.state_dict()
             self.writer.save(
                 position, state, self.score, self.progress.done, self.scores
@@ -524,13 +531,10 @@ class Loop:
 
     def _rehearse(self) -> None:
         """Rehearses the evaluation and the learner's methods to report mistakes immediately."""
-        self.pipeline.refuse_unread()
-        learner = self.pipeline.learner
         with self.display.phase("rehearsing the evaluation"):
-            metrics = self.pipeline.source.rehearse(learner, self.step.batch)
-        if metrics is not None:
-            checked(metrics, self.pipeline)
+            rehearse_evaluation(self.pipeline, self.step.batch)
         rehearse_learner(self.writer.folder, self.state_dict(), self.pipeline)
+        self.unsaved.check(is_first=True)
 
     def _performance(
         self, elapsed: float, seconds: Mapping[str, float], counts: Mapping[str, int]
