@@ -463,15 +463,15 @@ class GradientLearner(Learner):
         self.slots.backward(loss.sum / divisor)
         return loss._replace(sum=loss.sum.detach())
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Returns the module's output in the parameters' type, whatever the precision inside."""
         precision = self.slots.precision
         # Without a stage: entering an empty context takes longer than a small layer.
         if precision is nullcontext:
-            output = self.module(*inputs)
+            output = self.module(*inputs, **options)
         else:
             with precision():
-                output = self.module(*inputs)
+                output = self.module(*inputs, **options)
         dtype = self._parameter.dtype
         # The general case takes longer than the forward of a small model.
         if isinstance(output, Tensor) and output.dtype == dtype:

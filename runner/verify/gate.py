@@ -137,7 +137,7 @@ class Gate:
         self.coverage.begin(pair.stages)
         missed = ""
         try:
-            for check in self.checks:
+            for number, check in enumerate(self.checks):
                 # An earlier set of stages may have changed the baseline.
                 if culprits():
                     return uncomparable(pair.promise_name)
@@ -147,10 +147,14 @@ class Gate:
                     with self.phase(f"{self._title(pair)}: {check.name}"):
                         verdict = check.run(pair, self.coverage)
                 except OutOfTime:
-                    # Without an optional check, the verdict is valid and has a remark.
-                    if not check.is_optional:
+                    # Without optional checks, the verdict is valid and has a remark.
+                    remaining = [
+                        each for each in self.checks[number:] if each.applies(pair)
+                    ]
+                    if not all(each.is_optional for each in remaining):
                         raise
-                    missed = f"; the budget had no room for {check.name}"
+                    names = ", ".join(each.name for each in remaining)
+                    missed = f"; the budget had no room for {names}"
                     break
                 pair.results.append((check, verdict))
                 note_effects(pair.stages, verdict)

@@ -118,7 +118,7 @@ class TwoInputs(nn.Linear):
 
 class NamedInput(nn.Linear):
     def forward(self, x, *, mask):
-        return super().forward(x)
+        return super().forward(x) * mask
 
 
 class ThreeInputs(nn.Linear):
@@ -137,6 +137,13 @@ def test_a_module_of_several_inputs_needs_the_methods_that_give_them(tmp_path, m
         learner.inputs({"x": torch.zeros(1, 2)})
     learner.module = OneInput(2, 2)
     assert learner.inputs({"x": torch.zeros(1, 2)}).shape == (1, 2)
+
+
+def test_a_module_is_called_with_inputs_by_name(tmp_path):
+    learner = assemble(toy(tmp_path, "train.updates=4")).learner
+    learner.module = NamedInput(2, 2)
+    x, mask = torch.ones(1, 2), torch.tensor([0.0, 1.0])
+    assert torch.equal(learner.slots.forward(x, mask=mask), learner.module(x, mask=mask))
 
 
 def test_a_long_error_is_a_paragraph(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """The checks of the gate: their list, what they explain, and checks of plugins."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from runner.verify.coverage import Coverage
 from runner.verify.explanation import explain, list_checks
 from runner.verify.gate import Gate
 from runner.verify.options import Options
+from runner.verify.time_limit import OutOfTime
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUICK = Options(updates=2, horizon=0, budget=0.0, names_operators=False)
@@ -70,6 +71,37 @@ def test_the_bar_names_the_stages_and_the_check(names, stages, active):
     title = "all" if len(stages) > 1 and active >= len(stages) else " + ".join(stages)
     assert entered == [f"{title}: {name}" for name in names]
     assert running == []
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6), st.data())
+@settings(max_examples=60)
+def test_a_verdict_without_a_check_that_is_not_optional_is_none(optional, data):
+    """Trainings come last: an optional check before them that runs out of time leaves no PASS."""
+    last = data.draw(st.integers(0, len(optional) - 1))
+
+    def check(number):
+        def run(pair, coverage):
+            if number == last:
+                raise OutOfTime
+            return Verdict(Outcome.PASS, "Exact", "")
+
+        name = f"check {number}"
+        return SimpleNamespace(name=name, applies=lambda pair: True, run=run, is_optional=optional[number])
+
+    gate = Gate.__new__(Gate)
+    gate.phase = lambda name: nullcontext()
+    gate.checks = [check(number) for number in range(len(optional))]
+    gate.coverage = Coverage(0.0)
+    gate.baseline = SimpleNamespace(active=())
+    pair = SimpleNamespace(stages=("amp",), results=[], promise_name="Exact")
+    with patch("runner.verify.gate.conclude") as conclude, patch("runner.verify.gate.note_effects"):
+        if all(optional[last:]):
+            gate._run_checks(pair)
+            names = ", ".join(f"check {number}" for number in range(last, len(optional)))
+            assert conclude.call_args.args[1] == f"; the budget had no room for {names}"
+        else:
+            with pytest.raises(OutOfTime):
+                gate._run_checks(pair)
 
 
 def test_the_page_lists_the_checks_in_their_order():
