@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from runner.plugin.learner import GradientLearner, Learner
 from runner.plugin.source import Source
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import tensors
+from runner.system.tensor_trees import real_numbers, tensors
 
 if TYPE_CHECKING:
     from runner.training.pipeline import Assembly
 
 _log = logging.getLogger(__name__)
 
-# Elements of a tensor, and of a container, that are compared.
+# Elements of a tensor, and of a container, that are compared. A step of an optimizer changes most
+# of a module's tensor, and a replay memory gets a few rows.
 _ELEMENTS = 2**16
+_ELEMENTS_OF_MODULE = 2**8
 _ITEMS = 64
 _PRIVATE_NAMES = {
     name
@@ -116,22 +118,27 @@ def _unsaved(owner: Any, changed: Sequence[str]) -> Iterator[str]:
     if not changed:
         return
     saved = [*tensors(owner.state_dict())]
+    addresses = {tensor.data_ptr() for tensor in saved}
     is_plain = type(owner).state_dict in _PLAIN
     for name in changed:
         value = vars(owner)[name]
         if not (is_plain or isinstance(value, nn.Module)):
             continue
         held = _tensors_of(value)
+        # A state may also have copies.
+        missing = [tensor for tensor in held if tensor.data_ptr() not in addresses]
         if not held or not all(
-            any(_is_same(tensor, other) for other in saved) for tensor in held
+            any(_is_equal(tensor, copy) for copy in saved) for tensor in missing
         ):
             yield name
 
 
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    if tensor.shape != other.shape or tensor.dtype != other.dtype:
-        return False
-    return tensor.data_ptr() == other.data_ptr() or torch.equal(tensor, other)
+def _is_equal(tensor: Tensor, copy: Tensor) -> bool:
+    return (
+        tensor.shape == copy.shape
+        and tensor.dtype == copy.dtype
+        and torch.equal(tensor, copy)
+    )
 
 
 def _tensors_of(value: Any) -> list[Tensor]:
@@ -145,11 +152,9 @@ def _summary(value: Any) -> Any:
     if isinstance(value, int | float | complex | str | bytes):
         return value
     if isinstance(value, nn.Module):
-        return [_summary(tensor) for tensor in _tensors_of(value)]
+        return [_sum(tensor, _ELEMENTS_OF_MODULE) for tensor in _tensors_of(value)]
     if isinstance(value, Tensor):
-        step = max(1, value.numel() // _ELEMENTS)
-        sample = value.detach().reshape(-1)[::step]
-        return (*value.shape, sample.double().nan_to_num().sum().item())
+        return (*value.shape, _sum(value, _ELEMENTS))
     if isinstance(value, np.ndarray):
         return value.shape, value.reshape(-1)[:_ELEMENTS].tobytes()
     if isinstance(value, random.Random):
@@ -164,3 +169,12 @@ def _summary(value: Any) -> Any:
         last = [*value][-_ITEMS:]
         return len(value), [_summary(item) for item in last]
     return None
+
+
+def _sum(tensor: Tensor, elements: int) -> float:
+    """Returns the sum of some elements; 0 if the tensor is sparse."""
+    if tensor.layout != torch.strided:
+        return 0.0
+    step = max(1, tensor.numel() // elements)
+    sample = real_numbers(tensor.detach()).reshape(-1)[::step]
+    return sample.double().nan_to_num().sum().item()

@@ -40,6 +40,7 @@ CHANGES = {
     "dictionary": ({}, fill),
     "set": (set(), lambda values: values.add(len(values))),
     "tensor": (torch.zeros(3), add),
+    "complex tensor": (torch.zeros(3, dtype=torch.complex64), add),
     "tensors": ([torch.zeros(3)], lambda values: add(values[0])),
     "array": (np.zeros(3), add),
     "Python's generator": (random.Random(0), lambda generator: generator.random()),
@@ -133,8 +134,9 @@ def test_a_module_in_the_state_is_saved(tmp_path, monkeypatch, caplog):
         lambda _: [1, 2],
         lambda owner: owner.context.generator("extra", "cpu"),
         lambda _: object(),
+        lambda _: torch.eye(2).to_sparse(),
     ],
-    ids=["part of the module", "parameter", "frozen module", "list", "generator of the context", "object"],
+    ids=["part of the module", "parameter", "frozen module", "list", "generator of the context", "object", "sparse"],
 )
 def test_what_is_saved_or_does_not_change_is_not_named(make, tmp_path, monkeypatch, caplog):
     def use(owner):
