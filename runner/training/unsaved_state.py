@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # Elements of a tensor, and of a container, that are compared. A step of an optimizer changes most
-# of a module's tensor, and a replay memory gets a few rows.
+# of a module's tensor, and a buffer of samples gets a few rows.
 _ELEMENTS = 2**16
 _ELEMENTS_OF_MODULE = 2**8
 _ITEMS = 64
