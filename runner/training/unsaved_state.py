@@ -117,7 +117,7 @@ def _unsaved(owner: Any, changed: Sequence[str]) -> Iterator[str]:
     """
     if not changed:
         return
-    saved = [*tensors(owner.state_dict())]
+    saved = _tensors_of(owner.state_dict())
     addresses = {tensor.data_ptr() for tensor in saved}
     is_plain = type(owner).state_dict in _PLAIN
     for name in changed:
@@ -142,9 +142,17 @@ def _is_equal(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def _tensors_of(value: Any) -> list[Tensor]:
-    if isinstance(value, nn.Module):
-        return [*tensors(value.state_dict())]
-    return [*tensors(value)] if isinstance(value, Tensor | list | tuple | dict) else []
+    """Returns the tensors of a module's state, or of a tree, whose numbers can be read."""
+    tree = value.state_dict() if isinstance(value, nn.Module) else value
+    if not isinstance(tree, Tensor | list | tuple | dict):
+        return []
+    return [tensor for tensor in tensors(tree) if _is_readable(tensor)]
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Returns whether a tensor is dense, and of no type of its own, which may lack a storage."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    return is_dense and type(tensor) in (Tensor, nn.Parameter)
 
 
 def _summary(value: Any) -> Any:
@@ -154,7 +162,7 @@ def _summary(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return [_sum(tensor, _ELEMENTS_OF_MODULE) for tensor in _tensors_of(value)]
     if isinstance(value, Tensor):
-        return (*value.shape, _sum(value, _ELEMENTS))
+        return (*value.shape, _sum(value, _ELEMENTS)) if _is_readable(value) else None
     if isinstance(value, np.ndarray):
         return value.shape, value.reshape(-1)[:_ELEMENTS].tobytes()
     if isinstance(value, random.Random):
@@ -172,9 +180,6 @@ def _summary(value: Any) -> Any:
 
 
 def _sum(tensor: Tensor, elements: int) -> float:
-    """Returns the sum of some elements; 0 if the tensor is sparse."""
-    if tensor.layout != torch.strided:
-        return 0.0
     step = max(1, tensor.numel() // elements)
     sample = real_numbers(tensor.detach()).reshape(-1)[::step]
     return sample.double().nan_to_num().sum().item()

@@ -135,8 +135,18 @@ def test_a_module_in_the_state_is_saved(tmp_path, monkeypatch, caplog):
         lambda owner: owner.context.generator("extra", "cpu"),
         lambda _: object(),
         lambda _: torch.eye(2).to_sparse(),
+        lambda _: nn.Linear(2, 2, device="meta"),
     ],
-    ids=["part of the module", "parameter", "frozen module", "list", "generator of the context", "object", "sparse"],
+    ids=[
+        "part of the module",
+        "parameter",
+        "frozen module",
+        "list",
+        "generator of the context",
+        "object",
+        "sparse",
+        "meta",
+    ],
 )
 def test_what_is_saved_or_does_not_change_is_not_named(make, tmp_path, monkeypatch, caplog):
     def use(owner):
