@@ -34,7 +34,9 @@ def say(text):
     sys.stderr.write(f"{text}\n")
 
 
-def test_what_is_written_to_stderr_is_kept_line_by_line_and_still_said(tmp_path, capsys):
+def test_what_is_written_to_stderr_is_kept_line_by_line_and_still_said(tmp_path, capsys, monkeypatch):
+    # A command that ran in this process has marked warnings.
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
     with opened(tmp_path):
         say("one two")
         sys.stderr.write("three\nfo")
