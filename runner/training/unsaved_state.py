@@ -96,7 +96,7 @@ class UnsavedState:
         if has_module and is_first:
             raise RunnerError(message)
         _log.warning(
-            "%s; with a state_dict() of its own, nothing else is expected", message
+            "%s. If it need not be kept, override state_dict() without it", message
         )
 
     def _attributes(self, owner: Any) -> Iterator[tuple[str, Any]]:

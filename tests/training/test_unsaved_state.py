@@ -170,7 +170,7 @@ def test_a_state_dict_declares_what_need_not_be_kept(tmp_path, monkeypatch, capl
 SAMPLER = """
 import torch
 
-from runner.api import Objective, Source, SourceConfig
+from runner.api import Source, SourceConfig
 
 
 class SamplerConfig(SourceConfig):
