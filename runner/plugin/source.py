@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.system.errors import RunnerError
+from runner.system.errors import IndivisibleBatchError, RunnerError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import BatchLayout
 
@@ -122,7 +122,7 @@ class Source(ABC):
         consist of.
 
         Raises:
-            RunnerError: An entry of the batch has not one row per sample.
+            IndivisibleBatchError: An entry of the batch has not one row per sample.
         """
         try:
             return self.layout.take(batch, index)
@@ -130,8 +130,10 @@ class Source(ABC):
             owner = type(self).__name__
             problem = f"a batch cannot be cut into parts: {error}"
             layout = f"{owner}.layout = BatchLayout(shared={{...}})"
-            hint = f"name entries of the entire batch in {layout}"
-            raise RunnerError(f"{owner}: {problem}; {hint}") from None
+            hint = (
+                f"name entries of the entire batch in {layout}, or write {owner}.split"
+            )
+            raise IndivisibleBatchError(f"{owner}: {problem}; {hint}") from None
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Cuts a batch into parts of that many samples; the last may be smaller."""

@@ -47,6 +47,10 @@ class PluginError(RunnerError):
     """Code of a plugin raised something; its cause is that."""
 
 
+class IndivisibleBatchError(RunnerError):
+    """A batch has entries whose rows belong to no sample, so it cannot be cut."""
+
+
 class MemoryShortageError(RunnerError):
     """An accelerator has less memory than an update needs."""
 

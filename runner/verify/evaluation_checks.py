@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from runner.proof.subject_states import on_host, widen_inputs
 from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
-from runner.system.errors import RunnerError
+from runner.system.errors import IndivisibleBatchError, RunnerError
 from runner.system.tensor_trees import map_tensors, tensors, widened
 from runner.training import evaluation
 from runner.training.pipeline import Assembly, assemble
@@ -275,18 +276,20 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
 
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
     """Yields the first samples of a batch, or all of them repeatedly, in those of the
-    sizes that are possible.
+    sizes that are possible; nothing of a batch that cannot be cut.
     """
     rows = source.size(batch)
     # A source that splits its batches in its way must enlarge them itself.
     can_grow = type(source).split is Source.split
     for size in sizes:
-        if size < rows:
-            yield next(source.split(batch, size))
-        elif can_grow:
-            # Every repetition has the samples in another order.
-            positions = torch.arange(size)
-            yield source.take(batch, (positions + positions // rows) % rows)
+        # A check of other sizes is one of several: the others compare such batches.
+        with suppress(IndivisibleBatchError):
+            if size < rows:
+                yield next(source.split(batch, size))
+            elif can_grow:
+                # Every repetition has the samples in another order.
+                positions = torch.arange(size)
+                yield source.take(batch, (positions + positions // rows) % rows)
 
 
 def same_answers(

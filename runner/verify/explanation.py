@@ -13,9 +13,8 @@ from runner.plugin.check import PairCheck
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
-from runner.system.errors import UsageError
 from runner.verify.options import Options
-from runner.verify.variants import ALL
+from runner.verify.variants import ALL, inactive_stages, nothing_to_judge
 
 CONTRACTS = ("Exact", "Close", "Statistical")
 
@@ -48,14 +47,14 @@ class Explanation:
 def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation:
     """Lists the checks of a verification in their order, without running one."""
     # The command line imports this module, and the import of the gate is slow.
+    from runner.training.pipeline import resolve_device
     from runner.verify.gate import Gate
 
     gate = Gate(recipe, registry, options, lambda _: None)
     sets_of_stages = [stages for stages in gate.plan.judged_sets() if stages]
     if not sets_of_stages and not recipe.callbacks:
-        raise UsageError(
-            f"recipe '{recipe.name}' has no active stage to verify on this machine"
-        )
+        device = resolve_device(recipe.device)
+        raise nothing_to_judge(recipe, inactive_stages(recipe, recipe.stages, device))
     pairs = {
         _name(stages, gate.baseline.active): gate.pair(stages)
         for stages in sets_of_stages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import islice, pairwise
@@ -25,7 +25,7 @@ from runner.proof.subject_states import widen_inputs
 from runner.proof.trajectory import Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
-from runner.system.errors import UsageError
+from runner.system.errors import IndivisibleBatchError, UsageError
 from runner.system.tensor_trees import tensors
 from runner.training.evaluation import evaluated
 from runner.training.inference_model import build
@@ -323,11 +323,13 @@ def _parts(pipeline: Assembly) -> list[Batch]:
     # A few large batches are cut, because a test needs pairs.
     pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(batch) // pieces) for batch in batches]
-    parts = [
-        piece
-        for batch, size in zip(batches, sizes, strict=True)
-        for piece in pipeline.source.split(batch, size)
-    ]
+    parts = batches
+    with suppress(IndivisibleBatchError):
+        parts = [
+            piece
+            for batch, size in zip(batches, sizes, strict=True)
+            for piece in pipeline.source.split(batch, size)
+        ]
     return parts[:PARTS] if len(parts) >= FEWEST_PARTS else []
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ from runner.proof.trajectory import Update
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import RunnerError
+from runner.system.errors import IndivisibleBatchError, RunnerError
 from runner.training.pipeline import Assembly, assemble
 from runner.training.stage_watch import StageReport
 from runner.training.step import Drawn, Step
@@ -227,10 +227,11 @@ def _recorded(step: Step) -> Recorded:
 
 def _inputs(pipeline: Assembly, batch: Batch) -> Any:
     """Returns the inputs of a prediction after an update: of one sample where
-    predictions are slow.
+    predictions are slow and the batch can be cut.
     """
     if pipeline.learner.config.prediction_batch is not None:
-        batch = next(pipeline.source.split(batch, 1))
+        with suppress(IndivisibleBatchError):
+            batch = next(pipeline.source.split(batch, 1))
     return pipeline.learner.inputs(batch)
 
 

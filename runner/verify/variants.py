@@ -236,6 +236,22 @@ def inactive_stages(
     return reasons
 
 
+def nothing_to_judge(recipe: Recipe, inactive: Mapping[str, str]) -> UsageError:
+    """Returns the error about a recipe none of whose stages does anything on this machine.
+
+    Args:
+        recipe: The recipe.
+        inactive: Its inactive stages, with the reason.
+    """
+    if not inactive:
+        hint = "switch one on with --set optimization.STAGE=on"
+        return UsageError(f"recipe '{recipe.name}' has no stage to verify; {hint}")
+    reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
+    return UsageError(
+        f"no stage of recipe '{recipe.name}' does anything here ({reasons})"
+    )
+
+
 def weakest(recipe: Recipe, stages: Collection[str], processes: int = 1) -> Contract:
     """Returns the contract of several stages together, which is the weakest of theirs."""
     contracts = [contract_of(recipe, kind, processes) for kind in stages]

@@ -15,7 +15,7 @@ from runner.system.errors import ExitCode, UsageError
 from runner.system.text_lines import duration, print_wrapped
 from runner.verify.reduced_form import Reduction, described
 from runner.verify.time_limit import Interrupted
-from runner.verify.variants import ALL, Variant, VariantSet, weakest
+from runner.verify.variants import ALL, Variant, VariantSet, nothing_to_judge, weakest
 
 _COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -179,9 +179,7 @@ def judged(
     started = time.perf_counter()
     variants = _selected(possible, kinds)
     if not variants:
-        raise UsageError(
-            f"recipe '{recipe.name}' has no active stage to verify on this machine"
-        )
+        raise nothing_to_judge(recipe, possible.inactive)
     rows: list[StageVerdict] = []
     inactive = dict(possible.inactive)
     interrupted: Interrupted | None = None
@@ -217,10 +215,7 @@ def judged(
         )
         rows.append(row)
     if not rows:
-        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
-        raise UsageError(
-            f"no stage of recipe '{recipe.name}' does anything here ({reasons})"
-        )
+        raise nothing_to_judge(recipe, inactive)
     code = None if interrupted is None else interrupted.exit_code
     seconds = time.perf_counter() - started
     return Verification(

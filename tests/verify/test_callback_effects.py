@@ -63,5 +63,5 @@ def test_it_is_explained(tmp_path):
     explanation = explain(recipe_of(tmp_path, "callbacks.counter=on"), REGISTRY, OPTIONS)
     assert explanation.sets == {"callbacks.counter": "Exact"}
     assert explanation.checks[-1].costs == {"Exact": "2 x (4 updates and an evaluation), all together"}
-    with pytest.raises(UsageError, match="has no active stage to verify"):
+    with pytest.raises(UsageError, match="has no stage to verify; switch one on"):
         explain(recipe_of(tmp_path), REGISTRY, OPTIONS)
