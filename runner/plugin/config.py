@@ -36,6 +36,8 @@ class Config(BaseModel):
     """Hints for keys that belong elsewhere."""
     omitted: ClassVar[frozenset[str]] = frozenset()
     """Settings that a dump leaves out while they have their defaults."""
+    implied: ClassVar[frozenset[str]] = frozenset()
+    """Settings that follow from others: a validator compares them, and no other code reads them."""
 
     _read: set[str] | None = PrivateAttr(default=None)
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""
@@ -110,7 +112,7 @@ class Config(BaseModel):
                 continue
             if isinstance(value, Config):
                 paths += value.unread(f"{prefix}{name}.")
-            elif name not in self._read:
+            elif name not in self._read | self.implied:
                 paths.append(prefix + name)
         return paths
 

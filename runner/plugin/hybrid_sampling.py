@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,8 @@ class HybridSamplingConfig(Config):
     the size of their class, or, without labels, are those that were seen least often. No sample is
     twice in a batch. Uniform samples take the places of others that do not exist (yet).
     """
+
+    implied: ClassVar[frozenset[str]] = frozenset({"uniform"})
 
     kind: Literal["hybrid"] = "hybrid"
     """Hybrid sampling."""
@@ -76,7 +78,9 @@ def hybrid_sampler(source: DatasetSource, samples: int | None) -> HybridSampler 
     if samples is None or (is_stream(data) and not isinstance(data, Rows)):
         problem = f"'{source.config.kind}' is a stream, whose samples have no numbers"
         raise UsageError(f"data.sampling: {problem}: use random")
-    return HybridSampler(sampling, len(data), source.labels(), source.context.seed)
+    return HybridSampler(
+        sampling, len(data), source.checked_labels(), source.context.seed
+    )
 
 
 class HybridSampler:

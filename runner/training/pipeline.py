@@ -453,6 +453,10 @@ class Assembly:
         origins = self.recipe.origins
         problems = []
         for section, config in self._recorded.items():
+            report = self.reports.get(section.removeprefix("optimization."))
+            # A stage without an effect reports its reason.
+            if report is not None and not report.active:
+                continue
             for name in config.unread():
                 # A recipe that a command has printed contains every default; those change nothing.
                 if config.is_default(name):

@@ -178,6 +178,14 @@ def test_nothing_is_drawn_ahead_and_prefetch_is_without_effect():
     assert "nothing can be loaded ahead" in pipeline.reports["prefetch"].reason
 
 
+@pytest.mark.parametrize("shares", ["uniform: 0.25, hard: 0.25, rare: 0.5", "uniform: 1, hard: 0, rare: 0"])
+def test_every_share_may_be_set(shares):
+    """That of uniform samples follows from the others, so that no code but a validator reads it."""
+    pipeline = assemble(tiny("digits_classifier", f"data.sampling={{kind: hybrid, {shares}}}"))
+    Step(pipeline)()
+    pipeline.refuse_unread()
+
+
 def test_several_processes_are_refused():
     with pytest.raises(UsageError, match="batches of 'digits' depend on the outputs of updates"):
         refuse_recipe(tiny("digits_classifier", HYBRID), 2)

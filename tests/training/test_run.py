@@ -180,6 +180,16 @@ def test_a_value_that_no_plugin_reads_is_an_error(tmp_path):
         train_here("marl_baseline", "train.env_steps=80", "optimization.ignores.depth=2", registry=registry)
 
 
+def test_settings_of_a_stage_without_an_effect_need_not_be_read(tmp_path):
+    """Its reason is reported, as without the settings."""
+    plugin = tmp_path / "ignores.py"
+    plugin.write_text(IGNORES.replace("pass", "pipeline.deactivate('nothing to do')"))
+    registry = Registry([plugin])
+    result = train_here("marl_baseline", "train.env_steps=80", "optimization.ignores.depth=2", registry=registry)
+    (report,) = result.stages
+    assert (report.active, report.reason) == (False, "nothing to do")
+
+
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match="CUDA devices"):
         assemble(tiny("marl_baseline", "device=cuda:7"))
