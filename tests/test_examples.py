@@ -92,6 +92,28 @@ def test_a_column_that_the_table_does_not_have_is_refused():
         assemble(recipe, plugins)
 
 
+@pytest.mark.parametrize("cell", ["", "n/a", "nan", "1,5"])
+def test_a_column_of_numbers_with_another_cell_is_refused(tmp_path, cell):
+    """Else one cell would make classes of numbers."""
+    for column in ("rent", "area"):
+        rows = [{"area": str(number), "rent": str(10 * number)} for number in range(1, 21)]
+        rows[6][column] = cell
+        lines = ["area,rent", *(f'{row["area"]},"{row["rent"]}"' for row in rows)]
+        if column == "area":
+            lines = ["area,rent", *(f'"{row["area"]}",{row["rent"]}' for row in rows)]
+        (tmp_path / "synthetic_cells.csv").write_text("\n".join(lines))
+        recipe, plugins = example("table", f"data.file={tmp_path / 'synthetic_cells.csv'}")
+        with pytest.raises(UsageError, match=f"data.file: column '{column}' has numbers, and '{cell}' in row 7"):
+            assemble(recipe, plugins)
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path):
+    text = "\n".join(["rent,area", *(f"{10 * number},{number}e-1" for number in range(1, 21))])
+    (tmp_path / "synthetic_marked.csv").write_text(text, encoding="utf-8-sig")
+    recipe, plugins = example("table", f"data.file={tmp_path / 'synthetic_marked.csv'}", "train.batch_size=8")
+    assert assemble(recipe, plugins).source.shapes["x"] == (1,)
+
+
 def test_the_probe_trains_only_its_layer():
     recipe, plugins = example("probe")
     trained = [name for name, _ in assemble(recipe, plugins).learner.named_parameters()]

@@ -1,6 +1,7 @@
 """Regression or classification of the rows of a CSV file."""
 
 import csv
+import re
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from runner.api import (
     RecipePath,
     UsageError,
 )
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class TableNetConfig(GradientLearnerConfig):
@@ -61,13 +64,14 @@ class TableConfig(DatasetConfig):
 
 class Table(DatasetSource):
     def datasets(self, config):
-        with config.file.open(newline="") as file:
+        # Spreadsheets write a byte order mark before the first name.
+        with config.file.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         if config.target not in columns:
             raise UsageError(f"data.target: no column '{config.target}'; {config.file.name} has: {', '.join(columns)}")
         held_out = torch.arange(len(rows)) % 5 == 0
-        target = self.numbers(columns.pop(config.target))
+        target = self.numbers(config.target, columns.pop(config.target))
         self.tables = {"scale": torch.ones(())}
         if target.is_floating_point():
             self.sizes = {"classes": 0}
@@ -75,21 +79,24 @@ class Table(DatasetSource):
             target = (target - target[~held_out].mean()) / target[~held_out].std()
         else:
             self.sizes = {"classes": int(target.max()) + 1}
-        features = [self.features(values, ~held_out) for values in columns.values()]
+        features = [self.features(name, values, ~held_out) for name, values in columns.items()]
         data = {"x": torch.cat(features, dim=1), "target": target}
         train, evaluated = ({name: tensor[part] for name, tensor in data.items()} for part in (~held_out, held_out))
         return train, evaluated
 
-    def numbers(self, values):
+    def numbers(self, name, values):
         """Returns numbers of type float32 [N], or numbers of classes of type int64 [N]."""
-        try:
-            return torch.tensor([float(value) for value in values])
-        except ValueError:
-            classes = sorted(set(values))
-            return torch.tensor([classes.index(value) for value in values])
+        is_text = torch.tensor([not NUMBER.fullmatch(value or "") for value in values])
+        if not is_text.any():
+            return torch.tensor(list(map(float, values)))
+        if not is_text.all():
+            row = int(is_text.int().argmax())
+            raise UsageError(f"data.file: column '{name}' has numbers, and {values[row]!r} in row {row + 1}: fix it")
+        classes = sorted(set(values))
+        return torch.tensor([classes.index(value) for value in values])
 
-    def features(self, values, train):
-        column = self.numbers(values)
+    def features(self, name, values, train):
+        column = self.numbers(name, values)
         if column.is_floating_point():
             return ((column - column[train].mean()) / column[train].std().clamp(min=1e-6))[:, None]
         return nn.functional.one_hot(column).float()
