@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from runner.plugin.config import Config
+from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -81,12 +82,16 @@ def weights_of_classes(
     return [total / (present * count) if count else 0.0 for count in counts]
 
 
-def labels_of(data: Any, name: str) -> Tensor | None:
+def labels_of(data: Any, name: str, attribute: str = "targets") -> Tensor | None:
     """Returns the class of every sample [N] on the host; None if the data have no labels.
 
     Args:
-        data: Rows, or a map-style dataset with torchvision's attribute ``targets``.
-        name: Name of the tensor with labels.
+        data: Rows, or a map-style dataset.
+        name: Name of the tensor with labels among rows.
+        attribute: Attribute of a map-style dataset with labels, by default that of torchvision.
+
+    Raises:
+        UsageError: A dataset has another number of labels than of samples.
     """
     import torch
     from torch.utils.data import ConcatDataset, Subset
@@ -95,24 +100,46 @@ def labels_of(data: Any, name: str) -> Tensor | None:
 
     if isinstance(data, SelectedRows | Subset):
         index = data.index if isinstance(data, SelectedRows) else data.indices
-        inner = labels_of(
-            data.rows if isinstance(data, SelectedRows) else data.dataset, name
-        )
+        complete = data.rows if isinstance(data, SelectedRows) else data.dataset
+        inner = labels_of(complete, name, attribute)
         return None if inner is None else inner[torch.as_tensor(index, device="cpu")]
     if isinstance(data, ConcatDataset):
-        parts = [labels_of(dataset, name) for dataset in data.datasets]
+        parts = [labels_of(dataset, name, attribute) for dataset in data.datasets]
         known = [labels for labels in parts if labels is not None]
         return torch.cat(known) if len(known) == len(parts) else None
-    labels = getattr(data, "targets", None)
+    labels = getattr(data, attribute, None)
     if isinstance(data, TensorRows):
         labels = data.tensors.get(name)
     if labels is None:
         return None
-    labels = torch.as_tensor(labels).cpu()
+    try:
+        labels = torch.as_tensor(labels).cpu()
+    except (RuntimeError, TypeError, ValueError):
+        # Text, for example.
+        return None
     is_class = (
         labels.dim() == 1 and not labels.is_floating_point() and not labels.is_complex()
     )
-    return labels.long() if is_class else None
+    if not is_class:
+        return None
+    refuse_other_length(labels, data, f"{type(data).__name__}.{attribute}")
+    return labels.long()
+
+
+def refuse_other_length(labels: Tensor, data: Any, origin: str) -> None:
+    """Raises a UsageError if there is not one label for each sample.
+
+    Args:
+        labels: The labels [N].
+        data: Rows or a dataset.
+        origin: Where the labels are from, for the message.
+    """
+    # A stream may have no length.
+    if hasattr(data, "__len__") and len(labels) != len(data):
+        problem = f"has {len(labels):,} labels for {len(data):,} samples"
+        raise UsageError(
+            f"data: {origin} {problem}: return one for each sample, in their order"
+        )
 
 
 def count_labels(labels: Tensor, classes: int | None) -> list[int]:

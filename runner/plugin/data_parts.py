@@ -6,12 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from runner.plugin.class_balance import labels_of
+from runner.plugin.folds import GROUPS
 from runner.plugin.inspection import is_stream, length
 from runner.plugin.rows import Rows, SelectedRows, TensorRows
 from runner.plugin.source import Source
@@ -30,6 +32,11 @@ _RESIDENT_SHARE = 0.25
 
 class DataParts(Source):
     """The parts of a dataset, and which of their samples are used."""
+
+    group: ClassVar[str] = "group"
+    """Name of the entry with the number of a sample's group, which neither ``data.test`` nor a
+    cross-validation by group separates.
+    """
 
     config: DatasetConfig
     context: Context
@@ -94,15 +101,15 @@ class DataParts(Source):
     def set_aside(self, held_out: Any, share: float) -> tuple[Any, Any]:
         """Divides held-out data into those for validation and those for the test (``data.test``).
 
-        By default, samples are drawn at random. Override it where samples depend on each other.
+        By default, samples are drawn at random, and those of a group stay together. Override it
+        where samples depend on each other.
 
         Raises:
             UsageError: The samples cannot be divided.
         """
-        count = self._held_out_samples
-        validation, test = drawn_numbers(
-            self.config, share, held_out, count_of(held_out, count)
-        )
+        count = count_of(held_out, self._held_out_samples)
+        groups = labels_of(held_out, self.group, GROUPS)
+        validation, test = drawn_numbers(self.config, share, held_out, count, groups)
         return (
             self._selected(held_out, validation, copies=True),
             self._selected(held_out, test, copies=True),
@@ -248,21 +255,26 @@ def count_of(data: Any, count: int | None) -> int | None:
 
 
 def drawn_numbers(
-    config: DatasetConfig, share: float, held_out: Any, count: int | None
+    config: DatasetConfig,
+    share: float,
+    held_out: Any,
+    count: int | None,
+    groups: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the numbers of held-out samples for validation and of those for the test.
 
     They are drawn at random, in the same way for every seed of a recipe, and are in ascending
-    order.
+    order. Complete groups are drawn, until the test has its share or a single group is left.
 
     Args:
         config: Settings of the source.
         share: Share of the samples for the test.
         held_out: The held-out samples.
         count: Their number, if it is known.
+        groups: Group of every sample [count]; None if they have none.
 
     Raises:
-        UsageError: The samples have no numbers, or there are fewer than two.
+        UsageError: The samples have no numbers, or there are fewer than two, or one group.
     """
     if count is None or (is_stream(held_out) and not isinstance(held_out, Rows)):
         raise UsageError(
@@ -276,8 +288,25 @@ def drawn_numbers(
         )
     size = min(max(1, round(share * count)), count - 1)
     # Other seeds are tested on the same samples.
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    return order[size:].sort().values, order[:size].sort().values
+    generator = torch.Generator().manual_seed(0)
+    if groups is None:
+        order = torch.randperm(count, generator=generator)
+        return order[size:].sort().values, order[:size].sort().values
+    _, group_of_sample, sizes = torch.unique(
+        groups, return_inverse=True, return_counts=True
+    )
+    if len(sizes) < 2:
+        raise UsageError(
+            f"data.test: the held-out samples of '{config.kind}' are one group, too few for "
+            "validation and test; hold out more groups, or remove the setting"
+        )
+    order = torch.randperm(len(sizes), generator=generator)
+    # The samples that are in the test before each group is drawn.
+    before = sizes[order].cumsum(0) - sizes[order]
+    is_tested = torch.zeros(len(sizes), dtype=torch.bool)
+    is_tested[order[:-1][before[:-1] < size]] = True
+    in_test = is_tested[group_of_sample]
+    return (~in_test).nonzero()[:, 0], in_test.nonzero()[:, 0]
 
 
 def limited_numbers(

@@ -18,7 +18,12 @@ from runner.plugin.batches import (
     seeded,
     take_seeded,
 )
-from runner.plugin.class_balance import balanced_order, count_labels, labels_of
+from runner.plugin.class_balance import (
+    balanced_order,
+    count_labels,
+    labels_of,
+    refuse_other_length,
+)
 from runner.plugin.configs import DatasetConfig
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.data_parts import DataParts
@@ -55,10 +60,6 @@ class DatasetSource(DataParts):
 
     label: ClassVar[str] = "label"
     """Name of the entry of a batch with the class of a sample, if there is one."""
-    group: ClassVar[str] = "group"
-    """Name of the entry with the number of a sample's group, which a cross-validation by group does
-    not separate.
-    """
 
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config = config
@@ -91,7 +92,7 @@ class DatasetSource(DataParts):
             self._limit(config.limit)
         # Read now, because a stage may replace the data.
         if config.sampling == "balanced":
-            self._balanced_labels = self.labels()
+            self._balanced_labels = self.checked_labels()
         self._hybrid = hybrid_sampler(self, facts.train)
         if self._hybrid is not None:
             self.feedback = self._hybrid.feedback  # type: ignore[method-assign]
@@ -116,6 +117,7 @@ class DatasetSource(DataParts):
                 self.held_out,
                 name,
                 self._generator("folds"),
+                None if self.config.test is None else self.test,
             )
         except ValueError as error:
             problem = f"'{self.config.kind}' cannot be divided: {error}"
@@ -176,9 +178,20 @@ class DatasetSource(DataParts):
         """
         return labels_of(self.train, self.label)
 
+    def checked_labels(self) -> Tensor | None:
+        """Returns ``labels()``.
+
+        Raises:
+            UsageError: There is not one label for each training sample.
+        """
+        labels = self.labels()
+        if labels is not None:
+            refuse_other_length(labels, self.train, f"{type(self).__name__}.labels")
+        return labels
+
     def class_counts(self) -> Sequence[int] | None:
         """Returns the number of training samples of each class."""
-        labels = self.labels()
+        labels = self.checked_labels()
         return (
             None if labels is None else count_labels(labels, self.sizes.get("classes"))
         )

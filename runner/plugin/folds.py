@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from runner.plugin.configs import DatasetConfig
 
 
+GROUPS = "groups"
+"""Attribute of a map-style dataset with the number of the group of every sample."""
+
+
 class FoldsConfig(Config):
     """One fold of a cross-validation: all samples are divided again, and this fold is held out."""
 
@@ -57,6 +61,7 @@ def divide(
     held_out: Any,
     key: str,
     generator: torch.Generator,
+    test: Any = None,
 ) -> Division:
     """Returns the division of all samples of which one fold is held out.
 
@@ -67,6 +72,7 @@ def divide(
         held_out: Samples that it holds out.
         key: Name of the tensor with classes or groups.
         generator: On the host; the same for every fold of a cross-validation.
+        test: Samples that were set aside from those that the source holds out, if there are any.
 
     Raises:
         ValueError: The samples cannot be divided.
@@ -77,14 +83,22 @@ def divide(
         raise ValueError(
             "it changes samples at random, and would change held-out ones, too"
         )
+    import torch
+
     from runner.plugin.class_balance import labels_of
 
     samples = pool(train, held_out)
     keys = None
     if folds.by != "random":
-        keys = labels_of(samples, key)
+        keys = labels_of(samples, key, "targets" if folds.by == "class" else GROUPS)
         if keys is None:
             raise ValueError(f"it has no {folds.by} of each sample; use by: random")
+        tested = labels_of(test, key, GROUPS) if folds.by == "group" else None
+        if tested is not None and torch.isin(tested, keys).any():
+            raise ValueError(
+                "a group of its test data has training samples, too; remove data.test, or hold "
+                "out complete groups"
+            )
     is_held_out = fold_numbers(len(samples), folds, generator, keys) == folds.index
     return Division(
         samples, (~is_held_out).nonzero()[:, 0], is_held_out.nonzero()[:, 0]
@@ -112,8 +126,8 @@ def pool(train: Any, held_out: Any) -> Any:
     ):
         raise ValueError("its samples are a stream and have no numbers")
     # A part of the held-out samples may be set aside for a test.
-    complete = held_out.dataset if isinstance(held_out, Subset) else held_out
-    if type(train) is not type(complete):
+    complete = [data.dataset if isinstance(data, Subset) else data for data in datasets]
+    if type(complete[0]) is not type(complete[1]):
         raise ValueError(
             "its training samples and its held-out samples are of different types"
         )

@@ -34,17 +34,27 @@ def endless_batches(
         first = number
         for batch in open_pass(first, epoch):
             number += 1
+            count = number - first
+            if expected is not None and count * size > expected:
+                raise _wrong_length(
+                    kind, epoch, f"at least {count:,} batches of {size:,}", length
+                )
             yield batch
         count = number - first
         if not count:
             raise UsageError(_empty_pass(kind, epoch, size))
-        if expected is not None and count * size != expected:
-            actual = f"{count:,} batches of {size:,} in epoch {epoch + 1}"
-            hint = "correct it, or use train.updates"
-            raise UsageError(
-                f"train.epochs: '{kind}': the stream delivered {actual}, and its __len__ is "
-                f"{length:,}; {hint}"
-            )
+        if expected is not None and count * size < expected:
+            raise _wrong_length(kind, epoch, f"{count:,} batches of {size:,}", length)
+
+
+def _wrong_length(
+    kind: str, epoch: int, delivered: str, length: int | None
+) -> UsageError:
+    """Returns the error about a pass with other samples than the stream's length."""
+    return UsageError(
+        f"train.epochs: '{kind}': the stream delivered {delivered} in epoch {epoch + 1}, and its "
+        f"__len__ is {length:,}; correct it, or use train.updates"
+    )
 
 
 def _empty_pass(kind: str, epoch: int, size: int) -> str:

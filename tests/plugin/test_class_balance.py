@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import tiny
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
-from runner.api import TensorRows
+from runner.api import Context, DatasetConfig, DatasetSource, Slots, TensorRows, UsageError
 from runner.plugin.class_balance import ClassWeightsConfig, balanced_order, count_labels, labels_of, weights_of_classes
+from runner.plugin.folds import FoldsConfig
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.rows import SelectedRows
@@ -61,6 +62,54 @@ def test_labels_are_found_in_rows_datasets_and_parts_of_them():
     assert labels_of(Subset(dataset, [8, 1]), "label").tolist() == [5, 0]
     for data in (TensorRows({"label": torch.zeros(3)}), TensorRows({"x": LABELS}), TensorDataset(LABELS), iter(())):
         assert labels_of(data, "label") is None
+
+
+class Wrapped(Dataset):
+    """Some samples of a dataset, with an attribute of all of them."""
+
+    def __init__(self, samples, targets):
+        self.samples = samples
+        self.targets = targets
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return {"x": torch.zeros(2), "label": torch.tensor(index % 2)}
+
+
+@pytest.mark.parametrize("targets", [["cat", "dog"], [[0, 1], [1, 0]], [0.5, 1.5], [0, [1]], [None, None]])
+def test_what_is_no_number_of_a_class_is_no_label(targets):
+    assert labels_of(Wrapped(2, targets), "label") is None
+
+
+class LabelsConfig(DatasetConfig):
+    """Samples with labels from elsewhere."""
+
+    kind = "labels"
+    implementation = "Missing"
+    provides = "rows"
+
+
+@pytest.mark.parametrize("settings", [{"sampling": "balanced"}, {"folds": FoldsConfig(count=2, by="class")}, {}])
+@pytest.mark.parametrize("targets", [[0, 1] * 20, [0] * 7])
+def test_other_numbers_of_labels_than_of_samples_are_refused(settings, targets):
+    def source(data, labels=None):
+        methods = {"datasets": lambda source, config: (data, data)}
+        if labels is not None:
+            methods["labels"] = lambda source: labels
+        made = type("Made", (DatasetSource,), methods)
+        return made(LabelsConfig(**settings), Context(torch.device("cpu"), Slots(), 3, batch_size=4)).class_counts()
+
+    message = rf"Wrapped\.targets has {len(targets)} labels for 30 samples"
+    with pytest.raises(UsageError, match=message):
+        source(Wrapped(30, targets))
+    with pytest.raises(UsageError, match=message):
+        source(Subset(Wrapped(30, targets), range(12)))
+    if "folds" not in settings:
+        with pytest.raises(UsageError, match=rf"Made\.labels has {len(targets)} labels for 30 samples"):
+            source(Wrapped(30, None), torch.tensor(targets))
+    assert source(Wrapped(30, [0, 0, 1] * 10)) is not None
 
 
 def stepped(pipeline, updates):

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from runner.api import Context, DatasetConfig, DatasetSource, Mean, RunnerError, Slots, UsageError
+from runner.api import Context, DatasetConfig, DatasetSource, Mean, RunnerError, Slots, TensorRows, UsageError
 from runner.plugin.configs import LimitConfig
 from runner.plugin.folds import FoldsConfig
 from runner.plugins.sequences.windows import Windows
 
 CPU = torch.device("cpu")
+SHARES = st.floats(0.05, 0.95)
 
 
 class Numbers(Dataset):
@@ -81,6 +84,64 @@ def test_a_share_is_set_aside_the_same_for_every_seed_and_the_training_data_stay
     with source.testing():
         assert source.evaluate(Means()) == {"mean": sum(test) / len(test)}
     assert held_out_numbers(source) == validation
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(6,), (6, 2)])
+def test_tables_may_have_numbers_of_any_type(dtype, shape):
+    table = torch.arange(6).reshape(6, *(1 for _ in shape[1:])).expand(shape).to(dtype)
+    index = torch.tensor([4, 0, 4])
+    (taken,) = TensorRows({"x": table}).take(index).values()
+    assert taken.dtype == dtype
+    assert torch.equal(taken.double(), table.double()[index])
+
+
+class Patients(Numbers):
+    """Numbers in groups, as a map-style dataset has them."""
+
+    def __init__(self, numbers, groups):
+        super().__init__(numbers)
+        self.groups = groups
+
+
+def grouped(groups):
+    numbers = torch.arange(len(groups))
+    return [{"number": numbers, "group": torch.tensor(groups)}, Patients(numbers, groups)]
+
+
+@given(st.lists(st.integers(-3, 6), min_size=6, max_size=30).filter(lambda groups: len({*groups}) > 1), SHARES)
+def test_a_group_is_in_one_part(groups, share):
+    for data in grouped(groups):
+        source = source_of(rows(0, 8), data, test=share)
+        validation, test = held_out_numbers(source), numbers_of_the_test(source)
+        assert sorted(validation + test) == [*range(len(groups))]
+        assert validation == sorted(validation)
+        assert {groups[number] for number in validation} & {groups[number] for number in test} == set()
+        assert validation
+        # The last group that was drawn may be larger than what was missing.
+        largest = max(map(groups.count, groups))
+        assert 0 < len(test) < max(1, round(share * len(groups))) + largest
+
+
+def test_a_single_group_cannot_be_divided():
+    for data in grouped([7] * 6):
+        with pytest.raises(UsageError, match=r"data.test: the held-out samples of 'anything' are one group"):
+            source_of(rows(0, 8), data, test=0.5)
+
+
+def test_folds_by_group_and_test_data_share_no_group():
+    def patients(first, last, size):
+        numbers = torch.arange(first, last)
+        return Patients(numbers, (numbers // size).tolist())
+
+    folds = FoldsConfig(count=2, by="group")
+    source = source_of(patients(0, 24, 4), patients(24, 60, 4), test=0.4, folds=folds)
+    parts = [[*source.train], [*source.held_out], [*source.test]]
+    numbers = [{int(sample["number"]) // 4 for sample in part} for part in parts]
+    assert sum(map(len, numbers)) == 15
+    assert set.union(*numbers) == {*range(15)}
+    with pytest.raises(UsageError, match=r"data.folds: .* a group of its test data has training samples, too"):
+        source_of(patients(0, 30, 6), patients(30, 60, 12), test=0.4, folds=folds)
 
 
 def test_a_source_may_have_test_data_of_its_own_and_workers_read_them():

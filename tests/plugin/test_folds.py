@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from running import TRAINED, tiny
-from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from runner.api import RunnerError, TensorRows
 from runner.plugin.folds import FoldsConfig, fold_numbers, pool
@@ -82,6 +82,13 @@ ROWS = TensorRows({"x": torch.zeros(3, 2)})
 def test_data_that_cannot_be_pooled_are_refused(train, held_out, message):
     with pytest.raises(ValueError, match=message):
         pool(train, held_out)
+
+
+def test_both_sets_may_be_parts_of_one_dataset():
+    """As ``random_split`` makes them."""
+    data = TensorDataset(torch.arange(10))
+    pooled = pool(Subset(data, [7, 1, 2]), Subset(data, [0, 9]))
+    assert [int(pooled[number][0]) for number in range(5)] == [7, 1, 2, 0, 9]
 
 
 def sources_of(name, *sets, count=3):
