@@ -162,7 +162,11 @@ class Gate:
                     break
         except BuildError as error:
             return Verdict(Outcome.FAIL, pair.promise_name, str(error))
-        except (StepError, torch.OutOfMemoryError, MemoryError) as error:
+        except StepError as error:
+            # An error of the candidate alone is a verdict of the check.
+            summary = f"it cannot be compared: the baseline raises {error}"
+            return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
+        except (torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
         if culprits() not in ((), pair.stages):

@@ -8,11 +8,14 @@ import torch
 from judging import HERE, judge, pair_of
 from running import tiny
 
+from runner.plugin.implementation import implementation_of
 from runner.plugin.registry import Registry
 from runner.proof.subject import Subject
 from runner.proof.verdict import Outcome
 from runner.verify.checks.masked_failures import MaskedFailuresCheck
 from runner.verify.checks.random_seeds import RandomSeedsCheck
+from runner.verify.gate import Gate
+from runner.verify.options import Options
 from runner.verify.seeding import ASSEMBLY, EVALUATION, PREDICTION, UPDATE, find_seeds
 
 pytestmark = pytest.mark.usefixtures("short_texts")
@@ -54,6 +57,17 @@ def test_a_stage_that_seeds_a_global_generator_fails(kind):
     verdict = judge(RandomSeedsCheck(), kind, REGISTRY)
     assert verdict.outcome is Outcome.FAIL, verdict
     assert f"{moment} seeds the global random generator of {name}" in verdict.summary
+
+
+def test_an_error_of_the_baseline_is_none_of_the_stage(monkeypatch):
+    registry = Registry()
+    recipe = tiny("digits_classifier", "optimization.fused_optimizer=on")
+    monkeypatch.setattr(implementation_of(type(recipe.data)), "evaluate", lambda *_: {}["nothing"])
+    gate = Gate(recipe, registry, Options(updates=3, budget=0.0), lambda _: None)
+    gate.checks = [RandomSeedsCheck()]
+    verdict = gate(("fused_optimizer",))
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
+    assert "cannot be compared: the baseline raises KeyError: 'nothing' (test_masked_failures.py:" in verdict.summary
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,22 @@ class RandomSeedsCheck(Check):
         return f"twice {MOMENTS.count(UPDATE)} updates, a prediction and an evaluation"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
-        """Reports the first generator that the candidate seeds, and the baseline does not."""
+        """Reports the first generator that the candidate seeds, and the baseline does not.
+
+        Raises:
+            StepError: The baseline's evaluation raises it.
+        """
+        baseline = built(seed_uses(pair.recipe, pair.registry, ()))
         try:
             seeds = find_seeds(pair.candidate(seed_uses))
         except StepError as error:
+            # An error that the baseline raises, too, is not an effect of the change.
+            find_seeds(baseline)
             return error.verdict(pair.promise_name, None)
         if not seeds:
             return pair.passed("no global random generator is seeded")
-        # Seeds of the baseline are not an effect of the change.
-        expected = find_seeds(built(seed_uses(pair.recipe, pair.registry, ())))
+        # Seeds of the baseline are not an effect of the change, either.
+        expected = find_seeds(baseline)
         for name, moment in seeds:
             if (name, moment) not in expected:
                 return pair.failed(
