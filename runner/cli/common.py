@@ -129,12 +129,10 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
 def load_lock(
     lock: Path, sets: Sequence[str], registry: "Registry", command: str, accept: str = ""
 ) -> "tuple[Recipe, Registry, list[Drift]]":
-    """Loads a lock like ``load_locked`` and returns the changes since it was written; an error
-    names the command with the plugins that it needs.
+    """Loads a lock like ``load_locked``; an error names the command with the plugins that it needs.
 
     With plugins that have changed, it needs the option ``accept``.
     """
-    from runner.recipe.lock import drift
     from runner.tracking.locked_recipe import load_locked
 
     def remedy(files: Mapping[Path, str]) -> str:
@@ -142,11 +140,11 @@ def load_lock(
         option = f" {accept}" if accept and has_changes else ""
         return f"the command is: {registry.command(command, files)}{option}"
 
-    recipe, complete_registry = load_locked(lock, lock.parent.name, sets, registry, remedy)
+    recipe, complete_registry, changes = load_locked(lock, lock.parent.name, sets, registry, remedy)
     # The files of the lock come after those of the command line.
     for path in complete_registry.files[len(registry.files) :]:
         say(f"using the plugins of {path}, which is unchanged")
-    return recipe, complete_registry, drift(lock, recipe, complete_registry)
+    return recipe, complete_registry, changes
 
 
 def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":

@@ -41,11 +41,14 @@ from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.manifest import FileDigest, Manifest
 from runner.system.secrets import MASK, redact, redact_values
+from runner.system.stored_json import is_digest
 from runner.system.trust import is_signed, signed
 from runner.system.workspace_paths import LOCK_NAME
 
 VERSION = 1
 PATCH_NAME = "source.patch"
+ABSENT = "absent"
+"""What a ``Drift`` has for a value that does not exist."""
 # Only a source that was built can report the fingerprint of its data.
 DATA = "data"
 # The paths are a hint for a repetition. They are not compared, because files may be moved.
@@ -97,8 +100,18 @@ class Drift:
     now: str
     matters: bool
 
+    @property
+    def is_setting(self) -> bool:
+        """Returns whether it is a value of the recipe."""
+        return self.name.startswith("recipe.")
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.locked} in the lock, {self.now} now"
+        # The first digits of a SHA-256 identify it in a message.
+        locked, now = (
+            value[:12] if is_digest(value) else value
+            for value in (self.locked, self.now)
+        )
+        return f"{self.name}: {locked} in the lock, {now} now"
 
 
 def write_lock(
@@ -198,7 +211,7 @@ def data_drift(
     return Drift(
         name="data.fingerprint",
         locked=str(locked_fingerprint)[:12],
-        now=str(fingerprint or "absent")[:12],
+        now=str(fingerprint or ABSENT)[:12],
         matters=True,
     )
 
@@ -397,8 +410,8 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
             path = f"{section}.{name}"
             drift_of_value = Drift(
                 name=path,
-                locked=str(locked_values.get(name, "absent")),
-                now=str(present_values.get(name, "absent")),
+                locked=str(locked_values.get(name, ABSENT)),
+                now=str(present_values.get(name, ABSENT)),
                 matters=section in _MATTERS and path not in _FREE,
             )
             drifts.append(drift_of_value)

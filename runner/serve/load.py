@@ -33,6 +33,7 @@ def load(model: str, recipe: str | None, settings: Sequence[str], registry: Regi
         "recipe": resolved.name,
         "settings": resolved.model.model_dump(mode="json"),
         "stages": resolved.values()["inference"] if resolved.inference else {},
+        "changes": trained_model.changes,
     }
     first, *copies = [build(trained_model).learner for _ in range(resolved.serve.parallel)]
     for copy in copies:

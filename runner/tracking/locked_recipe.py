@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.recipe.lock import changed_sources, is_trusted, plugins_again, read_lock
+from runner.recipe.lock import Drift, changed_sources, drift, is_trusted, plugins_again, read_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.trust import is_own
@@ -20,12 +20,13 @@ def load_locked(
     sets: Sequence[str],
     registry: Registry,
     remedy: Callable[[Mapping[Path, str]], str],
-) -> tuple[Recipe, Registry]:
+) -> tuple[Recipe, Registry, list[Drift]]:
     """Loads the recipe of a lock with these settings, and the plugins, including those of the lock.
 
     Plugin files that are not named on the command line are used only if this
     user's runner wrote the lock, into this workspace and on this machine, and if
-    they and their imports from the same folders are unchanged.
+    they and their imports from the same folders are unchanged. Files that are
+    named run in any case, so that the caller reports the changes.
 
     Args:
         lock: The file.
@@ -33,6 +34,9 @@ def load_locked(
         sets: Assignments over the recipe.
         registry: The plugins that are named.
         remedy: Returns how to name plugin files, given the files with why each is not used.
+
+    Returns:
+        The recipe, all plugins, and the changes since the lock was written.
 
     Raises:
         UsageError: Plugin files have to be named.
@@ -51,7 +55,8 @@ def load_locked(
             hint = remedy(dict.fromkeys(plugin_files, "" if distrust else problem))
             raise UsageError(f"{name} was trained with the plugin file {names}, {refusal}; {hint}")
     registry = Registry([*registry.files, *registry.classes, *plugin_files])
-    return load(lock, sets, registry), registry
+    recipe = load(lock, sets, registry)
+    return recipe, registry, drift(lock, recipe, registry)
 
 
 def refuse_reached(folder: RunFolder, recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments
-from runner.recipe.lock import Drift, drift
+from runner.recipe.lock import Drift
 from runner.system.errors import UsageError
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.locked_recipe import load_locked, refuse_reached
@@ -51,10 +51,10 @@ def resume(
         return f"name them: plugins={[str(path) for path in (*named.files, *files)]}"
 
     lock = folder.path / LOCK_NAME
-    recipe, registry = load_locked(
+    recipe, registry, changes = load_locked(
         lock, folder.name, assignments(set or {}), named, hint
     )
-    drifted = _accepted_drift(folder.name, drift(lock, recipe, registry), allow_drift)
+    drifted = _accepted_drift(folder.name, changes, allow_drift)
     refuse_reached(folder, recipe)
     with displayed(recipe, progress) as display:
         return run_recipe(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import Registry
 from runner.plugin.source import State
+from runner.recipe.lock import ABSENT, Drift
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
@@ -22,6 +24,8 @@ from runner.training.checkpoint_selection import Which, load_chosen
 from runner.training.model_versions import fetched
 from runner.training.pipeline import Assembly, assemble
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -33,6 +37,7 @@ class Trained:
         registry: The plugins.
         state: State of the pipeline in a checkpoint.
         folder: Folder of the run.
+        changes: Differences between its code and packages at its training and those in use.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Trained:
     registry: Registry
     state: State
     folder: Path
+    changes: tuple[str, ...] = ()
 
     def under(self, recipe: Recipe) -> Trained:
         """Returns the same model and data with the inference settings of another recipe.
@@ -93,6 +99,8 @@ def trained(
 ) -> Trained:
     """Reads the weights of a run, of a model in MLflow, or of a version of a model.
 
+    A warning names code and packages that have changed since the training.
+
     Args:
         run: A run's folder, name, digits or MLflow id, ``latest``, a model (``models:/m-...``),
             ``NAME/NUMBER`` or ``NAME@ALIAS``.
@@ -114,9 +122,21 @@ def trained(
     # A model in MLflow has no record of a run.
     name = str(run) if folder.record() is None else folder.name
     lock = folder.path / LOCK_NAME
-    recipe, registry = load_locked(lock, name, sets, plugin_registry, hint)
+    recipe, registry, drifts = load_locked(lock, name, sets, plugin_registry, hint)
+    changes = _changes(drifts)
+    if changes:
+        _log.warning("%s has changed since its training: %s", name, "; ".join(changes))
     _, state = load_chosen(folder, checkpoint)
-    return Trained(name, recipe, registry, state["pipeline"], folder.path)
+    return Trained(name, recipe, registry, state["pipeline"], folder.path, changes)
+
+
+def _changes(drifts: Iterable[Drift]) -> tuple[str, ...]:
+    """Returns what a user may not know of: settings, and plugins that they add, are requested."""
+    return tuple(
+        str(drift)
+        for drift in drifts
+        if drift.matters and not drift.is_setting and drift.locked != ABSENT
+    )
 
 
 def _folder(run: str) -> RunFolder:

@@ -106,10 +106,11 @@ def refusal(project, *named):
 
 
 def test_the_plugin_file_of_an_own_run_is_found_again(project):
-    recipe, registry = load_locked(project.lock, "the run", [], Registry(), str)
+    recipe, registry, changes = load_locked(project.lock, "the run", [], Registry(), str)
     assert project.marker.exists()
     assert registry.files == (project.plugin,)
     assert "slower" in recipe.stages
+    assert "code" not in {change.name.partition(".")[0] for change in changes}
 
 
 def leave(project, path):
@@ -238,6 +239,14 @@ def test_a_plugin_file_that_is_named_runs_also_with_a_foreign_lock(project):
     unsigned(project, None)
     load_locked(project.lock, "the run", [], Registry([project.plugin]), str)
     assert project.marker.exists()
+
+
+@pytest.mark.parametrize("name", ["plugin", "helper"])
+def test_a_change_of_a_file_that_is_named_is_returned(project, name):
+    path = getattr(project, name)
+    path.write_text(f"{path.read_text()}\ny = 2\n")
+    _, _, changes = load_locked(project.lock, "the run", [], Registry([project.plugin]), str)
+    assert f"code.{path.name}" in {change.name for change in changes if change.matters}
 
 
 def test_a_lock_of_another_workspace_is_foreign(project, tmp_path, monkeypatch):
