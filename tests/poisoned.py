@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from runner.api import GradientLearner, GradientLearnerConfig, Loss, Objective
+from runner.api import GradientLearner, GradientLearnerConfig, Loss, Mean, Objective
 
 WORDS = 16
 
@@ -22,12 +22,11 @@ class PoisonedConfig(GradientLearnerConfig):
     bad: tuple[int, ...] = (3, 7)
     """Numbers of updates before the bad ones."""
     what: str = "loss"
-    """The number that is not finite: the loss, or a gradient alone."""
+    """The number that is not finite: the loss, a gradient alone, or a metric (``nan`` or ``inf``)."""
 
 
 class Poisoned(GradientLearner):
     def build(self, config, shapes, context):
-        self.spoils_loss = config.what == "loss"
         layers = (nn.Embedding(WORDS, 8), nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Linear(8, WORDS))
         return nn.Sequential(*layers)
 
@@ -35,7 +34,14 @@ class Poisoned(GradientLearner):
         words, following = batch["words"][:, :-1], batch["words"][:, 1:]
         loss = cross_entropy(self.slots.forward(words), following.flatten(), reduction="sum")
         if self.module.training and progress.updates in self.config.bad:
-            zero = 0 * self.module[3].weight.sum()
-            # The root of zero is zero, and its derivative is infinite.
-            loss = loss * torch.nan if self.spoils_loss else loss + zero.sqrt()
-        return Loss(loss, following.numel())
+            if self.config.what == "gradient":
+                # The root of zero is zero, and its derivative is infinite.
+                zero = 0 * self.module[3].weight.sum()
+                loss = loss + zero.sqrt()
+            elif self.config.what == "loss":
+                loss = loss * torch.nan
+        if self.config.what not in ("nan", "inf"):
+            return Loss(loss, following.numel())
+        is_bad = self.module.training and progress.updates in self.config.bad
+        metric = torch.tensor(float(self.config.what) if is_bad else 1.0)
+        return Loss(loss, following.numel(), {"rare": Mean(metric, 1)})

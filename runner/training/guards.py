@@ -15,7 +15,8 @@ from torch import Tensor
 
 from runner.plugin.context import Slots
 from runner.plugin.contract import Mean
-from runner.plugin.learner import Learner
+from runner.plugin.learner import GradientLearner, Learner
+from runner.plugin.loss import Loss
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
@@ -79,14 +80,16 @@ class FiniteGuard:
         Raises:
             DivergedError: Always; the message names the origin.
         """
-        losses = _scalars(output)
+        scalars = _scalars(output)
         gradients = self._gradients()
-        origin = self._origin(batch, gradients, losses)
+        origin = self._origin(batch, gradients, scalars)
         diagnosis = {
             "step": progress.done,
             "update": progress.updates,
             "found": origin,
-            "losses": {name: json_number(loss.item()) for name, loss in losses.items()},
+            "losses": {
+                name: json_number(value.item()) for name, value in scalars.items()
+            },
             "batch": _described(batch),
             "slots": {slot: _described(value) for slot, value in self.outputs.items()},
             "parameters": self._parameter_sizes(gradients),
@@ -118,16 +121,23 @@ class FiniteGuard:
         self,
         batch: Batch,
         gradients: Mapping[str, Tensor],
-        losses: Mapping[str, Tensor],
+        scalars: Mapping[str, Tensor],
     ) -> dict[str, str | None]:
         """Returns the first tensor that is not finite, in the order of an update."""
-        slots = self.outputs.items()
+        losses = [
+            (name, value)
+            for name, value in scalars.items()
+            if is_loss(self.learner, name)
+        ]
+        slots = [
+            (slot, _without_metrics(output)) for slot, output in self.outputs.items()
+        ]
         candidates: list[tuple[str, str | None, Iterable[tuple[str, Tensor]]]] = [
             ("batch", None, named_tensors(batch)),
             *(("slot", slot, named_tensors(output)) for slot, output in slots),
             ("gradient", None, gradients.items()),
             ("parameter", None, self._parameters()),
-            ("loss", "update", losses.items()),
+            ("loss", "update", losses),
         ]
         for kind, slot, tensors in candidates:
             for name, tensor in tensors:
@@ -402,6 +412,21 @@ class GradientGuard:
                     f"that role, or {type(self.learner).__name__}.idle(progress) name its "
                     "parameters as long as it waits"
                 )
+
+
+def is_loss(learner: Learner, name: str) -> bool:
+    """Returns whether a scalar that an update returned has to be finite.
+
+    A ``GradientLearner`` has one loss; its other scalars are metrics, which may have no value. A
+    learner with its own update may give its losses any name, so each of its scalars is one.
+    """
+    has_own_update = type(learner).update is not GradientLearner.update
+    return has_own_update or name == "loss"
+
+
+def _without_metrics(output: Any) -> Any:
+    """Returns a slot's result without metrics, which may have no value."""
+    return output._replace(also={}) if isinstance(output, Loss) else output
 
 
 def _listed(names: Collection[str]) -> str:

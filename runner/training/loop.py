@@ -33,6 +33,7 @@ from runner.training.loop_parts import (
     make_best_values,
     make_callbacks,
     make_early_stop,
+    make_means,
     make_sentinel,
     make_skipping,
     observe_evaluation,
@@ -41,7 +42,6 @@ from runner.training.metrics import (
     CALLBACKS,
     LOOP_ACTIVITIES,
     Activities,
-    Means,
     speeds,
     split_time,
     statistics_of,
@@ -130,10 +130,9 @@ class Loop:
         self.has_updated = False
         self.warm_up = ExitStack()
 
-        on_cpu = pipeline.device.type == "cpu"
         log_interval = self.intervals["log"]
         self.update_metrics = UpdateMetrics(pipeline, log_interval)
-        self.means = Means(type(pipeline.learner).__name__, on_cpu)
+        self.means = make_means(pipeline)
         self.activities = Activities(pipeline.device)
         self._time_activities()
         self.finite = FiniteGuard(

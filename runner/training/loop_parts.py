@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from runner.training.adaptive_rates import AdaptiveRates
 from runner.training.best_values import BestValues
+from runner.training.guards import is_loss
+from runner.training.metrics import Means
 from runner.training.skipped_updates import SkippedUpdates
 from runner.training.stopping import EarlyStop
 
@@ -79,6 +82,13 @@ def make_callbacks(pipeline: Assembly) -> Callbacks | None:
     from runner.training.callbacks import Callbacks
 
     return Callbacks(pipeline)
+
+
+def make_means(pipeline: Assembly) -> Means:
+    """Returns the sums of what the learner's updates return."""
+    learner = pipeline.learner
+    on_cpu = pipeline.device.type == "cpu"
+    return Means(type(learner).__name__, on_cpu, partial(is_loss, learner))
 
 
 def make_skipping(pipeline: Assembly, guard: FiniteGuard) -> SkippedUpdates | None:

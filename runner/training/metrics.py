@@ -45,11 +45,18 @@ class Means:
     Args:
         owner: The class whose update returns the scalars, for messages.
         on_host: Whether checking a scalar costs nothing.
+        is_loss: Returns whether the scalar of a name has to be finite.
     """
 
-    def __init__(self, owner: str, on_host: bool) -> None:
+    def __init__(
+        self,
+        owner: str,
+        on_host: bool,
+        is_loss: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self.owner = owner
         self.on_host = on_host
+        self.is_loss = is_loss
         self.totals: dict[str, _Total] = {}
         # Names of earlier reports are included: a source cannot reuse those, either.
         self.names: set[str] = set()
@@ -74,7 +81,7 @@ class Means:
             entry = self.totals.get(name) or self._start(name, value, total, count)
             if self.on_host:
                 number = float(total)
-                if not math.isfinite(number):
+                if not math.isfinite(number) and self.is_loss(name):
                     self.finite = False
                 entry.sum += number
                 entry.count += float(count)
@@ -91,10 +98,13 @@ class Means:
             )
 
     def look(self) -> bool:
-        """Returns whether all sums are finite; waits for a GPU."""
+        """Returns whether the sums of all losses are finite; waits for a GPU."""
         if not self.on_host and self.totals:
-            entries = self.totals.values()
-            self.finite = all(math.isfinite(float(entry.sum)) for entry in entries)
+            self.finite = all(
+                math.isfinite(float(entry.sum))
+                for name, entry in self.totals.items()
+                if self.is_loss(name)
+            )
         return self.finite
 
     def take(self) -> dict[str, float]:

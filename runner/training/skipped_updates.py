@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -130,13 +129,8 @@ class SkippedUpdates:
         return [buffer for module in modules for buffer in module.buffers()]
 
     def _is_finite(self, loss: Loss) -> bool:
-        """Returns whether all numbers of an update are finite; waits for a GPU."""
-        numbers: list[Tensor] = []
-        for mean in loss.means().values():
-            if isinstance(mean.sum, Tensor):
-                numbers.append(mean.sum.detach())
-            elif not math.isfinite(mean.sum):
-                return False
+        """Returns whether the loss and the gradients of an update are finite; waits for a GPU."""
+        numbers = [loss.sum.detach()]
         if self._looks_at_gradients:
             gradients = self._learner.gradients().values()
             numbers += [gradient for gradient in gradients if gradient is not None]

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import signal
 import statistics as reference
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from builders import build_masac, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_runs import RECIPE, TOYS, trained
+from toy_runs import RECIPE, TOYS, Notes, trained, written
 
 from runner.api import Progress
 from runner.plugin.registry import Registry
@@ -16,9 +17,15 @@ from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 from runner.recipe.loader import load
 from runner.system.errors import DivergedError, RunnerError
+from runner.training.checkpoint import checkpoints
+from runner.training.checkpoint import load as load_checkpoint
 from runner.training.guards import FIRST_UPDATES, FiniteGuard, GradientGuard, named_tensors, statistics
+from runner.training.loop import Loop
 from runner.training.pipeline import assemble
+from runner.training.signals import Stop
+from runner.training.step import Step
 
+POISONED = TOYS.with_name("poisoned.py")
 PROGRESS = Progress("env_steps", 2000, env_steps=1234, updates=567)
 SPECIAL = st.sampled_from([math.nan, math.inf, -math.inf])
 NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
@@ -371,3 +378,66 @@ def test_tensors_are_named_by_field_position_or_key():
     assert [name for name, _ in named_tensors({"a": tensor, "b": None})] == ["a"]
     assert [name for name, _ in named_tensors(step)] == ["output 0", "output 1"]
     assert named_tensors(None) == []
+
+
+def poisoned(folder, what, *sets):
+    written(folder)
+    sets = ("model.kind=poisoned", f"model.what={what}", "model.bad=[2]", "train.updates=12", *sets)
+    recipe = load(
+        folder / "toy.yaml", ["train.log_every=4", "train.checkpoint_every=2", *sets], Registry([TOYS, POISONED])
+    )
+    return assemble(recipe, [TOYS, POISONED])
+
+
+@pytest.mark.parametrize(
+    "sets", [(), ("optimization.gradient_accumulation.micro_batch=3",), ("train.on_nonfinite=skip",)]
+)
+@pytest.mark.parametrize("what", ["nan", "inf"])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_metric_without_a_value_does_not_stop_a_training(what, sets, on_host, tmp_path):
+    pipeline = poisoned(tmp_path, what, *sets)
+    notes = Notes()
+    loop = Loop(pipeline, tmp_path / "run", notes, notes, Stop())
+    loop.means.on_host = on_host
+    loop.run()
+    values = [value for _, value in notes.points["train/rare"]]
+    assert [repr(value) for value in values] == [what, "1.0", "1.0"]
+    assert all(math.isfinite(value) for _, value in notes.points["train/loss"])
+    if loop.skipped is not None:
+        assert loop.skipped.count == 0
+
+
+def test_a_resumed_training_has_the_metric_without_a_value(tmp_path):
+    pipeline = poisoned(tmp_path, "nan")
+    stop = Stop()
+
+    def interrupting(step):
+        def interrupted(*arguments):
+            # After the update whose metric has no value, and before its report.
+            if pipeline.progress.updates == 2:
+                stop.received = signal.SIGTERM
+            return step(*arguments)
+
+        return interrupted
+
+    pipeline.slots.wrap("update", interrupting)
+    notes = Notes()
+    Loop(pipeline, tmp_path / "run", notes, notes, stop).run()
+    resumed = Loop(poisoned(tmp_path, "nan"), tmp_path / "run", notes, notes, Stop())
+    resumed.load_state_dict(load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1]))
+    assert resumed.progress.updates == 3
+    resumed.run()
+    assert [repr(value) for _, value in notes.points["train/rare"]] == ["nan", "1.0", "1.0"]
+
+
+def test_the_origin_is_never_a_metric(tmp_path):
+    pipeline = poisoned(tmp_path, "nan")
+    learner = pipeline.learner
+    guard = FiniteGuard(pipeline.slots, learner, tmp_path / "run")
+    step = Step(pipeline)
+    for _ in range(3):
+        output = step()
+    learner.module[3].bias.data[0] = math.nan
+    with pytest.raises(DivergedError, match=r"parameter 'model\.3\.bias' is not finite"):
+        guard.check(PROGRESS, {}, output)
+    assert diagnosed(tmp_path / "run")["losses"]["rare"] == "NaN"

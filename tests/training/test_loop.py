@@ -169,7 +169,7 @@ def test_a_role_that_waits_and_gets_no_gradient_is_found_in_its_own_time(tmp_pat
 
 
 def test_a_loss_that_is_a_plain_float_stops_the_training_by_its_name(tmp_path):
-    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline = toy_pipeline(tmp_path, "model={kind: toy_pair}", "train.updates=4")
     pipeline.slots.wrap("update", lambda step: lambda *arguments: step(*arguments) | {"extra": math.nan})
     with pytest.raises(DivergedError, match=r"update 1: slot 'update' returned a tensor 'extra' that is not finite"):
         trained(tmp_path, pipeline)
