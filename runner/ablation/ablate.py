@@ -32,6 +32,7 @@ from runner.system.errors import ExitCode, RunnerError, StorageError
 from runner.system.files import make_folder, write_durably, write_text
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_text
 from runner.system.suggestions import shown_path
 from runner.system.workspace_paths import RECORD
 from runner.tracking.description import DESCRIPTION, code, describe
@@ -131,7 +132,7 @@ def ablate(
                 if not stop and not result.tracking_problem:
                     write_durably(
                         folder / RESULT,
-                        json.dumps(redact_values(result.data()), indent=1) + "\n",
+                        json_text(redact_values(result.data()), indent=1) + "\n",
                     )
         except OSError as error:
             raise StorageError(
@@ -255,7 +256,7 @@ def _publish(
                 title = " ".join(filter(None, (*qualifiers, "of", title)))
             run_ids[name] = store.create_run(experiment_id, title, started_ms)
             # Written after every run, so that a repetition creates none a second time.
-            write_durably(folder / RUNS, json.dumps(run_ids, indent=1) + "\n")
+            write_durably(folder / RUNS, json_text(run_ids, indent=1) + "\n")
         return run_ids[name]
 
     parent = run()

@@ -4,7 +4,6 @@ and quality of a run's model.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -24,6 +23,7 @@ from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.files import is_writable, make_folder, write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_text
 from runner.training.inference_model import build
 from runner.training.pipeline import resolve_device
 from runner.training.trained_run import Trained
@@ -224,7 +224,7 @@ def ablate_inference(
     make_folder(folder)
     write_durably(
         folder / RESULT,
-        json.dumps(redact_values(result.data()), indent=1, default=str) + "\n",
+        json_text(redact_values(result.data()), indent=1, default=str) + "\n",
     )
     return result
 

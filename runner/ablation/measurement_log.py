@@ -14,6 +14,7 @@ from runner.ablation.case_log import CaseLog, Entry
 from runner.system.errors import UsageError
 from runner.system.files import make_folder, open_file, sync, write_durably
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_text
 
 ROUNDS = "rounds.jsonl"
 HEAD = "ablation.json"
@@ -39,7 +40,7 @@ class MeasurementLog:
             )
             raise UsageError(f"{folder}: {reason}") from None
         if not (folder / HEAD).exists():
-            write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
+            write_durably(folder / HEAD, json_text(identity, indent=1) + "\n")
         data = (folder / ROUNDS).read_bytes()
         # A crash may have left an incomplete last line.
         complete = data[: data.rfind(b"\n") + 1]

@@ -6,7 +6,6 @@ is durable, and an interrupted ablation is continued by the same command.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import make_folder, write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_text
 from runner.tracking.workspace import Workspace, folder_name
 from runner.training.pipeline import resolve_device
 from runner.training.signals import Stop, stop_on_signals
@@ -288,7 +288,7 @@ def ablate_memory(
                 write_durably(folder / REPORT, markdown(result))
                 if not stop:
                     # This file marks the ablation as finished.
-                    text = json.dumps(redact_values(result.data()), indent=1)
+                    text = json_text(redact_values(result.data()), indent=1)
                     write_durably(folder / RESULT, f"{text}\n")
         except OSError as error:
             hint = "free some space, or name another --out"

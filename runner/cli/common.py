@@ -1,6 +1,5 @@
 """Options and output that commands share. No secret passes through the output."""
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from runner.cli import completion
 from runner.cli.results import results
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
+from runner.system.stored_json import json_text
 from runner.system.terminal import write
 from runner.system.text_lines import wrapped
 
@@ -198,7 +198,7 @@ def output(
 def print_json(data: dict[str, Any]) -> None:
     """Prints one JSON object with its schema version on stdout, secrets masked."""
     document = {"schema_version": SCHEMA_VERSION, **redact_values(data)}
-    emit(json.dumps(document, indent=2, ensure_ascii=False))
+    emit(json_text(document, indent=2, ensure_ascii=False))
 
 
 def emit(text: object, nl: bool = True) -> None:

@@ -1,12 +1,12 @@
 """The command ``schema``: prints JSON Schemas."""
 
-import json
 from enum import StrEnum
 from typing import Annotated
 
 from typer import Argument
 
 from runner.cli.common import Plugins, emit, registry_of
+from runner.system.stored_json import json_text
 
 
 class FileSort(StrEnum):
@@ -41,4 +41,4 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
         from runner.ablation.experiment import AblationConfig
 
         document = experiment_schema(AblationConfig, "Ablation")
-    emit(json.dumps(document, indent=2, ensure_ascii=False))
+    emit(json_text(document, indent=2, ensure_ascii=False))

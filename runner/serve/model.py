@@ -18,6 +18,7 @@ from runner.plugin.plugin_errors import described, mistake
 from runner.serve.example import example_of
 from runner.system.errors import TRACEBACK, UsageError
 from runner.system.secrets import redact, redact_values
+from runner.system.stored_json import json_values
 
 _log = logging.getLogger(__name__)
 _LONGEST_REQUEST = 200
@@ -111,7 +112,7 @@ def served(
         request=config.request,
         response=config.response,
         page=page,
-        about=redact_values({"kind": config.kind, **about}),
+        about=json_values(redact_values({"kind": config.kind, **about})),
         example=example_of(learner, config.request),
         copies=tuple(copies),
     )

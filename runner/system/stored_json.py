@@ -40,6 +40,25 @@ def json_number(value: Any) -> Any:
     return value if is_number else json.dumps(value)
 
 
+def json_text(values: Any, **options: Any) -> str:
+    """Returns values as JSON for other programs: numbers that JSON does not have are text.
+
+    Args:
+        values: Mappings, sequences, and what JSON has.
+        options: As of ``json.dumps``.
+    """
+    return json.dumps(json_values(values), allow_nan=False, **options)
+
+
+def json_values(values: Any) -> Any:
+    """Returns a tree of values in which ``json_number`` has replaced every number."""
+    if isinstance(values, Mapping):
+        return {name: json_values(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [json_values(value) for value in values]
+    return json_number(values)
+
+
 def check_size(text: str) -> None:
     """Raises a ValueError if a JSON text exceeds the limits with which stored files are read."""
     if len(text) > MOST_BYTES:

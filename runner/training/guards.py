@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
 from runner.system.files import make_folder, write_durably
 from runner.system.secrets import redact_values
-from runner.system.stored_json import json_number
+from runner.system.stored_json import json_number, json_text
 from runner.system.suggestions import method_named, shown_path
 from runner.system.tensor_trees import as_float64, leaves
 
@@ -87,9 +86,7 @@ class FiniteGuard:
             "step": progress.done,
             "update": progress.updates,
             "found": origin,
-            "losses": {
-                name: json_number(value.item()) for name, value in scalars.items()
-            },
+            "losses": {name: value.item() for name, value in scalars.items()},
             "batch": _described(batch),
             "slots": {slot: _described(value) for slot, value in self.outputs.items()},
             "parameters": self._parameter_sizes(gradients),
@@ -166,7 +163,7 @@ class FiniteGuard:
     def _write(self, diagnosis: Mapping[str, Any]) -> str:
         """Writes the diagnosis into the folder, and returns where it is, for a message."""
         path = self.folder / "diagnosis.json"
-        text = json.dumps(redact_values(diagnosis), indent=2, allow_nan=False)
+        text = json_text(redact_values(diagnosis), indent=2)
         try:
             make_folder(self.folder)
             write_durably(path, text + "\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner.recipe.yaml_nodes import MAX_BYTES
 from runner.system.errors import CheckpointError
 from runner.system.manifest import FileDigest, Manifest, read_checked
+from runner.system.stored_json import json_text
 from runner.system.workspace_paths import LOCK_NAME
 from runner.training.checkpoint import CHECKPOINTS, Writer, best, checkpoints, load
 from runner.training.checkpoint_files import MANIFEST, read_manifest
@@ -58,7 +59,7 @@ def write_model(
         lock_text = lock.decode(errors="surrogateescape")
         manifest.store_text(folder / LOCK_NAME, lock_text)
         if request is not None:
-            schema = json.dumps(request.model_json_schema(), indent=1)
+            schema = json_text(request.model_json_schema(), indent=1)
             manifest.store_text(folder / REQUEST_SCHEMA, schema + "\n")
     except (OSError, IndexError, CheckpointError) as error:
         reason = getattr(error, "strerror", None) or error

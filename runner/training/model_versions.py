@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from runner.system.errors import (
 from runner.system.files import is_writable, write_durably
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
-from runner.system.stored_json import parse_json
+from runner.system.stored_json import json_text, parse_json
 from runner.system.tensor_trees import leaves
 from runner.system.text_lines import figures
 from runner.tracking.description import code, describe
@@ -219,7 +218,7 @@ def record_verification(
         versions = Versions(Store(Workspace()))
         versions.judge(versions.one(str(reference)), judgement)
         return judgement
-    text = json.dumps(redact_values(asdict(judgement)), indent=1)
+    text = json_text(redact_values(asdict(judgement)), indent=1)
     manifest = Manifest(trained.folder)
     # A run of an earlier version has no manifest. A manifest with only this file would hide the
     # lock.
