@@ -36,10 +36,11 @@ class Results:
         try:
             yield
         finally:
-            self._reserved.flush()
+            reserved = self._reserved
             self._reserved = None
             if sys.stdout is sys.stderr:
                 sys.stdout = stdout
+            reserved.flush()
 
     @contextmanager
     def inherited(self) -> Iterator[None]:

@@ -67,6 +67,10 @@ class StorageError(RunnerError):
     exit_code = ExitCode.STORAGE_UNAVAILABLE
 
 
+class OutputError(RunnerError):
+    """The results of a command cannot be written."""
+
+
 class SentinelError(RunnerError):
     """An update of a training has another result than the baseline."""
 

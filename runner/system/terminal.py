@@ -5,11 +5,14 @@ Only a ``Console`` of ``runner.system.console`` can colour its text, because it 
 """
 
 import io
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
+from runner.system.errors import OutputError
 from runner.system.escapes import escape
 from runner.system.secrets import redact
 
@@ -23,9 +26,14 @@ class Rendered(str):
 
 
 class CleanStream(io.TextIOWrapper):
-    """A text stream over the bytes of another one. It masks secrets, and escapes what is not ``Rendered``."""
+    """A text stream over the bytes of another one. It masks secrets, and escapes what is not ``Rendered``.
 
-    def __init__(self, stream: io.TextIOWrapper) -> None:
+    Args:
+        stream: The other one.
+        is_optional: Whether text that the other one does not take is lost without an error.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper, is_optional: bool = False) -> None:
         stream.flush()
         super().__init__(
             stream.buffer,
@@ -36,11 +44,32 @@ class CleanStream(io.TextIOWrapper):
             stream.write_through,
         )
         self._stream = stream  # its end would close the bytes
+        self._is_optional = is_optional
 
     def write(self, text: str) -> int:
         """Writes the text in its clean form; returns the length of the argument."""
-        super().write(redact(text) if isinstance(text, Rendered) else clean(text))
+        with self._reporting():
+            super().write(redact(text) if isinstance(text, Rendered) else clean(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        with self._reporting():
+            super().flush()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Makes an error inside the ``with`` an OutputError, unless the text is optional.
+
+        A pipe whose reader has ended is no error of the output, and click ends the command.
+        """
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self._is_optional:
+                raise OutputError(f"the output cannot be written: {error.strerror}") from error
 
 
 class RenderedOutput:
@@ -76,9 +105,22 @@ def clean(text: str) -> str:
 
 def clean_streams() -> None:
     """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
+    _open_closed_streams()
     for name in ("stdout", "stderr"):
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            setattr(sys, name, CleanStream(stream))
+            # A training does not end because its messages cannot be written.
+            setattr(sys, name, CleanStream(stream, is_optional=name == "stderr"))
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for each standard stream that was closed before the start.
+
+    Otherwise the next file that is opened, such as a database, would get the descriptor of the
+    stream, and everything that is printed in C. The order is that of the descriptors.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open)
 
 
 def write(stream: TextIO | None, text: str) -> None:
