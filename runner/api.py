@@ -54,9 +54,9 @@ from runner.system.stored_json import sealed, split_sealed
 from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
-    from runner.plugin.batches import HostGeneratorStates
     from runner.plugin.chunked_dataset import ChunkedDataset
     from runner.plugin.dataset import DatasetSource
+    from runner.plugin.generators import HostGeneratorStates
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
-    "HostGeneratorStates": "runner.plugin.batches",
+    "HostGeneratorStates": "runner.plugin.generators",
     "GradientBucket": "runner.plugin.gradient_bucket",
     "ChunkedDataset": "runner.plugin.chunked_dataset",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
@@ -23,6 +19,7 @@ from runner.plugin.failures import (
     describe_full_shared_memory,
     is_shortage,
 )
+from runner.plugin.generators import HostGeneratorStates, find_generators, seeded
 from runner.plugin.registry import FILES, Registry
 from runner.plugin.rows import Rows
 from runner.plugin.source import Batch
@@ -33,62 +30,12 @@ Plan = tuple[int, list[int]]
 """Number of a batch and the indices of its samples."""
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds the global generators inside the ``with`` and restores them afterwards.
-
-    Args:
-        seed: For the generators of Python, NumPy and torch.
-        device: A GPU whose generator is seeded, too; without one, torch's is seeded on the host
-            alone.
-    """
-    torch_generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        torch_generators.append(torch.cuda.default_generators[device.index or 0])
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_states = [generator.get_state() for generator in torch_generators]
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    for generator in torch_generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        for generator, state in zip(torch_generators, torch_states, strict=True):
-            generator.set_state(state)
-
-
-def take_seeded(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
+def take_seeded(
+    rows: Rows, index: Tensor, seed: int, number: int, generators: Sequence[Any] = ()
+) -> Batch:
     """Returns these rows; the number of the batch seeds what is random in them."""
-    with seeded(derived_seed(seed, str(number))):
+    with seeded(derived_seed(seed, str(number)), generators=generators):
         return rows.take(index)
-
-
-@dataclass
-class HostGeneratorStates:
-    """States of the global generators of Python, NumPy and torch (on the host)."""
-
-    python: Any = field(default_factory=random.getstate)
-    numpy: Any = field(default_factory=np.random.get_state)
-    torch: Tensor = field(default_factory=torch.get_rng_state)
-
-    def have_changed(self) -> bool:
-        """Returns whether one of the generators was used since."""
-        if not torch.equal(self.torch, torch.get_rng_state()):
-            return True
-        if self.python != random.getstate():
-            return True
-        pairs = zip(self.numpy, np.random.get_state(), strict=True)
-        return not all(np.array_equal(before, now) for before, now in pairs)
-
-    def restore(self) -> None:
-        """Sets the generators to these states."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
 
 
 class Plugins:
@@ -201,16 +148,31 @@ class NumberedBatches(Dataset[Any]):
         self.seed = seed
         self.data_name = data_name
         self.reading = _Reading(workers)
+        self.generators: list[Any] | None = None
+        """Generators of the dataset, found by the process that makes batches."""
 
     def __getitem__(self, plan: Plan) -> Batch:
         """Returns the batch with this number, of the samples with these indices."""
-        number, indices = plan
         try:
-            with seeded(derived_seed(self.seed, str(number))):
-                samples = self._samples(indices)
-                return collated(self.collate, samples, indices, self.data_name)
+            if self.generators is not None:
+                return self._batch(*plan)
+            self.generators = find_generators(self.data, self.collate)
+            batch = self._batch(*plan)
+            generators = find_generators(self.data, self.collate)
+            if list(map(id, generators)) == list(map(id, self.generators)):
+                return batch
+            # The first access has made a generator, which was not seeded.
+            self.generators = generators
+            return self._batch(*plan)
         except Exception as error:
             return fail(error)
+
+    def _batch(self, number: int, indices: list[int]) -> Batch:
+        with seeded(
+            derived_seed(self.seed, str(number)), generators=self.generators or ()
+        ):
+            samples = self._samples(indices)
+            return collated(self.collate, samples, indices, self.data_name)
 
     def _samples(self, indices: list[int]) -> Any:
         if hasattr(self.data, "__getitems__"):

@@ -15,7 +15,6 @@ from runner.plugin.batches import (
     NumberedBatches,
     Opening,
     StreamedBatches,
-    seeded,
     take_seeded,
 )
 from runner.plugin.class_balance import (
@@ -29,6 +28,7 @@ from runner.plugin.context import Context, derived_seed
 from runner.plugin.data_parts import DataParts
 from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.folds import FoldsConfig, divide
+from runner.plugin.generators import find_generators, seeded
 from runner.plugin.hybrid_sampling import HybridSampler, hybrid_sampler
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
@@ -38,7 +38,7 @@ from runner.plugin.metric_names import join_metrics
 from runner.plugin.passes import endless_batches
 from runner.plugin.progress import Progress
 from runner.plugin.rows import Rows, TensorRows
-from runner.plugin.source import Batch, Source, State
+from runner.plugin.source import UNSENT, Batch, Source, State
 from runner.system.errors import UsageError
 from runner.system.tensor_trees import map_tensors, same_tensors
 
@@ -206,17 +206,8 @@ class DatasetSource(DataParts):
 
     # The state that collate may need in a worker; data are sent separately.
     def __getstate__(self) -> State:
-        excluded = (
-            "context",
-            "train",
-            "held_out",
-            "test",
-            "_all_data",
-            "_stream",
-            "_opening",
-        )
         attributes = vars(self).items()
-        return {name: value for name, value in attributes if name not in excluded}
+        return {name: value for name, value in attributes if name not in UNSENT}
 
     def draw(self, batch_size: int, progress: Progress) -> Batch:
         """Returns the next batch of the present epoch, or the first of the next one."""
@@ -308,8 +299,10 @@ class DatasetSource(DataParts):
         if type(rows) is TensorRows:
             return map(rows.take, map(itemgetter(1), numbered))
         if isinstance(rows, Rows):
+            generators = find_generators(rows)
             return (
-                take_seeded(rows, index, seed, number) for number, index in numbered
+                take_seeded(rows, index, seed, number, generators)
+                for number, index in numbered
             )
         plan = ((number, index.tolist()) for number, index in numbered)
         data = NumberedBatches(
@@ -474,8 +467,9 @@ class DatasetSource(DataParts):
             index = torch.arange(len(rows), device=self._home(rows))
             # An empty index is split into one empty tensor.
             batches = [batch for batch in torch.split(index, size) if len(batch)]
+            generators = find_generators(rows)
             return (
-                take_seeded(rows, batch, seed, number)
+                take_seeded(rows, batch, seed, number, generators)
                 for number, batch in enumerate(batches)
             )
         if is_stream(self.held_out):

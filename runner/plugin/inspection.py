@@ -16,10 +16,10 @@ from runner.plugin.batches import (
     fail,
     next_samples,
     read_sample,
-    seeded,
 )
 from runner.plugin.collating import Collate, collated
 from runner.plugin.failures import Failure
+from runner.plugin.generators import seeded
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tensor_trees import BatchLayout, inferred_layout, leaves

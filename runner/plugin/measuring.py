@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.plugin.batches import seeded
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
+from runner.plugin.generators import seeded
 from runner.plugin.learner import Learner
 from runner.plugin.plugin_errors import noted
 from runner.plugin.source import Batch

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.plugin.batches import (
-    HostGeneratorStates,
-    Plugins,
-    fail,
-    read_sample,
-    seeded,
-)
+from runner.plugin.batches import Plugins, fail, read_sample
 from runner.plugin.failures import Failure
+from runner.plugin.generators import HostGeneratorStates, find_generators, seeded
 from runner.plugin.inspection import is_stream
 from runner.plugin.loading import load_batches
 from runner.plugin.rows import Rows
@@ -49,11 +44,12 @@ class SecondReading(Dataset[Any]):
             return fail(error)
 
     def _difference(self, numbers: Sequence[int]) -> str:
+        generators = find_generators(self.data)
         for number in numbers:
             readings = []
             for seed in (1, 2):
-                with seeded(seed):
-                    states = HostGeneratorStates()
+                with seeded(seed, generators=generators):
+                    states = HostGeneratorStates(generators)
                     readings.append(read_sample(self.data, number, self.data_name))
                     if states.have_changed():
                         return f"sample {number} of the {self.data_name} uses random numbers"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.distributed.division import decide_together
-from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
+from runner.plugin.generators import seeded
 from runner.plugin.metric_names import check_metric_name
 from runner.plugin.watched_metric import missing_metric
 from runner.recipe.yaml_nodes import DEFAULT

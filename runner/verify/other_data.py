@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from runner.plugin.batches import seeded
 from runner.plugin.configs import DatasetConfig
+from runner.plugin.generators import seeded
 from runner.plugin.inspection import is_stream, length
 from runner.plugin.rows import Rows
 from runner.plugin.source import Source

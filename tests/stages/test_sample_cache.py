@@ -20,7 +20,7 @@ from records import drawn, source_of
 from running import NoDisplay
 
 from runner.api import Hdf5Dataset, UsageError, describe_randomness
-from runner.plugin.batches import seeded
+from runner.plugin.generators import seeded
 from runner.plugin.registry import Registry
 from runner.plugins.stages import sample_key
 from runner.plugins.stages.sample_cache import CachedBatches, CachedSamples, SampleCacheConfig
