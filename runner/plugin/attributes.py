@@ -34,7 +34,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
         instance = object.__getattribute__(value, "__dict__")
         if isinstance(instance, Mapping):
             attributes.update(instance)
-    for name, member in _slots(type(value)):
+    # mypy takes a class of any type for an unhashable object.
+    cls: Any = type(value)
+    for name, member in _slots(cls):
         # A slot may be empty.
         with suppress(AttributeError, TypeError):
             attributes.setdefault(name, member.__get__(value))

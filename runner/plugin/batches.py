@@ -215,9 +215,13 @@ class Opening:
             self.states = HostGeneratorStates()
 
 
+class PassEnd:
+    """Follows the last batch of a pass over a stream."""
+
+
 class StreamedBatches(IterableDataset[Any]):
-    """The batches of one pass over a stream; the number of a batch seeds everything that is random
-    in it.
+    """The batches of one pass over a stream, or of all passes; the number of a batch seeds the
+    global generators.
     """
 
     def __init__(
@@ -228,8 +232,7 @@ class StreamedBatches(IterableDataset[Any]):
         seed: int,
         data_name: str,
         *,
-        first: int = 0,
-        epoch: int = 0,
+        endless: bool = False,
         drop_last: bool = True,
         opening: Opening | None = None,
         workers: int = 0,
@@ -242,10 +245,10 @@ class StreamedBatches(IterableDataset[Any]):
             size: Samples of a batch.
             seed: Seed from which those of all batches are derived.
             data_name: Name of the data in messages ("training data").
-            first: Number of the first batch of this pass.
-            epoch: Number of this pass, for streams with ``set_epoch``.
+            endless: Whether pass after pass is read, with a ``PassEnd`` after each. One object
+                reads them all, so that the state of a stream is that of all passes before.
             drop_last: Whether a last batch of fewer samples is left out.
-            opening: What was read of this pass already.
+            opening: What was read of the first pass already.
             workers: Number of processes that will load batches, at most one.
         """
         self.plugins = Plugins()
@@ -254,36 +257,44 @@ class StreamedBatches(IterableDataset[Any]):
         self.size = size
         self.seed = seed
         self.data_name = data_name
-        self.first = first
-        self.epoch = epoch
+        self.endless = endless
         self.drop_last = drop_last
         self.opening = opening
         self.reading = _Reading(workers)
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            yield from self._batches()
+            yield from self._passes() if self.endless else self._batches(0, 0)
         except Exception as error:
             yield fail(error)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _passes(self) -> Iterator[Batch | PassEnd]:
+        first = 0
+        for epoch in itertools.count():
+            for batch in self._batches(first, epoch):
+                first += 1
+                yield batch
+            yield PassEnd()
+
+    def _batches(self, first: int, epoch: int) -> Iterator[Batch]:
+        """Yields the batches of a pass, the first of which has that number among all."""
         opening = self.opening
         # Its stream can be read only once.
         self.opening = None
         pending: list[Any] = []
         if opening is None:
-            _set_epoch(self.data, self.epoch)
-            with seeded(derived_seed(self.seed, f"stream/{self.first}")):
+            _set_epoch(self.data, epoch)
+            with seeded(derived_seed(self.seed, f"stream/{first}")):
                 stream = iter(self.data)
         else:
             stream = opening.stream
             pending = opening.samples
-        for number in itertools.count(self.first):
-            start = (number - self.first) * self.size
+        for number in itertools.count(first):
+            start = (number - first) * self.size
             with seeded(derived_seed(self.seed, f"batch/{number}")):
                 # The first samples were read under the same seed, and the generators continue
                 # after them.
-                if opening is not None and number == self.first:
+                if opening is not None and number == first:
                     opening.states.restore()
                 samples = pending[: self.size]
                 pending = pending[self.size :]

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from runner.plugin.batches import (
     NumberedBatches,
     Opening,
+    PassEnd,
     StreamedBatches,
     take_seeded,
 )
@@ -349,26 +350,28 @@ class DatasetSource(DataParts):
             epochs_count: Whether the training is counted in epochs, so that their length must be
                 right.
         """
+        stream = StreamedBatches(
+            self.train,
+            self.collate,
+            size,
+            self.context.seed,
+            _TRAINING,
+            endless=True,
+            opening=self._opening,
+            workers=min(self.config.workers, 1),
+        )
+        # The samples that were read already can be used once.
+        self._opening = None
+        batches = self._loaded(stream, "workers")
 
-        def open_pass(first: int, epoch: int) -> Iterator[Batch]:
-            stream = StreamedBatches(
-                self.train,
-                self.collate,
-                size,
-                self.context.seed,
-                _TRAINING,
-                first=first,
-                epoch=epoch,
-                opening=self._opening,
-                workers=min(self.config.workers, 1),
+        def next_pass(*_: int) -> Iterator[Batch]:
+            return itertools.takewhile(
+                lambda batch: not isinstance(batch, PassEnd), batches
             )
-            # Only the first pass starts with the samples that were read already.
-            self._opening = None
-            return self._loaded(stream, f"epoch/{epoch}")
 
         expected = self.epoch_samples(size) if epochs_count else None
         return endless_batches(
-            open_pass, size, self.config.kind, expected, self._samples
+            next_pass, size, self.config.kind, expected, self._samples
         )
 
     def _loaded(

@@ -172,6 +172,29 @@ def test_an_epoch_of_a_stream_with_a_length_is_a_pass_over_it():
         assert indices(drawn(resumed, 1, unit="epochs")) == [8, 9, 10, 11]
 
 
+class Shuffled(IterableDataset):
+    """Another order in every pass, by a generator of its own and the number of passes."""
+
+    def __init__(self):
+        self.generator, self.passes = torch.Generator().manual_seed(0), 0
+
+    def __iter__(self):
+        order = torch.randperm(10, generator=self.generator)
+        self.passes += 1
+        return iter([{"index": index + 100 * self.passes} for index in order])
+
+
+def test_the_state_of_a_stream_is_that_of_all_passes_before_with_and_without_a_worker():
+    held_out = [{"index": torch.tensor(0)}]
+    batches = indices(drawn(source_of(Shuffled(), held_out), 7))
+    assert [index // 100 for index in batches] == 8 * [1] + 8 * [2] + 8 * [3] + 4 * [4]
+    assert indices(drawn(source_of(Shuffled(), held_out, workers=1), 7)) == batches
+    for workers in (0, 1):
+        resumed = source_of(Shuffled(), held_out, workers=workers)
+        resumed.load_state_dict({"consumed": 5})
+        assert indices(drawn(resumed, 2)) == batches[20:]
+
+
 @pytest.mark.parametrize(("count", "length"), [(22, 64), (22, 9), (40, 22)])
 def test_a_wrong_length_of_a_stream_is_refused_where_epochs_count(count, length):
     batches = count // 4
