@@ -143,12 +143,13 @@ class Export(Stage):
         """Exports the network each time: a ``.pt2`` contains pickles, which must not be read."""
         from .program import difference, exported, of_torch, write_torch
 
-        program = exported(learner.module, example, self.config.kind)
+        export = exported(learner.module, example, self.config.kind)
+        program = export.program
         self.program_bytes = nbytes(dict(program.state_dict))
         if self.config.path is not None:
             with self._writing():
                 write_torch(program, Path(self.config.path))
-        answers = of_torch(program)
+        answers = of_torch(export)
         return answers, difference(answers, example)
 
     def _by_onnxruntime(
@@ -156,7 +157,7 @@ class Export(Stage):
     ) -> tuple[Program, float]:
         """Uses the file that was written before, or exports the network."""
         from .network import digest, stored_file
-        from .program import bytes_of, difference, exported, of_onnx, write_onnx
+        from .program import LAYOUT, bytes_of, difference, exported, of_onnx, write_onnx
 
         def write(path: Path) -> None:
             write_onnx(
@@ -175,9 +176,7 @@ class Export(Stage):
                 with self._writing():
                     write(Path(self.config.path))
                 return use(Path(self.config.path))
-            key = digest(
-                learner.module, self.config.format, learner.config.model_dump()
-            )
+            key = digest(learner.module, LAYOUT, learner.config.model_dump())
             return stored_file(
                 pipeline,
                 self,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,13 @@ from torch.export import Dim, ExportedProgram
 from runner.api import UsageError, map_tensors, nbytes, replacing, tensors
 
 from .network import ForwardCall
+from .size_conditions import (
+    SizeConditions,
+    conditions_of,
+    deviation,
+    input_shapes,
+    size_name,
+)
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -26,6 +32,10 @@ OUTSIDE = "bytes_outside"
 """Key of an ONNX file for the bytes of weights that the network has and the program does not
 use.
 """
+CONDITIONS = "conditions"
+"""Key of an ONNX file for the conditions on the sizes of inputs."""
+LAYOUT = "onnx, with conditions on sizes"
+"""Part of the digest of an ONNX file: files without conditions are not used."""
 INLINE_BYTES = 2**30
 """Largest size of weights inside of the ONNX file; a file can have twice as many at most."""
 LOUD = (
@@ -44,14 +54,38 @@ Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
 """Type and sizes of every input; a size is None where it may differ."""
 
 
+class ExportedNetwork(NamedTuple):
+    """A program of ``torch.export``, and the sizes for which it is right."""
+
+    program: ExportedProgram
+    conditions: SizeConditions
+
+
 class Program:
     """A program that replaces a network for inputs of one form."""
 
-    def __init__(self, call: Callable[..., Any], form: Form) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        form: Form,
+        conditions: SizeConditions,
+    ) -> None:
         self.call = call
         self.form = form
+        self.conditions = conditions
+        self.open_sizes = [
+            size_name(number, dimension)
+            for number, (_, sizes) in enumerate(form)
+            for dimension, size in enumerate(sizes)
+            if size is None
+        ]
+        self.answers = 0
+        """Calls that the program answered."""
         self.others = 0
         """Questions of another form."""
+        self.failures = 0
+        """Questions at which the program raised."""
+        self.first_failure = ""
         self.outside = 0
         """Bytes of weights that the network has, and the program does not use."""
 
@@ -67,29 +101,47 @@ class Program:
             def forward(*inputs: Any) -> Any:
                 if module().training:
                     return step(*inputs)
-                if self.fits(inputs):
-                    return self.call(*inputs)
-                self.others += 1
-                return step(*inputs)
+                if not self.fits(inputs):
+                    self.others += 1
+                    return step(*inputs)
+                try:
+                    output = self.call(*inputs)
+                except Exception as error:
+                    # The exceptions of ONNX Runtime have no common base class.
+                    self.failures += 1
+                    self.first_failure = self.first_failure or _first_line(error)
+                    return step(*inputs)
+                self.answers += 1
+                return output
 
             return forward
 
         return wrapped
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether types and sizes are those of the form."""
+        """Returns whether types and sizes are those of the form, and sizes meet the
+        conditions.
+        """
         if len(inputs) != len(self.form):
             return False
         pairs = zip(inputs, self.form, strict=True)
-        return all(_fits(tensor, dtype, sizes) for tensor, (dtype, sizes) in pairs)
+        if not all(_fits(tensor, dtype, sizes) for tensor, (dtype, sizes) in pairs):
+            return False
+        return self.conditions.hold(inputs, self.open_sizes)
 
     def notes(self) -> list[str]:
-        """Returns the number of inputs of another form."""
-        if not self.others:
-            return []
-        return [
-            f"{self.others:,} questions of another form, answered by the network itself"
-        ]
+        """Returns the number of inputs that the network answered."""
+        notes = []
+        if self.others:
+            notes.append(
+                f"{self.others:,} questions of another form, answered by the network itself"
+            )
+        if self.failures:
+            notes.append(
+                f"{self.failures:,} questions at which the program failed, answered by the "
+                f"network itself: {self.first_failure}"
+            )
+        return notes
 
 
 def _fits(tensor: Any, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
@@ -118,7 +170,7 @@ def quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedProgram:
+def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedNetwork:
     """Exports the network in evaluation mode, for inputs of as many sizes as it allows.
 
     Raises:
@@ -132,9 +184,13 @@ def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedProg
     module.eval()
     # Inference tensors cannot be traced; a copy made here is a normal tensor.
     inputs = tuple(tensor.detach().clone() for tensor in example.inputs)
+
+    def trace(inputs: tuple[Tensor, ...]) -> ExportedProgram:
+        return torch.export.export(module, inputs, dynamic_shapes=dynamic)
+
     try:
         with quietly(), torch.no_grad():
-            return torch.export.export(module, inputs, dynamic_shapes=dynamic)
+            return ExportedNetwork(*conditions_of(trace, module, inputs))
     except Exception as error:
         # Tracing executes the network, which can raise anything.
         raise UsageError(
@@ -142,20 +198,15 @@ def exported(module: nn.Module, example: ForwardCall, kind: str) -> ExportedProg
         ) from error
 
 
-def of_torch(program: ExportedProgram) -> Program:
+def of_torch(export: ExportedNetwork) -> Program:
     """Returns a program that torch runs."""
-    names = set(program.graph_signature.user_inputs)
-    nodes = [
-        node
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names
-    ]
-    values = [node.meta["val"] for node in nodes]
     form = [
-        (value.dtype, tuple(_fixed(side) for side in value.shape)) for value in values
+        (tensor.dtype, tuple(_fixed(side) for side in tensor.shape))
+        for tensor in input_shapes(export.program)
     ]
-    # The form replaces the guards, which raise where the network should be called instead.
-    return Program(program.module(check_guards=False), form)
+    # The conditions replace the guards, which raise where the network should be called.
+    call = export.program.module(check_guards=False)
+    return Program(call, form, export.conditions)
 
 
 def _fixed(side: Any) -> int | None:
@@ -177,8 +228,9 @@ def write_torch(program: ExportedProgram, path: Path) -> None:
         partial.write_bytes(buffer.getvalue())
 
 
-def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
+def write_onnx(export: ExportedNetwork, path: Path, kind: str) -> None:
     """Writes an ONNX file; raises a UsageError if ONNX has no such operation."""
+    program = export.program
     try:
         with quietly():
             converted = torch.onnx.export(
@@ -196,6 +248,7 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
     converted.model.metadata_props[OUTSIDE] = str(_unused(program))
+    converted.model.metadata_props[CONDITIONS] = export.conditions.to_json()
     converted.save(path, external_data=nbytes(dict(program.state_dict)) > INLINE_BYTES)
 
 
@@ -233,8 +286,15 @@ def of_onnx(path: Path, example: ForwardCall) -> Program:
         outputs = iter(session.run(None, feed))
         return map_tensors(lambda _: torch.from_numpy(next(outputs)), example.output)
 
-    program = Program(call, form)
-    program.outside = int(session.get_modelmeta().custom_metadata_map.get(OUTSIDE, 0))
+    metadata = session.get_modelmeta().custom_metadata_map
+    try:
+        conditions = SizeConditions.from_json(metadata[CONDITIONS])
+    except (KeyError, TypeError, ValueError):
+        raise RuntimeError(
+            f"{path.name}: it has no conditions on the sizes of its inputs"
+        ) from None
+    program = Program(call, form, conditions)
+    program.outside = int(metadata.get(OUTSIDE, 0))
     return program
 
 
@@ -262,14 +322,7 @@ def difference(program: Program, example: ForwardCall) -> float:
     """Returns the deviation of the program's output from the network's, as a share of its size (of
     all outputs, L2).
     """
-    squared_error = 0.0
-    size = 0.0
-    outputs = tensors(program.call(*example.inputs))
-    for output, expected in zip(outputs, tensors(example.output), strict=True):
-        reference = expected.double()
-        squared_error += float((output.double() - reference).square().sum())
-        size += float(reference.square().sum())
-    return math.sqrt(squared_error / size) if size else 0.0
+    return deviation(tensors(program.call(*example.inputs)), tensors(example.output))
 
 
 def _first_line(error: Exception) -> str:

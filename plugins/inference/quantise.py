@@ -201,7 +201,7 @@ class Quantise(Stage):
         import torch
 
         from .network import digest, first_call, forward_calls, stored_file
-        from .program import bytes_of, difference, exported, of_onnx, write_onnx
+        from .program import LAYOUT, bytes_of, difference, exported, of_onnx, write_onnx
 
         kind = self.config.kind
         calibration = self.config.calibration
@@ -213,7 +213,7 @@ class Quantise(Stage):
         def export(path: Path) -> None:
             write_onnx(exported(module, example, kind), path, kind)
 
-        name = f"export-{digest(module, 'onnx', settings)}.onnx"
+        name = f"export-{digest(module, LAYOUT, settings)}.onnx"
         exported_path = stored_file(pipeline, self, name, export, lambda path: path)
 
         def use(path: Path) -> tuple[Program, float]:
@@ -221,7 +221,7 @@ class Quantise(Stage):
             program = of_onnx(path, example)
             return program, difference(program, example)
 
-        key = [unchanged, settings]
+        key = [LAYOUT, unchanged, settings]
         if calibration is not None:
             key.append(calibration.model_dump())
         name = f"{kind}-{digest(module, *key)}.onnx"

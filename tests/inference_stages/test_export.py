@@ -18,6 +18,7 @@ from runner.plugins.inference.export import ExportConfig
 from runner.plugins.inference.network import ForwardCall
 from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
 from runner.plugins.inference.quantise import QuantiseConfig
+from runner.plugins.inference.size_conditions import SizeConditions
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
 from runner.system.manifest import NAME
@@ -133,9 +134,9 @@ def exports(tmp_path_factory):
 
 @pytest.mark.parametrize("damage", [None, "cut", "flipped", "not in the manifest", "no manifest"])
 def test_what_was_exported_is_found_again_unless_it_is_damaged(damage, exports, tmp_path, monkeypatch, caplog):
-    made, trace = [], torch.export.export
+    made, write = [], torch.onnx.export
     shutil.copytree(exports, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(torch.export, "export", lambda *given, **named: made.append(given) or trace(*given, **named))
+    monkeypatch.setattr(torch.onnx, "export", lambda *given, **named: made.append(given) or write(*given, **named))
     (path,) = tmp_path.glob("*.onnx")
     content, manifest = path.read_bytes(), tmp_path / NAME
     if damage == "cut":
@@ -202,7 +203,7 @@ def test_a_size_that_became_a_number_is_part_of_the_form():
 
 def test_what_does_not_fit_is_asked_of_the_network_and_counted():
     module = nn.Identity().eval()
-    program = Program(lambda *_: "program", [(torch.float32, (None, 2))])
+    program = Program(lambda *_: "program", [(torch.float32, (None, 2))], SizeConditions({frozenset(): ()}))
     forward = program.in_place_of(lambda: module)(lambda *_: "network")
     fitting = torch.zeros(3, 2)
     assert forward(fitting) == "program"
