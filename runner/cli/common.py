@@ -1,5 +1,6 @@
 """Options and output that commands share. No secret passes through the output."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +122,7 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
     registry = registry_of(plugin_files)
     path = find(recipe)
     if is_lock(path):
-        loaded, complete_registry, _ = load_lock(path, sets, registry, f"runner {verb} {recipe}")
+        loaded, complete_registry, _ = load_lock(path, sets, registry, f"runner {verb} {shlex.quote(recipe)}")
         return loaded, complete_registry
     return load(path, sets, registry), registry
 

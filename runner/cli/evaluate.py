@@ -1,6 +1,7 @@
 """The command ``evaluate``: measures the model of a run again."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -98,6 +99,7 @@ def evaluate(
     """
     from runner.system.workspace_paths import LOCK_NAME
     from runner.tracking.lookup import folder_of
+    from runner.tracking.workspace import Workspace
 
     run, bare = run_and_settings(run, bare)
     with working("evaluate", "reading the run", quiet) as bar:
@@ -106,7 +108,9 @@ def evaluate(
         assignments = settings(sets, bare)
         _refuse_unused(assignments)
         lock = folder.path / LOCK_NAME
-        command = f"runner evaluate {folder.name}"
+        # The name of a run is known in its own workspace only.
+        is_here = folder.path.parent == Workspace().runs
+        command = f"runner evaluate {folder.name if is_here else shlex.quote(run)}"
         recipe, registry, changes = load_lock(lock, assignments, registry, command)
         # The names of these settings depend on the source, which the lock names.
         more_assignments = _settings(recipe.data, size, seed)

@@ -123,7 +123,7 @@ def run(
     own_tags = dict(map(parse_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
-        loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {recipe}")
+        loaded, registry, changes = load_lock(path, assignments, registry, f"runner run {shlex.quote(recipe)}")
     else:
         loaded = _load(path, assignments, registry)
     if smoke:

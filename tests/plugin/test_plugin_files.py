@@ -168,10 +168,12 @@ def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(kill
 
 
 def test_a_lock_from_elsewhere_runs_no_code_that_nobody_has_named(killed, tmp_path):
-    shutil.copytree(killed, tmp_path / "got" / killed.name)
-    lock = tmp_path / "got" / killed.name / "recipe.lock.yaml"
+    shutil.copytree(killed, tmp_path / "got it" / killed.name)
+    lock = tmp_path / "got it" / killed.name / "recipe.lock.yaml"
     reason = f"recipe.lock.yaml is not that of a run in {killed.parent}"
-    assert f"because {reason}; the command is: runner run {lock} --plugin 'my own.py'" in said_by("run", str(lock))
+    for verb, argument in (("run", str(lock)), ("show", str(lock)), ("evaluate", f"got it/{killed.name}")):
+        command = f"because {reason}; the command is: runner {verb} '{argument}' --plugin 'my own.py'"
+        assert command in said_by(verb, argument)
 
 
 def said_by(*command):
