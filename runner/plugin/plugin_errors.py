@@ -27,7 +27,7 @@ def mistake(error: BaseException) -> PluginError | None:
     It is one paragraph: the exception and the line of the plugin that raised it, the lines of the
     plugin that led to it, and the notes of the exception, such as the batch.
     """
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+    if isinstance(error, KeyboardInterrupt):
         return None
     steps = _plugin_steps(traceback.walk_tb(error.__traceback__))
     if not steps:
@@ -35,7 +35,8 @@ def mistake(error: BaseException) -> PluginError | None:
     lines = [_located_source(frame, line) for frame, line in steps]
     headline = f"{_location(*steps[-1])}: {described(error)}"
     paragraph = [headline, *_shortened(lines), *_notes(error)]
-    return PluginError(redact("\n    ".join(paragraph)))
+    # A message may have several lines, which belong to the paragraph.
+    return PluginError(redact("\n".join(paragraph).replace("\n", "\n    ")))
 
 
 def _location(frame: FrameType, line: int) -> str:
@@ -56,18 +57,29 @@ def _file(frame: FrameType) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Returns the class and message of an exception, without its notes and in a few lines."""
+    """Returns the class and message of an exception, without its notes and in a few lines.
+
+    Those of the exceptions in a group come after its own.
+    """
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called; raise an exception instead"
-    error_lines = traceback.TracebackException(type(error), error, None)
-    error_lines.__notes__ = None
-    lines = "".join(error_lines.format_exception_only()).strip().split("\n")
+    lines = _message_lines(error)
     if len(lines) > _MESSAGE_LINES:
         lines = [
             *lines[:_MESSAGE_LINES],
             f"... ({len(lines) - _MESSAGE_LINES} more lines)",
         ]
     return "\n".join(lines)
+
+
+def _message_lines(error: BaseException) -> list[str]:
+    summary = traceback.TracebackException(type(error), error, None)
+    summary.__notes__ = None
+    lines = "".join(summary.format_exception_only()).strip().split("\n")
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            lines += [f"    {line}" for line in _message_lines(member)]
+    return lines
 
 
 def place_of(frames: Sequence[tuple[FrameType, int]]) -> str:

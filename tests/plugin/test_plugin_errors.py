@@ -168,6 +168,36 @@ def test_a_long_error_is_a_paragraph(tmp_path, monkeypatch):
     assert str(raised.value).endswith("\n    update 1, on the batch: words int64 [8, 6]")
 
 
+RAISED = {
+    "ExceptionGroup('all', [ValueError('first'), ExceptionGroup('two', [KeyError('k'), OSError(2, 'gone')])])": [
+        "ExceptionGroup: all (2 sub-exceptions)", "    ValueError: first", "    ExceptionGroup: two (2 sub-exceptions)",
+        "        KeyError: 'k'", "        FileNotFoundError: [Errno 2] gone",
+    ],
+    "BaseExceptionGroup('all', [GeneratorExit('x')])": [
+        "BaseExceptionGroup: all (1 sub-exception)", "    GeneratorExit: x",
+    ],
+    "ValueError('one\\ntwo\\n\\nfour')": ["ValueError: one", "two", "", "four"],
+    "GeneratorExit('bb')": ["GeneratorExit: bb"],
+}  # fmt: skip
+"""What a plugin raises, and the message."""
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_all_of_a_message_belongs_to_its_paragraph(raised, tmp_path):
+    file = tmp_path / "raising.py"
+    file.write_text(
+        f"from toys import ToyConfig\nclass R(ToyConfig):\n    kind = 'r'\ndef fail():\n    raise {raised}\n"
+    )
+    fail = vars(sys.modules[Registry([file]).get("model", "r").__module__])["fail"]
+    with pytest.raises(PluginError) as caught, told():
+        fail()
+    first, *others = RAISED[raised]
+    headline, *lines = str(caught.value).splitlines()
+    assert headline.endswith(f"raising.py:5: {first}")
+    assert lines[: len(others)] == [f"    {line}" for line in others]
+    assert all(line.startswith("    ") for line in lines)
+
+
 @pytest.mark.parametrize("unlucky", [1, 3])
 def test_an_error_in_an_evaluation_says_on_which_held_out_batch(unlucky, monkeypatch):
     pipeline = assemble(tiny("digits_classifier", "data.held_out=1000"))
