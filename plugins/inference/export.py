@@ -115,7 +115,7 @@ class Export(Stage):
         """
         import torch
 
-        from .network import first_call, settled
+        from .network import first_call, fixed_batch, settled
 
         learner = settled(pipeline, self.config.kind)
         with torch.no_grad():
@@ -126,12 +126,26 @@ class Export(Stage):
                 else self._by_onnxruntime
             )
             self.program, deviation = make(pipeline, learner, example)
+            reason = fixed_batch(pipeline, learner, self.config.kind, self.program.fits)
+        if reason is not None:
+            pipeline.deactivate(reason)
+            return
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         self.bytes = self.program_bytes + self.program.outside
         pipeline.note(
             f"the program has {self.program_bytes:,} bytes; an answer is off by {deviation:.0e} of "
             f"its size"
         )
+
+    @property
+    def program_calls(self) -> int:
+        """Returns the calls that the program answered."""
+        return self.program.answers
+
+    @property
+    def network_calls(self) -> int:
+        """Returns the calls that the network answered, because the program did not fit."""
+        return self.program.others + self.program.failures
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""

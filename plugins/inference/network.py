@@ -27,6 +27,7 @@ from runner.api import (
     GradientLearner,
     Manifest,
     Pipeline,
+    RunnerError,
     UsageError,
     map_tensors,
     stored_tensors,
@@ -118,6 +119,38 @@ def forward_calls(
                 raise UsageError(
                     f"{kind}: learner '{learner.config.kind}' answers without its slot 'forward'"
                 )
+
+
+def fixed_batch(
+    pipeline: Pipeline, learner: GradientLearner, kind: str, fits: Callable[..., bool]
+) -> str | None:
+    """Returns why a program answers only batches as large as the training's; None if it answers
+    others.
+
+    Args:
+        pipeline: Its source cuts a batch.
+        learner: The learner whose network the program replaces.
+        kind: The stage, for messages.
+        fits: Returns whether the program answers these inputs of the network.
+    """
+    batch, _ = next(pipeline.batches())
+    size = pipeline.source.size(batch)
+    try:
+        pieces = [
+            next(pipeline.source.split(batch, smaller))
+            for smaller in {1, size - 1}
+            if 0 < smaller < size
+        ]
+    except RunnerError:
+        # Some batches cannot be cut.
+        return None
+    calls = forward_calls(learner, kind, pieces)
+    if not pieces or any(fits(call.inputs) for call in calls):
+        return None
+    return (
+        f"its program answers only batches of {size}: forward turns that size into a number; "
+        f"use x.shape[0] instead of len(x) or int(x.shape[0])"
+    )
 
 
 def parameters(module: nn.Module) -> int:

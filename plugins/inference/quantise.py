@@ -113,6 +113,17 @@ class Quantise(Stage):
         )
         rounds(pipeline, learner, unchanged)
 
+    @property
+    def program_calls(self) -> int:
+        """Returns the calls that the program answered."""
+        return 0 if self.program is None else self.program.answers
+
+    @property
+    def network_calls(self) -> int:
+        """Returns the calls that the network answered, because the program did not fit."""
+        program = self.program
+        return 0 if program is None else program.others + program.failures
+
     def closing_notes(self) -> Sequence[str]:
         """Returns how many inputs did not fit the program."""
         return [] if self.program is None else self.program.notes()
@@ -200,7 +211,13 @@ class Quantise(Stage):
     ) -> None:
         import torch
 
-        from .network import digest, first_call, forward_calls, stored_file
+        from .network import (
+            digest,
+            first_call,
+            fixed_batch,
+            forward_calls,
+            stored_file,
+        )
         from .program import LAYOUT, bytes_of, difference, exported, of_onnx, write_onnx
 
         kind = self.config.kind
@@ -236,6 +253,11 @@ class Quantise(Stage):
             is_static=calibration is not None,
         )
         self.program, deviation = stored_file(pipeline, self, name, make, use)
+        with torch.no_grad():
+            reason = fixed_batch(pipeline, learner, kind, self.program.fits)
+        if reason is not None:
+            pipeline.deactivate(reason)
+            return
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
         outside_bytes = self.program.outside
         self.bytes = self.program_bytes + outside_bytes

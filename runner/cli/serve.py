@@ -96,6 +96,8 @@ def serve(
 
     with sharing_processor(loaded):
         code = answer(served, loaded.serve, listener, announce)
+    for note in served.closing_notes():
+        say(note)
     if code is ExitCode.TERMINATED:
         # A batch is still being computed, in a thread that nothing can end.
         say("some requests were not answered: the model took longer than serve.drain_s")

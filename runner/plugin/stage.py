@@ -37,6 +37,16 @@ class Stage(ABC):
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    @property
+    def program_calls(self) -> int:
+        """Returns the calls that a program answered in place of a trained model's network."""
+        return 0
+
+    @property
+    def network_calls(self) -> int:
+        """Returns the calls that the network answered, although there is a program."""
+        return 0
+
     def prepare(self, plan: Plan) -> None:  # noqa: B027 (most stages have nothing to prepare)
         """Changes what is built (the batch size) before anything is."""
 

@@ -49,6 +49,7 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     reader = RequestReader(model)
     # The number is read when the metrics are requested, so that it needs no updates.
     metrics.watch(lambda: batcher.waiting)
+    metrics.watch_programs(model.program_calls)
 
     @asynccontextmanager
     async def working(_: FastAPI) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from runner.plugin.learner import Learner
@@ -11,6 +12,8 @@ from runner.recipe.recipe import Recipe
 from runner.serve.model import ServedModel, served
 from runner.training.inference_model import build
 from runner.training.trained_run import trained
+
+_log = logging.getLogger(__name__)
 
 
 def load(model: str, recipe: str | None, settings: Sequence[str], registry: Registry) -> tuple[ServedModel, Recipe]:
@@ -35,10 +38,17 @@ def load(model: str, recipe: str | None, settings: Sequence[str], registry: Regi
         "stages": resolved.values()["inference"] if resolved.inference else {},
         "changes": trained_model.changes,
     }
-    first, *copies = [build(trained_model).learner for _ in range(resolved.serve.parallel)]
+    models = [build(trained_model) for _ in range(resolved.serve.parallel)]
+    about["inactive"] = inactive = {
+        report.kind: report.reason for report in models[0].pipeline.reports.values() if not report.active
+    }
+    for kind, reason in inactive.items():
+        _log.warning("inference.%s is inactive: %s", kind, reason)
+    stages = [pair for model in models for pair in model.pipeline.stages.items()]
+    first, *copies = [model.learner for model in models]
     for copy in copies:
         _share_parameters(first, copy)
-    return served(trained_model.name, first, resolved.model, about, copies), resolved
+    return served(trained_model.name, first, resolved.model, about, copies, stages), resolved
 
 
 def _share_parameters(learner: Learner, copy: Learner) -> None:

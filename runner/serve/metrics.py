@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of batches, up to and including."""
@@ -40,6 +42,19 @@ class ServerMetrics:
     def watch(self, waiting: Callable[[], int]) -> None:
         """Registers a function that returns the number of waiting requests."""
         self._waiting.set_function(waiting)
+
+    def watch_programs(self, calls: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Registers a function that returns numbers of calls by stage and by what answered them."""
+
+        class ProgramCalls(Collector):
+            def collect(self) -> Iterator[CounterMetricFamily]:
+                description = "Calls of the network, by stage and by what answered them."
+                family = CounterMetricFamily("runner_network_calls", description, labels=["stage", "answered_by"])
+                for labels, count in calls().items():
+                    family.add_metric(labels, count)
+                yield family
+
+        self._registry.register(ProgramCalls())
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Counts an answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from runner.plugin.configs import LearnerConfig, ServedRequest, ServedResponse
 from runner.plugin.learner import Learner
 from runner.plugin.plugin_errors import described, mistake
+from runner.plugin.stage import Stage
 from runner.serve.example import example_of
 from runner.system.errors import TRACEBACK, UsageError
 from runner.system.secrets import redact, redact_values
@@ -45,8 +47,23 @@ class ServedModel:
     """A request that the model can answer, as JSON."""
     copies: tuple[Learner, ...] = ()
     """Further learners with the same weights, which answer at the same time."""
+    stages: tuple[tuple[str, Stage], ...] = ()
+    """Kinds and implementations of the stages of all copies."""
     stream: torch.cuda.Stream | None = None
     """Where a GPU computes the answers, unless in its default stream."""
+
+    def program_calls(self) -> dict[tuple[str, str], int]:
+        """Returns calls by stage and by what answered them: ``program`` or ``network``."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for kind, stage in self.stages:
+            if stage.program_bytes:
+                counts[kind, "program"] += stage.program_calls
+                counts[kind, "network"] += stage.network_calls
+        return dict(counts)
+
+    def closing_notes(self) -> list[str]:
+        """Returns what the stages report at the end."""
+        return [f"{kind}: {note}" for kind, stage in self.stages for note in stage.closing_notes()]
 
     def parallel(self) -> list[ServedModel]:
         """Returns one model for each copy, to be used by one thread each; on a GPU, each has its own stream, so that
@@ -96,6 +113,7 @@ def served(
     config: LearnerConfig,
     about: dict[str, Any],
     copies: Sequence[Learner] = (),
+    stages: Sequence[tuple[str, Stage]] = (),
 ) -> ServedModel:
     """Returns the learner as it is served.
 
@@ -115,4 +133,5 @@ def served(
         about=json_values(redact_values({"kind": config.kind, **about})),
         example=example_of(learner, config.request),
         copies=tuple(copies),
+        stages=tuple(stages),
     )

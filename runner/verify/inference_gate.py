@@ -109,6 +109,8 @@ class InferenceGate:
         self._reports: dict[tuple[str, ...], list[StageReport]] = {}
         self.values: dict[tuple[str, ...], list[float]] = {}
         """Values of the objective, by the evaluated stages."""
+        self._program_calls: dict[tuple[str, ...], dict[str, int]] = {}
+        """Calls that programs answered, by the stages of the model and the program's."""
         self._verdict = cache(self._judged)
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
@@ -116,7 +118,18 @@ class InferenceGate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
-        return name_operator(self._compared(stages))
+        verdict = self._compared(stages)
+        unused = [
+            kind
+            for kind, calls in self._program_calls.get(stages, {}).items()
+            if not calls
+        ]
+        if verdict and unused:
+            summary = (
+                f"the network answered all questions in place of {', '.join(unused)}"
+            )
+            return Verdict(Outcome.INCONCLUSIVE, verdict.contract, summary)
+        return name_operator(verdict)
 
     def _compared(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self._recipe, stages)
@@ -153,11 +166,20 @@ class InferenceGate:
                 widen_inputs(model.learner.modules().values())
 
             def answer(inputs: Any) -> dict[str, Any]:
-                return {"predict": model.answer(model.pipeline.transfer(inputs))}
+                outputs = model.answer(model.pipeline.transfer(inputs))
+                self._count_calls(stages, model.pipeline)
+                return {"predict": outputs}
 
             return Subject(answer, dict(model.learner.modules()), parameters=lambda: ())
 
         return build_subject
+
+    def _count_calls(self, stages: tuple[str, ...], pipeline: Assembly) -> None:
+        """Stores how often each program answered, of stages whose program was used or refused."""
+        counts = self._program_calls.setdefault(stages, {})
+        for kind, stage in pipeline.stages.items():
+            if stage.program_calls or stage.network_calls:
+                counts[kind] = max(counts.get(kind, 0), stage.program_calls)
 
     @cached_property
     def _queries(self) -> list[Update]:
@@ -192,6 +214,7 @@ class InferenceGate:
             inputs = baseline.pipeline.transfer(update.batch)
             expected_outputs = tensors(baseline.answer(inputs))
             outputs = tensors(candidate.answer(inputs))
+            self._count_calls(stages, candidate.pipeline)
             for expected, output in zip(expected_outputs, outputs, strict=True):
                 # An answer of zeros has no size to divide by.
                 size = float(expected.abs().max()) or 1.0

@@ -256,3 +256,33 @@ def test_a_path_starts_at_the_recipe(tmp_path):
 def test_a_learner_without_the_slot_is_refused_with_the_recipe():
     with pytest.raises(RecipeError, match="no slot 'forward'"):
         tiny("marl_baseline", "inference.export=on")
+
+
+def measured_by_len(module):
+    """A network whose forward turns the size of a batch into a number."""
+    forward = module.forward
+    module.forward = lambda image: forward(image).reshape(len(image), -1)
+    return module
+
+
+@pytest.mark.parametrize("config", [ExportConfig(), ExportConfig(format="torch"), QuantiseConfig()])
+def test_a_program_for_one_size_of_batches_is_inactive(config):
+    pipeline = learnt("mlp")
+    measured_by_len(pipeline.learner.module)
+    (images,) = inputs(pipeline, 3)
+    expected = pipeline.learner.predict(images)
+    pipeline.attach_to_learnt({config.kind: config})
+    report = pipeline.reports[config.kind]
+    assert not report.active
+    assert "answers only batches of" in report.reason
+    assert torch.equal(pipeline.learner.predict(images), expected)
+
+
+def test_calls_are_counted_by_what_answered_them():
+    pipeline = learnt("mlp")
+    (stage,) = attached(pipeline, ExportConfig(format="torch"))
+    (images,) = inputs(pipeline, 3)
+    pipeline.learner.predict(images)
+    with torch.no_grad():
+        pipeline.learner.slots.forward(images[:0])
+    assert (stage.program_calls, stage.network_calls) == (1, 1)

@@ -145,3 +145,11 @@ def test_the_model_answers_as_the_run_s_learner(found):
     assert torch.equal(model.answer(inputs), pipeline.learner.predict(inputs))
     assert model.bytes == sum(each.nbytes for each in pipeline.learner.module.state_dict().values())
     assert model.bytes_in_memory == model.bytes
+
+
+def test_a_program_that_answers_nothing_is_not_judged(found, monkeypatch):
+    promise = stage("unused", Close(), nothing)
+    monkeypatch.setattr(Wrapping, "network_calls", 3)
+    assert judged(found, promise).rows[0].verdict == "INCONCLUSIVE"
+    monkeypatch.setattr(Wrapping, "program_calls", 1)
+    assert judged(found, promise).rows[0].verdict == "PASS"
