@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from browser import needs_browser, page
+from browser_session import browser_session
 from serving import OBEDIENT, PLUGINS, server, small, trained, workspace_with
 
 ELSEWHERE = re.compile(r"""(?:src|href|url\()\s*=?\s*["']?(?:https?:)?//(?!127\.0\.0\.1)""")
@@ -68,3 +69,30 @@ def test_the_documentation_is_fastapis_and_loads_nothing_from_elsewhere(digits, 
     document = page(f"{str(client.base_url).rstrip('/')}/docs", tmp_path)
     assert "swagger-ui" in document
     assert "/predict" in document
+
+
+DROP = """
+const picture = document.createElement("canvas");
+picture.width = picture.height = 8;
+picture.toBlob((blob) => {
+  const data = new DataTransfer();
+  data.items.add(new File([blob], "transparent.png", {type: "image/png"}));
+  document.getElementById("grid").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
+});
+0
+"""
+DARKEST = """
+Math.min(...document.getElementById("grid").getContext("2d").getImageData(0, 0, 8, 8).data)
+"""
+
+
+@needs_browser
+def test_a_transparent_image_is_shown_on_white(digits, tmp_path):
+    _, client = digits
+    with browser_session(tmp_path) as session:
+        address = f"{client.base_url}/#example".replace("//#", "/#")
+        session.open(address, 1200, 900)
+        session.wait_until("document.getElementById('label').textContent.startsWith('Class')")
+        assert session.evaluate(DARKEST) == 0
+        session.evaluate(DROP)
+        session.wait_until(f"{DARKEST.strip()} === 255")

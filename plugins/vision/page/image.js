@@ -71,6 +71,9 @@ function draw(event) {
 async function show(file) {
   try {
     const image = await createImageBitmap(file);
+    // Transparent pixels are white, as in the training.
+    context.fillStyle = "white";
+    context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
     changed();
   } catch {
