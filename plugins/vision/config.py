@@ -50,6 +50,8 @@ class ClassesResponse(ServedResponse):
 
     label: int
     """The most probable class."""
+    name: str | None = None
+    """Name of that class, for example of its folder; null if the data have no names."""
     probabilities: list[Share]
     """Of every class."""
 

@@ -104,12 +104,16 @@ class ImageClassifier(GradientLearner):
     def answered(
         self, requests: Sequence[ImageRequest], outputs: Tensor
     ) -> Sequence[ClassesResponse]:
-        """Returns classes with their probabilities."""
+        """Returns classes with their names and probabilities."""
         # Rounding can make a probability slightly larger than one, which the response refuses.
         shares = outputs.float().softmax(-1).clamp(max=1).tolist()
+        names = self.context.classes
+        labels = [row.index(max(row)) for row in shares]
         return [
-            ClassesResponse(label=row.index(max(row)), probabilities=row)
-            for row in shares
+            ClassesResponse(
+                label=label, name=names[label] if names else None, probabilities=row
+            )
+            for label, row in zip(labels, shares, strict=True)
         ]
 
 

@@ -48,6 +48,8 @@ def load(model: str, recipe: str | None, settings: Sequence[str], registry: Regi
     first, *copies = [model.learner for model in models]
     for copy in copies:
         _share_parameters(first, copy)
+    # Labels are numbers of these names.
+    about["classes"] = list(first.context.classes)
     return served(trained_model.name, first, resolved.model, about, copies, stages), resolved
 
 

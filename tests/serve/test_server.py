@@ -21,6 +21,7 @@ def test_it_says_that_it_is_alive_and_ready_and_what_it_serves(client, place):
     assert client.get("/ready").json() == {"status": "ready"}
     about = client.get("/model").json()
     assert (about["name"], about["kind"], about["recipe"]) == (place[1].name, "toy_obedient", "obedient")
+    assert (about["classes"], about["inactive"]) == ([], {})
 
 
 def test_openapi_has_the_forms_of_the_learner(client):

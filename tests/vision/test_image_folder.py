@@ -1,3 +1,4 @@
+import json
 import os
 import re
 
@@ -10,6 +11,7 @@ from runner.api import UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.vision.image_folder import Images, is_held_out
 from runner.recipe.loader import load
+from runner.serve.model import served
 from runner.training.pipeline import assemble
 from runner.training.step import Step
 
@@ -285,3 +287,18 @@ def test_transposed_convolutions_learn_from_images_of_an_odd_size(folder):
     losses = [step()["loss"].sum.item() for _ in range(3)]
     assert all(loss > 0 for loss in losses)
     assert made.source.shapes["image"] == (3, 9, 9)
+
+
+@pytest.mark.parametrize("odd", ["Ünïcode ñ", os.fsdecode(b"caf\xe9")])
+def test_an_answer_names_the_class(tmp_path, odd):
+    folders = ["0", "1", "10", "2", odd]
+    for name in folders:
+        fill(tmp_path / "images" / name, [f"{number}.png" for number in range(16)])
+    learner = pipeline(tmp_path / "images").learner
+    answers = learner.answered([None] * 5, torch.eye(5))
+    assert [answer.label for answer in answers] == [0, 1, 2, 3, 4]
+    assert [answer.name for answer in answers[:4]] == ["0", "1", "10", "2"]
+    assert answers[4].model_dump_json()
+    config = learner.config
+    about = {"classes": list(learner.context.classes)}
+    assert json.dumps(served("it", learner, config, about).about, ensure_ascii=False).encode()

@@ -7,12 +7,14 @@ const canvas = element("grid");
 let context;
 let channels;
 let example;
+let classes = [];
 let isPending = false;
 let hasChanged = false;
 
 async function start() {
   const model = await (await fetch("model")).json();
   example = model.example.image;
+  classes = model.classes;
   channels = example.length;
   canvas.height = example[0].length;
   canvas.width = example[0][0].length;
@@ -134,13 +136,13 @@ async function changed() {
 }
 
 function showClasses(reply) {
-  element("label").textContent = `Class ${reply.label}, ${(100 * reply.probabilities[reply.label]).toFixed(1)} %`;
+  element("label").textContent = `Class ${reply.name ?? reply.label}, ${(100 * reply.probabilities[reply.label]).toFixed(1)} %`;
   const order = reply.probabilities.map((probability, label) => [probability, label]).sort((a, b) => b[0] - a[0]);
   element("probabilities").replaceChildren(...order.slice(0, MOST_ROWS).map(([probability, label]) => {
     const row = document.createElement("tr");
     const meter = Object.assign(document.createElement("meter"), { min: 0, max: 1, value: probability });
     const cells = [document.createElement("th"), document.createElement("td"), document.createElement("td")];
-    cells[0].textContent = label;
+    cells[0].textContent = classes[label] ?? label;
     cells[1].append(meter);
     cells[2].textContent = `${(100 * probability).toFixed(1)} %`;
     row.append(...cells);
