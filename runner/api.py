@@ -56,7 +56,6 @@ from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_
 if TYPE_CHECKING:
     from runner.plugin.chunked_dataset import ChunkedDataset
     from runner.plugin.dataset import DatasetSource
-    from runner.plugin.generators import HostGeneratorStates
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
@@ -70,13 +69,13 @@ if TYPE_CHECKING:
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
-    "HostGeneratorStates": "runner.plugin.generators",
     "GradientBucket": "runner.plugin.gradient_bucket",
     "ChunkedDataset": "runner.plugin.chunked_dataset",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",
     "ZarrDataset": "runner.plugin.zarr_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
+    "SampleReader": "runner.plugin.repeatability",
     "describe_randomness": "runner.plugin.repeatability",
     "Role": "runner.plugin.role",
     **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
@@ -91,7 +90,7 @@ __all__ = [
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
-    "Hdf5Dataset", "HostGeneratorStates", "Learner", "LearnerConfig",
+    "Hdf5Dataset", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",

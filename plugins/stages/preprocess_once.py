@@ -46,11 +46,13 @@ class PreprocessOnce(Stage):
         Raises:
             UsageError: Samples differ at each access, or the dataset has no samples by number.
         """
+        from runner.api import describe_randomness
+
         source = cast("DatasetSource", pipeline.source)
-        if source.config.draws_samples():
-            raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' changes at each access")
         if not hasattr(source.train, "__getitem__"):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
+        if reason := describe_randomness(source):
+            raise UsageError(f"preprocess_once would freeze random samples: {reason}")
         self.kept = Kept(source.train)
         source.replace_data(self.kept, Kept(source.held_out))
 
@@ -65,12 +67,15 @@ class Kept:
     """A map-style dataset with a cache of its samples."""
 
     def __init__(self, data: Any) -> None:
+        from runner.api import SampleReader
+
         self.data = data
         self.samples = dict[int, Any]()
         # Numbers of samples that are copied tensor by tensor. They are examined when they are kept:
         # to examine one takes as long as to copy it.
         self._plain = set[int]()
         self.found = 0
+        self._reader = SampleReader(data)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -82,13 +87,25 @@ class Kept:
         missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
         # The dataset may reuse the memory of a sample, and a consumer may change it in place.
         if missing and hasattr(self.data, "__getitems__"):
-            for index, sample in zip(missing, self.data.__getitems__(missing), strict=True):
+            samples = self._reader.read_several(missing)
+            if samples is None:
+                # The random numbers of all samples together are those of a training without cache.
+                return list(self.data.__getitems__(indices))
+            for index, sample in zip(missing, samples, strict=True):
                 self._keep(index, sample)
-        else:
-            for index in missing:
-                self._keep(index, self.data[index])
-        self.found += len(indices) - len(missing)
-        return [self._copied(index) for index in indices]
+            self.found -= len(missing)
+        return [self._read(index) for index in indices]
+
+    def _read(self, index: int) -> Any:
+        """Returns a sample that was kept, or a new one, which is kept unless it is random."""
+        if index in self.samples:
+            self.found += 1
+            return self._copied(index)
+        sample, is_random = self._reader.read(index)
+        if is_random:
+            return sample
+        self._keep(index, sample)
+        return self._copied(index)
 
     def _keep(self, index: int, sample: Any) -> None:
         kept = copy_sample(sample)

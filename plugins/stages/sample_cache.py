@@ -204,7 +204,10 @@ class CachedSamples:
         disk: DiskTier | None,
         key: str | None = None,
     ) -> None:
+        from runner.api import SampleReader
+
         self.data = data
+        self.reader = SampleReader(data)
         self.name = name
         self.memory = memory
         self.disk = disk
@@ -223,15 +226,12 @@ class CachedSamples:
 
     def __getitem__(self, index: int) -> Any:
         """Returns the sample with this number."""
-        from runner.api import HostGeneratorStates
-
         sample = self.find(index)
         if sample is not None:
             return sample
-        states = HostGeneratorStates()
-        sample = self.data[index]
+        sample, is_random = self.reader.read(index)
         self.made += 1
-        if not states.have_changed():
+        if not is_random:
             self.keep(index, sample)
         return sample
 
@@ -282,24 +282,14 @@ class CachedSamples:
 class CachedBatches(CachedSamples):
     """A dataset that reads several samples in one call."""
 
-    is_random = False
-    """Whether reading has used random numbers: from then on, nothing is kept."""
-
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples with these numbers, in this order."""
-        from runner.api import HostGeneratorStates
-
-        if self.is_random:
-            return list(self.data.__getitems__(indices))
         samples = {index: self.find(index) for index in dict.fromkeys(indices)}
         missing = [index for index, sample in samples.items() if sample is None]
         if missing:
-            states = HostGeneratorStates()
-            new_samples = self.data.__getitems__(missing)
-            if states.have_changed():
+            new_samples = self.reader.read_several(missing)
+            if new_samples is None:
                 # The random numbers of all samples together are those of a training without cache.
-                states.restore()
-                self.is_random = True
                 return list(self.data.__getitems__(indices))
             self.made += len(missing)
             for index, sample in zip(missing, new_samples, strict=True):

@@ -334,7 +334,8 @@ class DatasetConfig(SourceConfig):
 
     def draws_samples(self) -> bool:
         """Returns whether each access to a sample gives another one (augmentation), so that it
-        cannot be cached.
+        can neither be cached nor held out in a fold. Override it for samples of which only a few
+        are random: others are recognized.
         """
         return False
 

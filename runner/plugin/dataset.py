@@ -38,6 +38,7 @@ from runner.plugin.measuring import measure
 from runner.plugin.metric_names import join_metrics
 from runner.plugin.passes import endless_batches
 from runner.plugin.progress import Progress
+from runner.plugin.repeatability import describe_randomness
 from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import UNSENT, Batch, Source, State
 from runner.system.errors import UsageError
@@ -120,6 +121,8 @@ class DatasetSource(DataParts):
                 self._generator("folds"),
                 None if self.config.test is None else self.test,
             )
+            if reason := describe_randomness(self):
+                raise ValueError(f"{reason}, and held-out samples would be, too")
         except ValueError as error:
             problem = f"'{self.config.kind}' cannot be divided: {error}"
             raise UsageError(f"data.folds: {problem}") from None

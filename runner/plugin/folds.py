@@ -79,10 +79,6 @@ def divide(
     """
     if not config.divisible:
         raise ValueError("it needs all of its samples together")
-    if config.draws_samples():
-        raise ValueError(
-            "it changes samples at random, and would change held-out ones, too"
-        )
     import torch
 
     from runner.plugin.class_balance import labels_of

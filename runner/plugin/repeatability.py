@@ -58,11 +58,49 @@ class SecondReading(Dataset[Any]):
         return ""
 
 
+class SampleReader:
+    """Reads samples of a map-style dataset, and notices which of them use random numbers."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self._generators: list[Any] | None = None
+        self._is_random = False
+
+    def read(self, index: int) -> tuple[Any, bool]:
+        """Returns a sample, and whether reading it used random numbers."""
+        states = self._states()
+        sample = self.data[index]
+        return sample, states.have_changed()
+
+    def read_several(self, indices: Sequence[int]) -> list[Any] | None:
+        """Returns samples read in one call; None, from then on, if that used random numbers.
+
+        The generators are then as before the call.
+        """
+        if self._is_random:
+            return None
+        states = self._states()
+        samples = list(self.data.__getitems__(indices))
+        if not states.have_changed():
+            return samples
+        states.restore()
+        self._is_random = True
+        return None
+
+    def _states(self) -> HostGeneratorStates:
+        if self._generators is None:
+            self._generators = find_generators(self.data)
+        return HostGeneratorStates(self._generators)
+
+
 def describe_randomness(source: DatasetSource) -> str:
-    """Returns why samples of a source are random; empty if none of a few is.
+    """Returns why samples of a source are random: it declares so, or one of a few is; otherwise
+    an empty text.
 
     They are read by a worker if there is one, as are all other samples.
     """
+    if source.config.draws_samples():
+        return f"'{source.config.kind}' changes samples at random at each access"
     workers = min(source.config.workers, 1)
     parts = {"training data": source.train, "held-out data": source.held_out}
     for name, data in parts.items():

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from running import TRAINED, tiny
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from runner.api import RunnerError, TensorRows
+from runner.api import Context, DatasetConfig, DatasetSource, RunnerError, Slots, TensorRows
 from runner.plugin.folds import FoldsConfig, fold_numbers, pool
 from runner.plugin.rows import SelectedRows
 from runner.recipe.yaml_nodes import RecipeError
@@ -89,6 +89,30 @@ def test_both_sets_may_be_parts_of_one_dataset():
     data = TensorDataset(torch.arange(10))
     pooled = pool(Subset(data, [7, 1, 2]), Subset(data, [0, 9]))
     assert [int(pooled[number][0]) for number in range(5)] == [7, 1, 2, 0, 9]
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": torch.rand(2)}
+
+
+def test_samples_that_are_random_without_a_declaration_are_refused():
+    class Source(DatasetSource):
+        def datasets(self, config):
+            return Augmented(), Augmented()
+
+    class Config(DatasetConfig):
+        """Random samples."""
+
+        kind, provides, implementation = "augmented", "rows", "Missing"
+
+    context = Context(torch.device("cpu"), Slots(), 0, batch_size=4)
+    with pytest.raises(UsageError, match=r"data.folds: .* sample 0 of the training data uses random numbers"):
+        Source(Config(folds={"count": 4}), context)
+    assert len(Source(Config(), context).held_out) == 8
 
 
 def sources_of(name, *sets, count=3):

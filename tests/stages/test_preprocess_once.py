@@ -1,12 +1,16 @@
 """``preprocess_once``: a sample is the same every time, whatever becomes of the one that was handed out."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from records import source_of
 
-from runner.plugins.stages.preprocess_once import Kept, copy_sample
+from runner.api import UsageError
+from runner.plugins.stages.preprocess_once import Kept, PreprocessOnce, PreprocessOnceConfig, copy_sample
 
 
 class Reusing:
@@ -45,6 +49,37 @@ def test_samples_are_copies(many):
             assert sample.pop("label") in (0, 2, 3)
     assert kept.found == 12 - 3
     assert kept.data.made == (0 if many else 3)
+
+
+class PartlyRandom:
+    """Samples from the third on are random."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": self.generator.random() if index > 2 else index}
+
+
+class PartlyRandomMany(PartlyRandom):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [PartlyRandom, PartlyRandomMany])
+def test_samples_that_are_found_to_be_random_are_not_kept(kind):
+    kept, plain = Kept(kind()), kind()
+    for indices in ([1, 2], [2, 3, 1, 3], [3, 2, 4]):
+        assert kept.__getitems__(indices) == [plain[index] for index in indices]
+
+
+def test_a_source_with_random_samples_is_refused():
+    pipeline = SimpleNamespace(source=source_of(PartlyRandom()))
+    with pytest.raises(UsageError, match="would freeze random samples: sample 8 of the training data uses random"):
+        PreprocessOnce(PreprocessOnceConfig()).attach(pipeline)
 
 
 ROWS = torch.arange(24.0).reshape(4, 6)
