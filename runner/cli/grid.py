@@ -73,6 +73,7 @@ def run_grid(
     quiet: bool,
     as_json: bool,
     takeover: bool,
+    allow_drift: bool,
 ) -> NoReturn:
     """Trains every combination of values as a run of one group, prints a table, and exits.
 
@@ -88,6 +89,7 @@ def run_grid(
         quiet: Whether no progress is displayed.
         as_json: Whether the result is printed as JSON.
         takeover: Whether a process on another machine that may own the group counts as dead.
+        allow_drift: Whether the group is continued although code, packages or data have changed.
 
     Raises:
         UsageError: Two combinations are the same.
@@ -102,7 +104,8 @@ def run_grid(
 
         with display.phase("training"):
             result = train_seeds(
-                recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover, varied
+                recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover, varied,
+                allow_drift,
             )  # fmt: skip
     grid = Grid(result, settings)
     output(as_json, grid.data, show, grid, recipe.headline, recipe.objective, again)

@@ -134,14 +134,16 @@ def run(
         assignments = combinations[0]
         loaded = _load(path, assignments, registry)
     _download(loaded, download)
-    if (varied or folds or seeds > 1) and is_one_of_several(nproc * nodes):
+    is_group = varied or folds or seeds > 1
+    if is_group and is_one_of_several(nproc * nodes):
         refuse_several("a group of runs")
     start_processes(loaded, nproc, nodes, rendezvous)
+    if is_group:
+        say_drift(changes)
+        run_folders("run", quiet)
     if varied:
         from runner.cli.grid import run_grid
 
-        say_drift(changes)
-        run_folders("run", quiet)
         recipes = {}
         for number, combination in enumerate(combinations, start=1):
             variant = _load(path, combination, registry)
@@ -150,19 +152,17 @@ def run(
         options = [*smoke_option, "--parallel", str(parallel), "--resume"]
         command = _command(registry, recipe, all_assignments, options)
         run_grid(
-            recipes, varied, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover
+            recipes, varied, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover, allow_drift
         )  # fmt: skip
     if folds or seeds > 1:
         from runner.cli.seeds import run_seeds
 
-        say_drift(changes)
-        run_folders("run", quiet)
         option: Literal["seeds", "folds"] = "folds" if folds else "seeds"
         counted = [f"--{option}", str(folds or seeds)]
         recipes = _repeated(loaded, path, assignments, registry, folds, seeds, retune)
         command = _command(registry, recipe, assignments, [*counted, "--parallel", str(parallel), "--resume"])
         run_seeds(
-            recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover, option
+            recipes, registry, parallel, go_on, own_tags, note, command, quiet, as_json, takeover, option, allow_drift
         )  # fmt: skip
     name = first_decides(partial(_unfinished, loaded, takeover, quiet)) if go_on else None
     if name is not None:

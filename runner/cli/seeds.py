@@ -54,6 +54,7 @@ def run_seeds(
     as_json: bool,
     takeover: bool,
     option: Literal["seeds", "folds"] = "seeds",
+    allow_drift: bool = False,
 ) -> NoReturn:
     """Trains a recipe with several seeds or folds, shows their progress and result, and exits."""
     recipe = next(iter(recipes.values()))
@@ -75,6 +76,7 @@ def run_seeds(
                 again,
                 takeover,
                 ("seed",) if option == "seeds" else (FOLD,),
+                allow_drift,
             )
     output(as_json, result.data, show, result, recipe.headline, again, word)
     raise Exit(result.exit_code)

@@ -23,6 +23,7 @@ from runner.cli.common import (
     working,
 )
 from runner.cli.help import Verb
+from runner.cli.training import AllowDrift
 from runner.system.errors import ExitCode, RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def run(
     plugin: Plugins = None,
     budget: Budget = None,
     fresh: Fresh = False,
+    allow_drift: AllowDrift = False,
     on: On = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -149,10 +151,12 @@ def run(
                 from runner.study.ray_workers import Resources, work_on_ray
 
                 slot = Resources(cpus or 1, gpus or 0)
-                return work_on_ray(definition, workspace, settings(sets, bare), registry.files, slot, stop, bar)
+                return work_on_ray(
+                    definition, workspace, settings(sets, bare), registry.files, slot, stop, bar, allow_drift
+                )
             if definition.config.budget.parallel == 1:
-                return work(definition, workspace, registry.files, stop, bar)
-            return work_together(definition, settings(sets, bare), registry.files, stop, bar)
+                return work(definition, workspace, registry.files, stop, bar, allow_drift)
+            return work_together(definition, settings(sets, bare), registry.files, stop, bar, allow_drift)
 
         searched = _searched(search, definition.config, workspace, bar)
     _end(*searched, workspace, as_json)
@@ -165,6 +169,7 @@ def worker(
     sets: Sets = None,
     plugin: Plugins = None,
     budget: Budget = None,
+    allow_drift: AllowDrift = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -187,7 +192,7 @@ def worker(
         definition = load_study(file, all_sets, registry, budget or seconds)
 
         def search(stop: "Stop") -> str:
-            return work(definition, workspace, registry.files, stop, bar)
+            return work(definition, workspace, registry.files, stop, bar, allow_drift)
 
         searched = _searched(search, definition.config, workspace, bar)
     _end(*searched, workspace, as_json)

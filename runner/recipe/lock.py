@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,8 @@ _MATTERS = (
     "packages",
 )
 """Sections on which results depend."""
+COMPUTATION = ("code", "plugins", "packages")
+"""Sections on which results depend apart from settings."""
 # These change results at most in their digits: resuming on another machine, or at a commit with
 # another text, is legitimate.
 _SHOWN = ("source", "tools", "hardware", "threads")
@@ -395,7 +397,7 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
     """Returns the changes since the recipe's lock was written, those that matter first."""
     locked = read_lock(lock)
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
-    drifts = []
+    drifts: list[Drift] = []
     for section in (*_MATTERS, *_SHOWN):
         locked_values = dict(flatten(locked.get(section) or {}))
         present_values = dict(flatten(facts[section]))
@@ -403,18 +405,59 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
             names = locked_values.keys() & present_values.keys()
         else:
             names = locked_values.keys() | present_values.keys()
-        for name in sorted(names):
-            # As text, because a lock has no other form of some values.
-            if str(locked_values.get(name)) == str(present_values.get(name)):
-                continue
-            path = f"{section}.{name}"
-            drift_of_value = Drift(
-                name=path,
-                locked=str(locked_values.get(name, ABSENT)),
-                now=str(present_values.get(name, ABSENT)),
-                matters=section in _MATTERS and path not in _FREE,
-            )
-            drifts.append(drift_of_value)
+        drifts += _drifts_of(section, sorted(names), locked_values, present_values)
+    return drifts
+
+
+def _drifts_of(
+    section: str,
+    names: Iterable[str],
+    locked: Mapping[str, Any],
+    present: Mapping[str, Any],
+) -> Iterator[Drift]:
+    """Yields the differences between these values of a section."""
+    for name in names:
+        # As text, because a lock has no other form of some values.
+        if str(locked.get(name)) == str(present.get(name)):
+            continue
+        path = f"{section}.{name}"
+        yield Drift(
+            name=path,
+            locked=str(locked.get(name, ABSENT)),
+            now=str(present.get(name, ABSENT)),
+            matters=section in _MATTERS and path not in _FREE,
+        )
+
+
+def computation_of(
+    recipes: Iterable[Recipe], catalog: Registry
+) -> dict[str, dict[str, str]]:
+    """Returns what the results of recipes depend on apart from their settings, as in their locks:
+    digests of code, plugins, and versions of packages.
+    """
+    classes: dict[type, None] = {}
+    providers: dict[str, Provider] = {}
+    for recipe in recipes:
+        classes |= dict.fromkeys(_faces(recipe))
+        providers |= _providers(recipe, catalog)
+    packages, _ = versions({provider.name for provider in providers.values()})
+    facts = {
+        "code": code_digests(classes),
+        "plugins": _plugin_versions(providers),
+        "packages": packages,
+    }
+    return dict(redact_values(facts))
+
+
+def changed_computation(
+    stored: Mapping[str, Mapping[str, str]], present: Mapping[str, Mapping[str, str]]
+) -> list[Drift]:
+    """Returns the differences between two results of ``computation_of``."""
+    drifts: list[Drift] = []
+    for section in COMPUTATION:
+        before = stored.get(section, {})
+        now = present[section]
+        drifts += _drifts_of(section, sorted(before.keys() | now.keys()), before, now)
     return drifts
 
 
@@ -468,17 +511,22 @@ def _facts(
     facts = {
         "recipe": recipe.values(),
         "source": commit,
-        # A local file is identified by its name and content: its folder has no influence.
-        "plugins": {
-            name: f"{Path(provider.name).name} {provider.version}"
-            for name, provider in providers.items()
-        },
+        "plugins": _plugin_versions(providers),
         "packages": packages,
         "tools": {"runner": __version__} | tools,
         "hardware": dict(hardware()),
         "threads": threads,
     }
     return dict(redact_values(facts))
+
+
+def _plugin_versions(providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Returns name and version of the provider of each plugin."""
+    # A local file is identified by its name and content: its folder has no influence.
+    return {
+        name: f"{Path(provider.name).name} {provider.version}"
+        for name, provider in providers.items()
+    }
 
 
 def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from runner.recipe.loader import (
     load_named,
     secret_assignments,
 )
+from runner.recipe.lock import computation_of
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import Scalar
 from runner.recipe.yaml_nodes import Node, Problem, RecipeError, read
@@ -130,6 +132,21 @@ class Definition:
         }
         # Through JSON, so that it is equal to the description that the storage returns.
         return dict(json.loads(json.dumps(redact_values(description))))
+
+    def computation(self) -> dict[str, dict[str, str]]:
+        """Returns what the results of all trials depend on apart from settings: code, plugins and packages."""
+        return computation_of(self._switched, self.catalog)
+
+    @cached_property
+    def _switched(self) -> list[Recipe]:
+        """Recipes that together use every plugin that a trial may use."""
+        recipes = [self.recipe]
+        for parameter in self.space.parameters:
+            for choice in parameter.config.choice or ():
+                # A choice that excludes itself from all trials adds no plugin.
+                recipe = _recipe_with(self, {parameter.path: choice})
+                recipes += [] if recipe is None else [recipe]
+        return recipes
 
     def differing(self, described: Mapping[str, Any]) -> list[str]:
         """Returns the dotted paths of determining settings that differ from a description."""
@@ -289,6 +306,29 @@ def _try_values(definition: Definition, root: Node) -> None:
 
 def _refusals(definition: Definition, values: Mapping[str, Any], reported_path: str) -> list[str]:
     """Returns why the recipe cannot be loaded with these values, with other stages set so that the settings exist."""
+    try:
+        recipe = _recipe_with(definition, values)
+    except RecipeError as error:
+        context = [f", with {path}: {dump_inline(value)}" for path, value in values.items() if path != reported_path]
+        return ["".join([_message(problem, reported_path), *context]) for problem in error.problems]
+    # The values exclude each other, so no trial has both.
+    if recipe is None:
+        return []
+
+    secrets = secret_assignments(recipe)
+    if any(secret.startswith((f"{reported_path}=", f"{reported_path}.")) for secret in secrets):
+        return ["cannot be searched: it is a secret, and what is tried is kept"]
+    return []
+
+
+def _recipe_with(definition: Definition, values: Mapping[str, Any]) -> Recipe | None:
+    """Returns the recipe with these values, and with other stages set so that the settings exist.
+
+    It is None if the values exclude each other.
+
+    Raises:
+        RecipeError: The recipe cannot have the values.
+    """
     space = definition.space
     required_stages = _required_stages(space, values)
 
@@ -302,21 +342,11 @@ def _refusals(definition: Definition, values: Mapping[str, Any], reported_path: 
 
     settled = space.settle(lambda parameter: values.get(parameter.path, harmless(parameter)))
     if any(path not in settled or settled[path] != value for path, value in values.items()):
-        # The values exclude each other, so no trial has both.
-        return []
+        return None
 
     switch_paths = [switch.path for switch in space.switches.values()]
     settings = {path: value for path, value in settled.items() if path in values or path in switch_paths}
-    try:
-        recipe = definition.recipe_of(settings)
-    except RecipeError as error:
-        context = [f", with {path}: {dump_inline(value)}" for path, value in values.items() if path != reported_path]
-        return ["".join([_message(problem, reported_path), *context]) for problem in error.problems]
-
-    secrets = secret_assignments(recipe)
-    if any(secret.startswith((f"{reported_path}=", f"{reported_path}.")) for secret in secrets):
-        return ["cannot be searched: it is a secret, and what is tried is kept"]
-    return []
+    return definition.recipe_of(settings)
 
 
 def _message(problem: Problem, reported_path: str) -> str:

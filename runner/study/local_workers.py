@@ -33,6 +33,7 @@ def work_together(
     files: Sequence[Path],
     stop: Stop,
     display: StudyDisplay,
+    allow_drift: bool = False,
 ) -> str:
     """Works like ``work``, with as many local workers as the budget has; ``sets``
     are those of the command line.
@@ -44,6 +45,7 @@ def work_together(
         "study": str(definition.path),
         "sets": list(sets),
         "seconds": definition.config.budget.seconds,
+        "allow_drift": allow_drift,
     }
 
     def run_one(_number: int) -> ChildError | None:
@@ -74,7 +76,7 @@ def run_worker(
     """Runs a worker in a process of its own until it ends.
 
     Args:
-        options: Study, settings and seconds.
+        options: Study, settings, seconds, and whether code may drift.
         files: Plugin files.
         threads: Threads of a training.
         stop: A signal that ends the worker.
@@ -148,4 +150,4 @@ def main(parent: Parent) -> None:
     options = parent.options
     definition = load_study(options["study"], options["sets"], registry, options["seconds"])
     with stop_on_signals() as stop:
-        work(definition, Workspace(), registry.files, stop, _Forwarding(parent))
+        work(definition, Workspace(), registry.files, stop, _Forwarding(parent), options["allow_drift"])

@@ -60,7 +60,7 @@ class Order:
     """What a task has to know; it is sent through Ray, never written to a file.
 
     Attributes:
-        options: Study, settings and seconds of the worker.
+        options: Study, settings and seconds of the worker, and whether code may drift.
         files: Plugin files.
         threads: Threads of a training.
         folder: Working directory of the command.
@@ -84,6 +84,7 @@ def work_on_ray(
     slot: Resources,
     stop: Stop,
     display: StudyDisplay,
+    allow_drift: bool = False,
 ) -> str:
     """Works like ``work``, with a worker in every slot of a Ray cluster.
 
@@ -95,6 +96,7 @@ def work_on_ray(
         slot: What each worker needs of a node.
         stop: A signal that ends the search.
         display: Shows the progress of the study.
+        allow_drift: Whether trials may have other code, packages or data than earlier ones.
 
     Raises:
         UsageError: Ray is not installed, there is no cluster, no node has a slot, or several nodes
@@ -118,6 +120,7 @@ def work_on_ray(
                     "study": str(definition.path.absolute()),
                     "sets": list(sets),
                     "seconds": definition.config.budget.seconds,
+                    "allow_drift": allow_drift,
                 },
                 files=tuple(path.absolute() for path in files),
                 threads=slot.cpus,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState
 from sqlalchemy import exc
 
+from runner.recipe.joined_results import accepted_drift, data_key
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import read
 from runner.study.definition import Definition
@@ -43,6 +45,9 @@ _DATABASE = "optuna.db"
 DEFINITION = "runner.definition"
 # The attribute of a study that distinguishes it from others of its name.
 IDENTITY = "runner.id"
+_log = logging.getLogger(__name__)
+# The attribute of a study that has the code and packages of its trials.
+COMPUTATION = "runner.computation"
 # The lease for adding trials to the queue; trials have numbers from 0.
 TOP_UP = -1
 _TRIES = 5
@@ -125,8 +130,16 @@ class StudyStore(RDBStorage):
             store.remove_session()
             store.engine.dispose()
 
-    def create(self, definition: Definition) -> Study:
-        """The study of that definition, made if there is none; a ``UsageError`` if that of its name has another."""
+    def create(self, definition: Definition, allow_drift: bool = False) -> Study:
+        """Returns the study of a definition, which is created if there is none.
+
+        Args:
+            definition: The study.
+            allow_drift: Whether its trials are continued although code or packages have changed.
+
+        Raises:
+            UsageError: The study of that name has another definition, or its code or packages have changed.
+        """
         config = definition.config
         recipe = definition.recipe
         goal = recipe.length[1]
@@ -159,6 +172,14 @@ class StudyStore(RDBStorage):
                 "or replace that one: --fresh"
             )
 
+        computation = definition.computation()
+        # Studies of earlier versions have none.
+        stored_computation = study.user_attrs.get(COMPUTATION)
+        if stored_computation is not None:
+            for change in accepted_drift(title_of(config.name), stored_computation, computation, allow_drift):
+                _log.warning("drift: %s", change)
+        if stored_computation != computation:
+            study.set_user_attr(COMPUTATION, computation)
         # Budget and limits may change between two sessions.
         study.set_user_attr(DEFINITION, definition.described)
         return study
@@ -193,6 +214,16 @@ class StudyStore(RDBStorage):
         trial_id = self.get_trial_id_from_study_id_trial_number(study_id, number)
         self.set_trial_state_values(trial_id, TrialState.RUNNING)
         return Trial(study, trial_id)
+
+
+def title_of(name: str) -> str:
+    """Returns how messages name a study."""
+    return f"study '{name}'"
+
+
+def data_attribute(recipe: Recipe) -> str:
+    """The attribute of a study that has the fingerprint of the data that a trial with this recipe reads."""
+    return f"runner.data.{hashlib.sha256(data_key(recipe).encode()).hexdigest()[:16]}"
 
 
 def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str], float | None]:

@@ -77,6 +77,10 @@ def _ignore_progress(_step: int, _metrics: Mapping[str, float]) -> None:
     pass
 
 
+def _ignore_data(_fingerprint: str | None) -> None:
+    pass
+
+
 def train(
     recipe: Recipe,
     folder: Path,
@@ -87,6 +91,7 @@ def train(
     metric: str = "",
     metric_prefix: str = "",
     on_progress: Callable[[int, Mapping[str, float]], None] = _ignore_progress,
+    on_data: Callable[[str | None], None] = _ignore_data,
 ) -> TrainingOutcome:
     """Attempts one training; returns when it has ended in any way and no process remains.
 
@@ -100,12 +105,14 @@ def train(
         metric: Name of the objective metric that drives pruning.
         metric_prefix: Prefix for the names of all logged metrics.
         on_progress: Called with the step and the most recent metrics.
+        on_data: Called with the fingerprint of the data before the first update; what it raises
+            ends the training.
 
     Returns:
         The outcome. Failures of the child are reported in ``cause`` and never raised.
     """
     start = time.monotonic()
-    monitor = _TrainingMonitor(should_stop, should_continue, on_progress)
+    monitor = _TrainingMonitor(should_stop, should_continue, on_progress, on_data)
     child = Child(
         "runner.study.training",
         recipe,
@@ -130,10 +137,12 @@ class _TrainingMonitor:
         should_stop: Callable[[int], bool],
         should_continue: Callable[[float, int], bool],
         on_progress: Callable[[int, Mapping[str, float]], None],
+        on_data: Callable[[str | None], None],
     ) -> None:
         self._should_stop = should_stop
         self._should_continue = should_continue
         self._on_progress = on_progress
+        self._on_data = on_data
         self._step = 0
         self._metrics: dict[str, float] = {}
 
@@ -162,6 +171,8 @@ class _TrainingMonitor:
         self._step = message["step"]
         self._metrics = message.get("metrics", self._metrics)
         self._on_progress(self._step, self._metrics)
+        if "data" in message:
+            self._on_data(message["data"])
         if "value" in message:
             child.send(self._should_continue(message["value"], self._step))
 
@@ -241,7 +252,7 @@ def _train_in_child(parent: Parent, recipe: Recipe, registry: Registry) -> None:
             parent,
             stop,
         )
-        parent.tell(step=recorder.step)
+        parent.tell(step=recorder.step, data=pipeline.source.fingerprint())
 
         loop = Loop(
             pipeline,

@@ -16,6 +16,7 @@ import psutil
 from optuna.trial import Trial, TrialState
 
 from runner.child.spawn import Cause
+from runner.recipe.joined_results import Computation, accepted_drift
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import RecipeError
@@ -26,7 +27,7 @@ from runner.study.definition import Definition
 from runner.study.logged_values import bounds, logged_by, objectives
 from runner.study.publish import Publisher
 from runner.study.space import spelled
-from runner.study.store import verdict_key
+from runner.study.store import data_attribute, title_of, verdict_key
 from runner.study.training import PRUNED, TrainingOutcome, judge, limits_of, train
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
@@ -88,6 +89,8 @@ class WorkerContext:
     stop: Stop
     display: StudyDisplay
     trials_folder: Path
+    computation: Computation
+    allow_drift: bool
 
 
 class TrialRun:
@@ -111,6 +114,8 @@ class TrialRun:
         self._config = context.definition.config
         self._publisher = context.publisher
         self._plugin_files = context.plugin_files
+        self._computation = context.computation
+        self._allow_drift = context.allow_drift
         self._stop = context.stop
         self._display = context.display
         self._folder = context.trials_folder / f"{trial.number:04d}"
@@ -254,6 +259,7 @@ class TrialRun:
         while len(self._attempts.of(seed, KILLED)) <= retries + _MOST_KILLED:
             if must_restart or not checkpoints(folder / CHECKPOINTS):
                 remove_quietly(folder)
+            self._refuse_edits()
             self._show("starting", self._seed_label(seed).rstrip(", "))
             # Starts the measurement of the load by others, which ends with the training.
             psutil.cpu_percent(percpu=True)
@@ -268,6 +274,7 @@ class TrialRun:
                     metric=metric,
                     metric_prefix=prefix,
                     on_progress=lambda step, metrics: self._show_progress(recipe, step, metrics),
+                    on_data=lambda fingerprint: self._compare_data(recipe, fingerprint),
                 )
                 attempt["cause"] = outcome.cause
 
@@ -284,6 +291,30 @@ class TrialRun:
                 return outcome
             self._say(f"{outcome.cause}, {outcome.reason}; it is tried again")
         return TrainingOutcome(Cause.CRASHED, "its workers were killed with it, again and again")
+
+    def _refuse_edits(self) -> None:
+        """Raises a UsageError if a file was edited since this worker started.
+
+        Trials before and after that are different experiments.
+        """
+        present = self._definition.computation()
+        accepted_drift(title_of(self._config.name), self._computation, present, is_allowed=False)
+
+    def _compare_data(self, recipe: Recipe, fingerprint: str | None) -> None:
+        """Stores the fingerprint of the data, or raises a UsageError if other trials have read other data."""
+        study = self._trial.study
+        attribute = data_attribute(recipe)
+        stored = study.user_attrs.get(attribute)
+        if stored == fingerprint:
+            return
+        if stored is not None:
+            self._say("drift: the data have changed since the study started")
+            if not self._allow_drift:
+                raise UsageError(
+                    f"the data have changed since {title_of(self._config.name)} started; "
+                    "restore them, or accept that with --allow-drift"
+                )
+        study.set_user_attr(attribute, fingerprint)
 
     def _note_neighbours(self, outcome: TrainingOutcome) -> None:
         """Stores the greatest load by other programs during a measurement of speed."""

@@ -49,16 +49,20 @@ def work(
     files: Sequence[Path],
     stop: Stop,
     display: StudyDisplay,
+    allow_drift: bool = False,
 ) -> str:
     """Works on a study, writes its report, and returns why it ended before all trials, or "".
 
+    With ``allow_drift``, its trials may have other code, packages or data than earlier ones.
+
     Raises:
         StorageError: The study's storage or MLflow cannot be reached.
-        UsageError: The study was created with another definition, or no training logs a metric.
+        UsageError: The study was created with another definition, its code, packages or data have
+            changed, or no training logs a metric.
     """
     with StudyStore.session(here) as store:
         with display.phase("opening the study"):
-            worker = _Worker(definition, here, store, files, stop, display)
+            worker = _Worker(definition, here, store, files, stop, display, allow_drift)
         try:
             with display.phase("looking for a trial"):
                 reason = worker.run()
@@ -80,6 +84,7 @@ class _Worker:
         plugin_files: Sequence[Path],
         stop: Stop,
         display: StudyDisplay,
+        allow_drift: bool,
     ) -> None:
         config = definition.config
         self._definition = definition
@@ -93,7 +98,7 @@ class _Worker:
 
         tracking = Store(workspace)
         with self._leases.waiting(CREATING):
-            self._study = store.create(definition)
+            self._study = store.create(definition, allow_drift)
             self._publisher = Publisher(tracking, self._study, definition)
         store.top_up(self._study, definition, self._leases)
         trials_folder = self._folder / "trials"
@@ -110,6 +115,8 @@ class _Worker:
             stop=stop,
             display=display,
             trials_folder=trials_folder,
+            computation=definition.computation(),
+            allow_drift=allow_drift,
         )
 
     def run(self) -> str:

@@ -70,7 +70,13 @@ from runner.training.pipeline import Assembly, assemble, resolve_device
 from runner.training.progress_lines import displayed
 from runner.training.recipe_errors import located
 from runner.training.result import RunResult, result_of, stopped_by, stopped_status
-from runner.training.run_tags import description_of, resume_tags, stage_tags, start_tags
+from runner.training.run_tags import (
+    Group,
+    description_of,
+    resume_tags,
+    stage_tags,
+    start_tags,
+)
 from runner.training.signals import Stop, stop_on_signals
 from runner.training.stall_report import StallReport
 from runner.training.tuning import fresh_tuning
@@ -130,7 +136,7 @@ def run(
     drift: Sequence[str] = (),
     own_tags: Mapping[str, str] | None = None,
     note: str = "",
-    parent: tuple[str, str] | None = None,
+    parent: Group | None = None,
     takeover: bool = False,
     allow_drift: bool = False,
     retune: bool = False,
@@ -148,7 +154,7 @@ def run(
         drift: Changes since the lock was written.
         own_tags: The user's tags of a new run.
         note: The user's description of a new run.
-        parent: A group of runs and its MLflow run.
+        parent: The group of the run.
         takeover: Whether a process on another machine that may own the run counts as dead.
         allow_drift: Whether a run is resumed with other data.
         retune: Whether stages search again instead of using the tuning choices of a lock.
@@ -189,7 +195,7 @@ def run(
         )
         drift = [
             *drift,
-            *_changes_since(recipe, folder, fingerprint, allow_drift, count),
+            *_changes_since(recipe, folder, fingerprint, allow_drift, count, parent),
         ]
 
         # The run in MLflow.
@@ -205,7 +211,7 @@ def run(
             tags |= resume_tags(recipe, changes, drift, step)
         with display.phase("opening the tracking store"):
             if folder is None:
-                group = parent[0] if parent else ""
+                group = parent.name if parent else ""
                 tracker = Tracker.open(
                     workspace,
                     recipe,
@@ -375,20 +381,37 @@ def _report_start(pipeline: Assembly) -> None:
         _log.warning(remark)
 
 
+def _refuse_other_data(
+    group: Group, fingerprint: str | None, allow_drift: bool
+) -> None:
+    """Raises a UsageError if other runs of the group have read other data."""
+    if group.data is None or group.data == fingerprint:
+        return
+    _log.warning("drift: the data are not those of the other runs of %s", group.name)
+    if not allow_drift:
+        raise UsageError(
+            f"group {group.name} would not continue as it started: its data have changed; "
+            "restore them, or accept that with --allow-drift"
+        )
+
+
 def _changes_since(
     recipe: Recipe,
     folder: RunFolder | None,
     fingerprint: str | None,
     allow_drift: bool,
     count: int,
+    parent: Group | None,
 ) -> list[str]:
     """Returns and prints what differs from the run that is resumed, or from the lock that is run
     again: data, number of processes.
 
     Raises:
-        UsageError: The data of a run have changed, and that was not allowed, or another number of
-            processes cannot continue it.
+        UsageError: The data of a run or of its group have changed, and that was not allowed, or
+            another number of processes cannot continue it.
     """
+    if parent is not None:
+        _refuse_other_data(parent, fingerprint, allow_drift)
     if folder is None:
         return _changed_data(recipe, None, fingerprint, allow_drift)
     remarks = changed_count(recipe, folder.path / LOCK_NAME, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from runner.recipe.loader import assignments
 from runner.recipe.provenance import Checkout
@@ -19,10 +20,24 @@ from runner.tracking.tracker import Tracker
 from runner.training.pipeline import Assembly
 
 
+class Group(NamedTuple):
+    """A group of runs.
+
+    Attributes:
+        name: Name of the group.
+        run_id: Its run in MLflow.
+        data: The fingerprint of the data that its other runs have read, if it is known.
+    """
+
+    name: str
+    run_id: str | None
+    data: str | None = None
+
+
 def start_tags(
     recipe: Recipe,
     pipeline: Assembly,
-    parent: tuple[str, str] | None,
+    parent: Group | None,
     checkout: Checkout | None,
 ) -> dict[str, str]:
     """Returns the tags that describe a run in addition to its settings."""
@@ -30,7 +45,7 @@ def start_tags(
         "mlflow.source.name": str(recipe.path),
         "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
         "kind": "run",
-        **({"mlflow.parentRunId": parent[1]} if parent and parent[1] else {}),
+        **({"mlflow.parentRunId": parent.run_id} if parent and parent.run_id else {}),
         "recipe.name": recipe.name,
         "recipe.digest": recipe.digest,
         "overrides": ", ".join(assignments(recipe.overrides)) or "none",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from runner.child.protocol import Parent
-from runner.child.spawn import Child, Limits
 from runner.plugin.registry import Registry
+from runner.recipe.joined_results import Computation, accepted_drift, record_computation
 from runner.recipe.loader import assignments
-from runner.recipe.lock import drift
+from runner.recipe.lock import computation_of
 from runner.recipe.recipe import Recipe, flatten
-from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.errors import ExitCode, RunnerError
 from runner.system.files import make_folder
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
@@ -32,7 +30,6 @@ from runner.system.processes import Owner
 from runner.system.secrets import redact
 from runner.system.suggestions import shown_path
 from runner.system.text_lines import figure
-from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as seed_groups
 from runner.tracking.description import DESCRIPTION, code, describe
@@ -42,14 +39,11 @@ from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.record import REPEATED, Record
 from runner.tracking.store import Store, params_of, shown, text, user_tags
 from runner.tracking.workspace import DIGITS, folder_name
-from runner.training.outputs import Display, NoOutput
+from runner.training.outputs import Display
 from runner.training.result import stopped_by
-from runner.training.run import run
+from runner.training.seed_process import locked_data, train_seed
 from runner.training.signals import Stop, stop_on_signals
 
-# After SIGTERM, a child writes a checkpoint.
-_GRACE_SECONDS = 60.0
-_REPORT_SECONDS = 0.5
 FOLD = "data.folds.index"
 """Dotted path of the setting in which the runs of a cross-validation differ."""
 _log = logging.getLogger(__name__)
@@ -125,6 +119,7 @@ def train_seeds(
     resume_command: str,
     takeover: bool = False,
     varied: Sequence[str] = ("seed",),
+    allow_drift: bool = False,
 ) -> SeedsResult:
     """Trains the same recipe with each of these seeds, on each fold, or with other values of other
     settings.
@@ -145,10 +140,12 @@ def train_seeds(
         takeover: Whether a process on another machine that may own the group counts as dead.
         varied: Dotted paths of the settings in which the recipes differ: the seed, or the fold.
             With others, the group is a grid, whose runs have no mean, and ``recipes`` are numbered.
+        allow_drift: Whether a group is continued although code, packages or data have changed.
 
     Raises:
         StorageError: MLflow's store or the workspace is not available at the start.
-        UsageError: Another process is working on the group to continue.
+        UsageError: Another process is working on the group to continue, or code or packages have
+            changed since it started.
     """
     started = time.perf_counter()
     group_tags = user_tags(tags)
@@ -161,6 +158,7 @@ def train_seeds(
         group = _new_group(recipes, workspace, store, group_tags, note, varied)
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
+    computation = _recorded_computation(folder, recipes, registry, allow_drift)
     publish = partial(_publish, store, recipes, group, resume_command, varied)
     publish()
     runs = seed_groups.runs_of(workspace, group)
@@ -179,6 +177,7 @@ def train_seeds(
             "group": [group.name, group.run_id],
             "tags": dict(tags),
             "note": note,
+            "allow_drift": allow_drift,
         }
         # Simultaneous trainings share the cores.
         threads = max(1, usable_cores() // parallel) if parallel > 1 else None
@@ -187,10 +186,13 @@ def train_seeds(
 
         def train(seed: int) -> None:
             run = runs.get(seed)
+            _refuse_edits(folder, recipes, registry, computation)
+            members = seed_groups.runs_of(workspace, group)
+            seed_options = {**options, "data": locked_data(members, recipes, seed)}
             advance = partial(joint_display.advance, seed)
             with joint_display.training(seed):
-                _train_seed(
-                    recipes[seed], registry, run, threads, options, stop, advance
+                train_seed(
+                    recipes[seed], registry, run, threads, seed_options, stop, advance
                 )
             finished.add(seed)
 
@@ -222,6 +224,38 @@ def train_seeds(
         )
         publish(outcome)
     return outcome.result
+
+
+def _recorded_computation(
+    folder: RunFolder,
+    recipes: Mapping[int, Recipe],
+    registry: Registry,
+    allow_drift: bool,
+) -> Computation:
+    """Stores what the runs of a group compute with, and returns it.
+
+    Raises:
+        UsageError: It has changed since the group started, and that is not allowed.
+    """
+    computation = computation_of(recipes.values(), registry)
+    name = f"group {folder.name}"
+    for change in record_computation(folder.path, name, computation, allow_drift):
+        _log.warning("drift: %s", change)
+    return computation
+
+
+def _refuse_edits(
+    folder: RunFolder,
+    recipes: Mapping[int, Recipe],
+    registry: Registry,
+    computation: Computation,
+) -> None:
+    """Raises a UsageError if a file was edited since this command started.
+
+    The runs before and after that would be different experiments.
+    """
+    present = computation_of(recipes.values(), registry)
+    accepted_drift(f"group {folder.name}", computation, present, is_allowed=False)
 
 
 def _failures(
@@ -402,45 +436,6 @@ def _is_finished(folder: RunFolder) -> bool:
     return record is not None and record.status == "FINISHED"
 
 
-def _train_seed(
-    recipe: Recipe,
-    registry: Registry,
-    folder: RunFolder | None,
-    threads: int | None,
-    options: Mapping[str, Any],
-    stop: Stop,
-    advance: Callable[[int, dict[str, float]], None],
-) -> None:
-    """Trains one seed in a child process, which is stopped together with this one.
-
-    Args:
-        recipe: The recipe with the seed.
-        registry: Contains its plugins.
-        folder: The run to continue, if there is one.
-        threads: Number of threads; None for the recipe's.
-        options: Workspace, group, tags and note of the run.
-        stop: Stops the training.
-        advance: Receives the progress.
-
-    Raises:
-        ChildError: The training failed.
-    """
-    path = None
-    # This process owns the group now, and all runs that the former owner had started.
-    if folder is not None and not folder.obstacle(takeover=True):
-        path = str(folder.path)
-    with Child(
-        __name__,
-        recipe,
-        plugin_files=registry.files,
-        options={**options, "folder": path},
-        limits=Limits(grace=_GRACE_SECONDS),
-        threads=threads,
-    ) as child:
-        while (message := child.receive(stop.__bool__)) is not None:
-            advance(message["step"], message["metrics"])
-
-
 class _JointDisplay:
     """Shows the progress of several trainings as that of one."""
 
@@ -475,47 +470,6 @@ class _JointDisplay:
 
     def _show_seeds(self) -> None:
         self._display.show_seeds(dict(self._training))
-
-
-class _Reporting(NoOutput):
-    """Sends the progress of the training to the parent."""
-
-    def __init__(self, parent: Parent) -> None:
-        self._parent = parent
-        self._reported = 0.0
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Sends the progress, at most twice a second."""
-        if time.monotonic() - self._reported > _REPORT_SECONDS:
-            self._reported = time.monotonic()
-            self._parent.tell(step=step, metrics=metrics)
-
-
-def main(parent: Parent) -> None:
-    """Trains one seed of the group, from its newest checkpoint if there is one."""
-    recipe, registry = parent.load()
-    options = parent.options
-    folder = RunFolder(Path(options["folder"])) if options["folder"] else None
-    if folder is not None:
-        # A changed plugin or library would continue another training.
-        differences = drift(folder.path / LOCK_NAME, recipe, registry)
-        changes = [str(change) for change in differences if change.matters]
-        if changes:
-            message = f"run {folder.name} would not continue as it started"
-            raise UsageError(f"{message}: {'; '.join(changes)}")
-    name, run_id = options["group"]
-    result = run(
-        recipe,
-        registry,
-        Workspace(options["workspace"]),
-        _Reporting(parent),
-        folder,
-        own_tags=options["tags"],
-        note=options["note"],
-        parent=(name, run_id),
-        takeover=True,
-    )
-    sys.exit(result.exit_code)
 
 
 def _publish(

@@ -10,6 +10,7 @@ import pytest
 from children import running, start
 from running import TINY_MLP
 from searching import ATTEMPTS, SETS, came_to, search, trials_of, write_plugin, write_study
+from toy_runs import TOYS, written
 from typer.testing import CliRunner
 
 from runner.cli.study import app
@@ -220,6 +221,35 @@ def test_a_study_ends_with_its_budget_goes_on_with_a_larger_one_and_begins_anew_
     assert isinstance(refused.exception, UsageError)
     assert "was created with another definition (seed)" in str(refused.exception)
     assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
+
+
+def test_a_study_is_not_continued_with_other_data_or_code(tmp_path, migrated_workspace):
+    plugin = tmp_path / "edited.py"
+    words = tmp_path / "words.txt"
+    words.write_text("5")
+    text = TOYS.read_text().replace("* 5 % WORDS", f"* int(open({str(words)!r}).read()) % WORDS")
+    plugin.write_text(text)
+    written(tmp_path)
+
+    def outcome(trials, *options):
+        space = {"optimizer.lr": {"float": [1e-3, 1e-2]}}
+        settings = {"set": ["train.updates=2", "train.evaluate_every=1"], "objectives": {"eval/loss": "minimize"}}
+        budget = {"trials": trials}
+        path = write_study(tmp_path, recipe="toy.yaml", space=space, budget=budget, **settings)
+        child = search(tmp_path, path, "--plugin", str(plugin), *options)
+        return child.wait(), child.stderr
+
+    assert outcome(1)[0] == 0
+    words.write_text("3")
+    code, message = outcome(2)
+    assert (code, "the data have changed since study 'tiny' started" in message) == (2, True)
+    words.write_text("5")
+    assert outcome(2)[0] == 0
+    plugin.write_text(text + "\nEDITED = True\n")
+    code, message = outcome(3)
+    assert (code, "code.edited.py" in message) == (2, True)
+    assert len(trials_of()) == 2
+    assert outcome(3, "--allow-drift")[0] == 0
 
 
 def test_the_command_line_may_give_the_budget_and_ls_knows_how_the_study_stands(tmp_path, migrated_workspace):

@@ -4,11 +4,13 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 import sqlalchemy.exc
+from faces import FakeCatalog
 from optuna.pruners import HyperbandPruner
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
@@ -16,7 +18,7 @@ from studies import SPACE, read, study_text
 
 from runner.study.leases import Leases
 from runner.study.sampler import PerTrialSampler
-from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, forget, verdict_key
+from runner.study.store import COMPUTATION, DEFINITION, TOP_UP, VARIABLE, StudyStore, forget, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.processes import Owner
 from runner.tracking import Workspace
@@ -95,6 +97,38 @@ def test_another_definition_of_that_name_is_refused_with_what_differs(store, tmp
     message = refused(store, read(tmp_path, text, *sets))
     assert message.startswith(f"study 'mine' was created with another definition ({differing}); give this one another")
     assert message.endswith("--fresh")
+
+
+class ChangedCatalog(FakeCatalog):
+    """The same plugins, of which one is of another version."""
+
+    def __init__(self, kind):
+        self._kind = kind
+
+    def provider(self, section, kind):
+        version = "0.2.0" if kind == self._kind else "0.1.0"
+        return replace(super().provider(section, kind), version=version)
+
+
+@pytest.mark.parametrize("kind", ["net", "sim", "merge", "rival"])
+def test_other_code_is_refused_unless_it_is_allowed(store, tmp_path, kind):
+    """Also that of a stage which the recipe does not use and trials may."""
+    space = "space:\n  optimization.rival: {choice: [off, on]}\n"
+    definition = read(tmp_path, study_text(space), "optimization.cache=off")
+    store.create(definition)
+    changed = replace(definition, catalog=ChangedCatalog(kind))
+    assert f".{kind}: proven-runner 0.1.0 before, proven-runner 0.2.0 now" in refused(store, changed)
+    store.create(definition)
+    store.create(changed, allow_drift=True)
+    store.create(changed)
+    assert f".{kind}" in refused(store, definition)
+
+
+def test_a_study_of_an_earlier_version_is_continued(store, tmp_path):
+    definition = read(tmp_path)
+    store.create(definition).set_user_attr(COMPUTATION, None)
+    store.create(replace(definition, catalog=ChangedCatalog("net")))
+    assert ".net" in refused(store, definition)
 
 
 def test_budget_and_limits_may_change(store, tmp_path):
@@ -241,7 +275,7 @@ def test_several_processes_open_a_fresh_storage_at_once(tmp_path):
             child.stdin.write("go\n")
             child.stdin.flush()
         said = [child.communicate() for child in children]
-    assert said == [("5 2\n", "")] * 2
+    assert said == [("5 3\n", "")] * 2
 
 
 def test_a_trial_goes_on_as_often_as_it_has_to(store, tmp_path):
