@@ -181,6 +181,15 @@ def test_whatever_a_line_says_the_next_one_is_read(tmp_path_factory, anything):
     recorder.spool.close()
 
 
+def test_a_metric_that_differs_after_a_resume_names_what_may_be_the_cause(tmp_path, caplog):
+    spool = tmp_path / "spool.jsonl"
+    spool.write_text(f"{json.dumps(WHOLE)}\n")
+    recorder = Recorder(spool, cursor=0, step=1)
+    recorder.log({"loss": 0.6}, 2)
+    recorder.spool.close()
+    assert "state that no checkpoint contains" in caplog.text
+
+
 @pytest.mark.parametrize(
     "line", ['{"t":1,"step":"x"}', '{"t":1,"metrics":[1]}', '{"step":1}', '{"t":1,"status":"DONE"}']
 )

@@ -214,3 +214,148 @@ def test_buffers_that_are_not_persistent_are_no_state(tmp_path, monkeypatch, cap
     with_attribute(monkeypatch, learner_class(tmp_path), made, lambda owner: owner.extra.cache.add_(1))
     trained(tmp_path, toy_pipeline(tmp_path, "train.updates=3"))
     assert MESSAGE not in caplog.text
+
+
+NESTED = """
+import functools
+import math
+from collections import deque
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from runner.api import GradientLearner, GradientLearnerConfig, Loss
+
+HISTORY = []
+UNDEFINED = math.nan
+CACHE = {}
+
+
+class NetConfig(GradientLearnerConfig):
+    '''Keeps something in many places.'''
+
+    kind, learns_from, implementation = "nested", "toy_words", "Net"
+    what: str = "number"
+
+
+class Mean:
+    def __init__(self):
+        self.total = 0.0
+        self.samples = deque()
+
+
+class Optimizer(torch.optim.AdamW):
+    def __init__(self, *given, **settings):
+        super().__init__(*given, **settings)
+        self._steps = 0
+
+    def step(self, closure=None):
+        self._steps += 1
+        return super().step(closure)
+
+
+class Sampler(nn.Module):
+    @property
+    def fails(self):
+        raise RuntimeError("properties are code")
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+        self.temperature, self.auxiliary, self.is_ready, self.size = 2.0, 0.0, False, 0
+        self.queue, self.masks, self.slow, self.last = [], {}, None, None
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, words):
+        h = self.embedding(words)
+        if self.what == "number" and self.training:
+            self.temperature *= 0.9
+        if self.what == "queue" and self.training:
+            self.queue.append(h.detach().mean())
+            del self.queue[:-2]
+        if self.what == "buffer" and self.training:
+            self.mean.lerp_(h.detach().mean((0, 1)), 0.1)
+        if self.what == "flag":
+            self.is_ready = True
+        if self.what == "slow" and self.training:
+            self.slow = torch.zeros(()) if self.slow is None else self.slow
+            self.slow += 1
+        if self.what == "result":
+            self.auxiliary, self.last = h.square().sum(), h.detach()
+        if self.what == "caches":
+            self.size = max(self.size, words.shape[1])
+            self.table = torch.arange(8.0) if self.table is None else self.table
+            self.masks[len(words)] = torch.ones(words.shape)
+            CACHE[len(words)] = 1
+        if self.what == "module of torch" and self.training:
+            self.head.calls = getattr(self.head, "calls", 0) + 1
+        return self.head(h)
+
+
+class Extra(Sampler):
+    def get_extra_state(self):
+        return self.temperature
+
+    def set_extra_state(self, state):
+        self.temperature = state
+
+
+class Net(GradientLearner):
+    def build(self, config, shapes, context):
+        self.means, self.watched = [Mean()], None
+        sampler = Extra("number") if config.what == "extra state" else Sampler(config.what)
+        if config.what == "saved":
+            self.means[0].weight = sampler.head.weight
+        return sampler
+
+    def configure_optimizers(self):
+        super().configure_optimizers()
+        if self.config.what == "optimizer":
+            self.model.optimizer = Optimizer(self.module.parameters())
+
+    def loss(self, batch, noise, progress):
+        words, following = batch["words"][:, :-1], batch["words"][:, 1:]
+        if self.config.what == "object" and self.module.training:
+            self.means[0].total += 1
+        if self.config.what == "global" and self.module.training:
+            HISTORY.append(1)
+        loss = F.cross_entropy(self.slots.forward(words).flatten(0, 1), following.flatten(), reduction="sum")
+        return Loss(loss, following.numel())
+"""
+
+
+def nested_names(tmp_path, caplog, what, *sets):
+    """Trains a learner with values inside of its objects, and returns what the warning names."""
+    plugin = tmp_path / "nested.py"
+    plugin.write_text(NESTED)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("{kind: toy}", f"{{kind: nested, what: {what}}}"))
+    plugins = [TOYS, plugin]
+    settings = ["train.updates=6", "train.checkpoint_every=3", "train.evaluate_every=3", *sets]
+    recipe = load(tmp_path / "toy.yaml", settings, Registry(plugins))
+    trained(tmp_path, assemble(recipe, plugins))
+    return [line.split(f": changed by the training and {MESSAGE}")[0] for line in caplog.messages if MESSAGE in line]
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("number", "Net.module.temperature"),
+        ("queue", "Net.module.queue"),
+        ("buffer", "Net.module.mean"),
+        ("flag", "Net.module.is_ready"),
+        ("slow", "Net.module.slow"),
+        ("object", "Net.means[0].total"),
+        ("optimizer", "Optimizer._steps"),
+        ("global", "nested.HISTORY"),
+    ],
+)
+def test_what_repeatedly_changes_inside_an_object_is_named(what, name, tmp_path, caplog):
+    assert nested_names(tmp_path, caplog, what) == [name]
+
+
+@pytest.mark.parametrize("what", ["result", "caches", "module of torch", "extra state", "saved"])
+def test_caches_results_and_saved_values_inside_an_object_are_not_named(what, tmp_path, caplog):
+    assert nested_names(tmp_path, caplog, what) == []

@@ -5,7 +5,8 @@ import torch
 
 from runner.api import Close, Exact
 from runner.proof import Outcome, Subject
-from runner.verify.sampling_checks import REHEARSAL, ComparisonLength, same_draws
+from runner.verify.sampling_checks import CHECKPOINT, REHEARSAL, ComparisonLength, same_draws, same_when_resumed
+from runner.verify.unexercised import NOT_EXERCISED
 
 FEW, MANY = 1, 10  # of forty elements
 
@@ -94,3 +95,39 @@ def test_what_an_update_returns_may_have_a_gradient():
         return Subject(lambda _: {"output": {"loss": 2 * kept}}, {"learner": Own()})
 
     assert same_draws(build, build, Close(), ComparisonLength(2, 2, 60.0))
+
+
+def counting(*, saves):
+    """Makes subjects, from a checkpoint or without one, that return how many updates they have made."""
+
+    def made(checkpoint):
+        def build():
+            updates = checkpoint or 0
+
+            def count(asked):
+                nonlocal updates
+                if asked is CHECKPOINT:
+                    return updates if saves else 0
+                updates += 1
+                return {"output": {"loss": torch.tensor(float(updates))}}
+
+            return Subject(count, {"learner": Own()})
+
+        return build
+
+    return made
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_resumed_training_is_compared_where_the_baseline_resumes(saves):
+    verdict = same_when_resumed(counting(saves=saves), counting(saves=False), Exact(), 3)
+    assert verdict.outcome is (Outcome.FAIL if saves else Outcome.PASS)
+    if not saves:
+        assert "was not compared: without the stage, a resumed training is another one" in verdict.summary
+        assert len(verdict.evidence[NOT_EXERCISED]) == 1
+
+
+def test_a_resumed_training_that_continues_passes_and_is_exercised():
+    verdict = same_when_resumed(counting(saves=True), counting(saves=True), Exact(), 3)
+    assert "continues as if it had not been interrupted" in verdict.summary
+    assert NOT_EXERCISED not in verdict.evidence
