@@ -135,20 +135,41 @@ def _plugin_steps(
 ) -> list[tuple[FrameType, int]]:
     """Returns the frames that are of plugins, each with its line."""
     plugin_packages = packages()
-    return [step for step in frames if _is_of_plugin(step[0], plugin_packages)]
+    return [
+        step
+        for step in frames
+        if _is_of_plugin(
+            str(step[0].f_globals.get("__name__")),
+            step[0].f_code.co_filename,
+            plugin_packages,
+        )
+    ]
 
 
-def _is_of_plugin(frame: FrameType, plugin_packages: frozenset[str]) -> bool:
-    """Returns whether a frame is of an installed plugin's package, of a plugin file or class, or of
+def is_class_of_plugin(kind: type) -> bool:
+    """Returns whether a class is of a plugin, or of a file in its folder."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    # Classes of a notebook have no file.
+    if not file:
+        return kind.__module__ in MODULES
+    return _is_of_plugin(kind.__module__, file, packages())
+
+
+def _is_of_plugin(module: str, file: str, plugin_packages: frozenset[str]) -> bool:
+    """Returns whether code is of an installed plugin's package, of a plugin file or class, or of
     a file in its folder.
+
+    Args:
+        module: Name of its module.
+        file: File of its module.
+        plugin_packages: The packages of installed plugins.
     """
-    module = str(frame.f_globals.get("__name__"))
     if module in MODULES:
         return True
     if any(f"{module}.".startswith(f"{package}.") for package in plugin_packages):
         return True
-    path = Path(frame.f_code.co_filename).resolve()
-    if not any(path.is_relative_to(file.parent) for file in FILES):
+    path = Path(file).resolve()
+    if not any(path.is_relative_to(plugin.parent) for plugin in FILES):
         return False
     # The folder of a plugin file may contain the runner, or a virtual environment.
     return module.partition(".")[0] != "runner" and not path.is_relative_to(sys.prefix)

@@ -49,6 +49,8 @@ FILES: set[Path] = set()
 """Plugin files that this process has imported."""
 MODULES: set[str] = set()
 """Modules of plugin classes that were passed as objects, such as those of a notebook."""
+_FILE_MODULE = "runner_plugin_"
+"""First letters of the name of a plugin file's module."""
 _BASES: list[tuple[Section, type[Any]]] = [
     ("model", LearnerConfig),
     ("data", SourceConfig),
@@ -355,6 +357,17 @@ def packages() -> frozenset[str]:
     return frozenset(names)
 
 
+def file_modules(files: Iterable[Path | str]) -> list[ModuleType]:
+    """Returns the modules of plugin files that this process has imported."""
+    paths = {Path(file).resolve() for file in files}
+    return [
+        module
+        for name, module in [*sys.modules.items()]
+        if name.startswith(_FILE_MODULE)
+        and Path(str(module.__file__)).resolve() in paths
+    ]
+
+
 def _sections(config: type[Any]) -> list[Section]:
     """Returns the sections of a recipe that can name a class that is not installed."""
     sections = [section for section, base in _BASES if issubclass(config, base)]
@@ -402,7 +415,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
         ) from None
     provider = Provider(shown_path(path), digest)
     resolved = path.resolve()
-    name = f"runner_plugin_{path.stem}_{digest}"
+    name = f"{_FILE_MODULE}{path.stem}_{digest}"
     if name in sys.modules:
         file = Path(str(sys.modules[name].__file__))
         # The same text in two folders may import different modules from its folder.

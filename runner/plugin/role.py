@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.optim import Optimizer
+
+from runner.system.errors import RunnerError
 
 if TYPE_CHECKING:
     from runner.plugin.context import Context
@@ -44,7 +46,17 @@ class Role:
     def step(self) -> None:
         """Clips the gradients if the recipe requires it, and steps the optimizer."""
         if self.clipping is not None:
-            self.clipping(self.slots, self.optimizer, self._stepped_parameters())
+            parameters = self._stepped_parameters()
+            try:
+                self.clipping(self.slots, self.optimizer, parameters)
+            except NotImplementedError as error:
+                gradients = [parameter.grad for parameter in parameters]
+                if all(grad is None or grad.layout == strided for grad in gradients):
+                    raise
+                raise RunnerError(
+                    "optimizer.max_grad_norm: torch cannot clip sparse gradients; remove it, or "
+                    "build the embedding with sparse=False"
+                ) from error
         self.slots.optimizer_step(self.optimizer)
 
     def _stepped_parameters(self) -> list[Tensor]:

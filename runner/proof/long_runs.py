@@ -431,7 +431,7 @@ def _judge(
     if _first_difference(expected, frames, parts):
         summary = (
             "the baseline is not the same in a long run and alone, in float64; make it "
-            "deterministic"
+            "deterministic, or return what else it changes from state_dict()"
         )
         return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
     summary = f"not the same algebra in a long run: in float64, {difference}"

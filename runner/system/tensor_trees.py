@@ -112,6 +112,16 @@ def real_numbers(tensor: Tensor) -> Tensor:
     return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
 
+def stored_numbers(tensor: Tensor) -> Tensor:
+    """Returns the numbers of a tensor, of a sparse one those that it stores; all others are zero."""
+    import torch
+
+    if tensor.layout == torch.strided:
+        return tensor
+    # A tensor of coordinates may have several summands of one number.
+    return tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
+
+
 def as_float64(value: Any) -> Tensor:
     """Returns a number or a tensor of numbers as a tensor of float64 (complex: pairs of them) on
     the host.

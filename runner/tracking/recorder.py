@@ -76,7 +76,7 @@ class Recorder:
             self._warned_of_other_bits = True
             _log.warning(
                 "not resumed bit for bit: %s at step %d was %s and is now %s (a GPU, another machine or another number "
-                "of threads rounds differently)",
+                "of threads rounds differently, or a plugin has state that no checkpoint contains)",
                 name,
                 step,
                 logged_value,

@@ -23,7 +23,7 @@ from runner.system.files import make_folder, write_durably
 from runner.system.secrets import redact_values
 from runner.system.stored_json import json_number, json_text
 from runner.system.suggestions import method_named, shown_path
-from runner.system.tensor_trees import as_float64, leaves
+from runner.system.tensor_trees import as_float64, leaves, stored_numbers
 
 # Opportunities without a gradient after which a parameter is reported.
 FIRST_UPDATES = 20
@@ -138,7 +138,7 @@ class FiniteGuard:
         ]
         for kind, slot, tensors in candidates:
             for name, tensor in tensors:
-                if not tensor.isfinite().all():
+                if not stored_numbers(tensor).isfinite().all():
                     message = _MESSAGES[kind].format(slot=slot, name=name)
                     return {
                         "kind": kind,
@@ -228,7 +228,8 @@ class GradientGuard:
             if gradient is None or name not in self.missing:
                 continue
             whole = self.learner.whole
-            if bool(whole(gradient.isfinite().all())) and bool(whole(gradient.any())):
+            numbers = stored_numbers(gradient)
+            if bool(whole(numbers.isfinite().all())) and bool(whole(numbers.any())):
                 self.missing.discard(name)
             else:
                 self.connected.add(name)

@@ -296,7 +296,10 @@ class Loop:
             seconds = perf_counter() - started
             self.warm_up.close()
             self.follow(self.output)
-            if self.progress.updates == 1:
+            is_first = self.progress.updates == 1
+            # An evaluation would replace results that still have a graph.
+            self.unsaved.check(is_first=is_first)
+            if is_first:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()
         counts = self.progress.state_dict()
@@ -533,7 +536,6 @@ class Loop:
         with self.display.phase("rehearsing the evaluation"):
             rehearse_evaluation(self.pipeline, self.step.batch)
         rehearse_learner(self.writer.folder, self.state_dict(), self.pipeline)
-        self.unsaved.check(is_first=True)
 
     def _performance(
         self, elapsed: float, seconds: Mapping[str, float], counts: Mapping[str, int]

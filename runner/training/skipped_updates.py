@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.system.errors import DivergedError
+from runner.system.tensor_trees import stored_numbers
 
 if TYPE_CHECKING:
     from runner.plugin.loss import Loss
@@ -134,11 +135,6 @@ class SkippedUpdates:
         if self._looks_at_gradients:
             gradients = self._learner.gradients().values()
             numbers += [gradient for gradient in gradients if gradient is not None]
-        flags = [_dense(number).isfinite().all() for number in numbers]
+        flags = [stored_numbers(number).isfinite().all() for number in numbers]
         # A device is waited for once.
         return bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Returns the numbers of a tensor, of a sparse one those that it has."""
-    return tensor if tensor.layout == torch.strided else tensor.coalesce().values()

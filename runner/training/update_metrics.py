@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from runner.system.tensor_trees import stored_numbers
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -165,9 +167,9 @@ class UpdateMetrics:
             ]
         else:
             norms = [
-                parameter.grad.detach()
+                stored_numbers(parameter.grad.detach())
                 for parameter in parameters
-                if parameter.grad is not None and parameter.grad.layout == torch.strided
+                if parameter.grad is not None
             ]
         return self._pipeline.learner.whole(_norm_of(norms)) if norms else None
 
