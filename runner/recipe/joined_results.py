@@ -14,6 +14,7 @@ from runner.recipe.recipe import Recipe
 from runner.recipe.tuning import settings_of_data
 from runner.system.errors import UsageError
 from runner.system.files import read_regular, write_durably
+from runner.system.stored_json import json_text
 
 Computation = Mapping[str, Mapping[str, str]]
 """What results depend on apart from settings, as ``computation_of`` returns it."""
@@ -68,7 +69,7 @@ def record_computation(
     if path.exists():
         stored = json.loads(read_regular(path))
         changes = accepted_drift(name, stored, present, is_allowed)
-    write_durably(path, json.dumps(present, indent=1))
+    write_durably(path, json_text(present, indent=1))
     return changes
 
 
