@@ -223,6 +223,11 @@ class NodeContexts(DatasetSource):
         embeddings of all nodes.
         """
         graph = self._graph
+        if self.rehearsing:
+            accuracy = self._accuracy_of_few(learner)
+            return self.with_own_metrics(
+                learner, super().evaluate(learner), {"accuracy": accuracy}
+            )
         embedding = self._embedded(learner, len(graph.features))
         strength = chosen_strength(
             embedding, graph.labels, graph.train, self._validated
@@ -234,17 +239,12 @@ class NodeContexts(DatasetSource):
             learner, super().evaluate(learner), {"accuracy": accuracy}
         )
 
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the same metrics for a few nodes."""
+    def _accuracy_of_few(self, learner: Learner) -> float:
+        """Returns the accuracy of a probe of the nodes in one batch."""
         embedding = self._embedded(learner, self.context.batch_size)
         nodes = torch.arange(len(embedding))
         labelled = nodes[self._graph.labels[nodes] >= 0]
-        accuracy = probed(
-            embedding, self._graph.labels, labelled, labelled, 1.0
-        )
-        return self.with_own_metrics(
-            learner, super().rehearse(learner, batch), {"accuracy": accuracy}
-        )
+        return probed(embedding, self._graph.labels, labelled, labelled, 1.0)
 
     def _embedded(self, learner: Learner, nodes: int) -> Tensor:
         """The embeddings of the first nodes, [N, width], on the host."""

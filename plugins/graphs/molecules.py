@@ -179,10 +179,6 @@ class MoleculeGraphs(DatasetSource):
         """The root of the mean squared error, in the table's unit."""
         return self.table.measured(super().evaluate(learner))
 
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the same metrics for one batch."""
-        return self.table.measured(super().rehearse(learner, batch))
-
     def fingerprint(self) -> str:
         """The file's SHA-256."""
         return self.table.digest

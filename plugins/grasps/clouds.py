@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.api import Batch, DatasetSource, Learner
+from runner.api import DatasetSource, Learner
 
 from .cube import CubeGrasps
 
@@ -13,7 +13,3 @@ class CubeClouds(CubeGrasps):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the learner's metrics on held-out scenes."""
         return DatasetSource.evaluate(self, learner)
-
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the same metrics for one batch."""
-        return DatasetSource.rehearse(self, learner, batch)

@@ -327,17 +327,13 @@ class CubeGrasps(DatasetSource):
         for the cube that is never trained on; ``swapped_valid``, of grasps for the largest cube
         on the smallest, which is low if clouds are used.
         """
-        sampled = self.sampled(learner, self.context.batch_size, None)
+        # Sampling and measuring grasps takes long.
+        size, batches = (
+            (2, 1) if self.rehearsing else (self.context.batch_size, None)
+        )
+        sampled = self.sampled(learner, size, batches)
         return self.with_own_metrics(
             learner, super().evaluate(learner), sampled
-        )
-
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the same metrics for two scenes each."""
-        return self.with_own_metrics(
-            learner,
-            super().rehearse(learner, batch),
-            self.sampled(learner, 2, 1),
         )
 
     def sampled(

@@ -127,13 +127,6 @@ class PosedViews(DatasetSource):
         comparison = self.compared(learner, batches)
         return self.with_own_metrics(learner, metrics, comparison)
 
-    def rehearse(self, learner: Learner, batch: Any) -> dict[str, float]:
-        """Evaluates one held-out batch."""
-        metrics = super().rehearse(learner, batch)
-        first = next(iter(self.held_out_batches()))
-        comparison = self.compared(learner, [first])
-        return self.with_own_metrics(learner, metrics, comparison)
-
     def compared(self, learner: Learner, batches: Sequence[Views]) -> dict[str, float]:
         """Returns the metrics of renders of the poses of batches."""
         views = {

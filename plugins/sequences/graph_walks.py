@@ -204,10 +204,6 @@ class GraphWalks(DatasetSource):
         """
         return self.table.measured(super().evaluate(learner))
 
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Evaluates a single held-out batch."""
-        return self.table.measured(super().rehearse(learner, batch))
-
     def fingerprint(self) -> str:
         """Returns the table's SHA-256."""
         return self.table.digest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,14 +123,6 @@ class Recall(WindowSource):
             learner,
             by_token(super().evaluate(learner)),
             self.answered(learner, self.held_out_batches()),
-        )
-
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the same metrics for one held-out batch."""
-        return self.with_own_metrics(
-            learner,
-            by_token(super().rehearse(learner, batch)),
-            self.answered(learner, islice(self.held_out_batches(), 1)),
         )
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Learner, UsageError, fingerprint_of_files
+from runner.api import Learner, UsageError, fingerprint_of_files
 
 from .text import help_texts
 from .token_file import (
@@ -78,10 +78,6 @@ class Tokens(WindowSource):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Returns the metrics of the learner, by the token."""
         return by_token(super().evaluate(learner))
-
-    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Returns the metrics of one held-out batch, under the names of an evaluation."""
-        return by_token(super().rehearse(learner, batch))
 
     def fingerprint(self) -> str:
         """Returns a digest of the file and its description."""

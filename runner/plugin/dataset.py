@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ from runner.plugin.progress import Progress
 from runner.plugin.repeatability import describe_randomness
 from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import UNSENT, Batch, Source, State
-from runner.system.errors import UsageError
+from runner.system.errors import RunnerError, UsageError
 from runner.system.tensor_trees import map_tensors, same_tensors
 
 _TRAINING = "training data"
@@ -62,6 +63,10 @@ class DatasetSource(DataParts):
 
     label: ClassVar[str] = "label"
     """Name of the entry of a batch with the class of a sample, if there is one."""
+    rehearsing: bool = False
+    """Whether ``evaluate`` is called to report mistakes early: its metrics are thrown away, and
+    ``held_out_batches`` yields a single batch.
+    """
 
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config = config
@@ -412,7 +417,7 @@ class DatasetSource(DataParts):
         return join_metrics(method, metrics, type(self).__name__, own)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Evaluates a single held-out batch.
+        """Calls ``evaluate`` with a single held-out batch.
 
         Raises:
             UsageError: The held-out data are a stream that this process can read only once.
@@ -421,9 +426,39 @@ class DatasetSource(DataParts):
         if is_stream(self.held_out) and not self.config.workers:
             self._refuse_one_pass(first)
         # In the order of an evaluation: stages may compile for the first batch that they see.
-        metrics = self._measure(learner, [first])
+        metrics = self._rehearsed(learner, first)
         super().rehearse(learner, batch)
         return metrics
+
+    def _rehearsed(self, learner: Learner, first: Batch) -> dict[str, float]:
+        """Returns the metrics of a batch; of all batches if ``evaluate`` fails with so little."""
+        seed = derived_seed(self.context.seed, "evaluation")
+        with seeded(seed, self.device), learner.evaluating():
+            try:
+                with self._single_batch(first):
+                    return self.evaluate(learner)
+            except RunnerError:
+                raise
+            except Exception:
+                if type(self).evaluate is DatasetSource.evaluate:
+                    raise
+                # Some metrics need all held-out samples, such as one sample of every class.
+                return self.evaluate(learner)
+
+    @contextmanager
+    def _single_batch(self, batch: Batch) -> Iterator[None]:
+        """Limits the held-out batches to this one inside the ``with``."""
+        # On the instance, because a plugin may override the method.
+        replaced = vars(self).get("held_out_batches")
+        self.held_out_batches = lambda: iter([batch])  # type: ignore[method-assign]
+        self.rehearsing = True
+        try:
+            yield
+        finally:
+            del self.held_out_batches
+            if replaced is not None:
+                self.held_out_batches = replaced  # type: ignore[method-assign]
+            self.rehearsing = False
 
     def _existing(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields the batches; raises a UsageError if there is none."""

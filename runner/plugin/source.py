@@ -27,7 +27,16 @@ State = dict[str, Any]
 """Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can
 hold.
 """
-UNSENT = ("context", "train", "held_out", "test", "_all_data", "_stream", "_opening")
+UNSENT = (
+    "context",
+    "train",
+    "held_out",
+    "test",
+    "held_out_batches",
+    "_all_data",
+    "_stream",
+    "_opening",
+)
 """Attributes of a source that worker processes do not need for its ``collate``."""
 _READ_ROWS = 4096
 

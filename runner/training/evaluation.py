@@ -91,8 +91,9 @@ def rehearse_evaluation(pipeline: Assembly, batch: Batch) -> None:
         RecipeError: Nothing has read some values of the recipe by then.
         RunnerError: The evaluation fails, or a metric is refused.
     """
-    pipeline.refuse_unread()
     metrics = pipeline.source.rehearse(pipeline.learner, batch)
+    # An evaluation may read values, too.
+    pipeline.refuse_unread()
     if metrics is not None:
         checked(metrics, pipeline)
 
