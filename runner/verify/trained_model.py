@@ -285,11 +285,11 @@ def export_module(
     try:
         with _without_advice():
             program = torch.export.export(module, clones(inputs), dynamic_shapes=shapes)
+            # The comparison shows whether results for other sizes are right.
+            exported: Callable[..., Any] = program.module(check_guards=False)
     except Exception:
-        # A module that cannot be traced may raise anything.
+        # A module that cannot be traced, or has a reserved name, may raise anything.
         return None
-    # The comparison shows whether results for other sizes are right.
-    exported: Callable[..., Any] = program.module(check_guards=False)
     return exported
 
 

@@ -79,3 +79,10 @@ def test_a_module_is_exported_for_other_sizes_unless_it_cannot_be():
     inputs = torch.rand(7, 3)
     torch.testing.assert_close(program(inputs), module(inputs))
     assert export_module(Untraceable(), (torch.ones(4),)) is None
+
+
+def test_a_name_that_a_program_reserves_is_a_module_that_cannot_be_exported():
+    module = nn.Linear(3, 2)
+    module.register_buffer("code", torch.ones(2))
+    module.forward = lambda values: nn.functional.linear(values, module.weight) * module.code
+    assert export_module(module, (torch.ones(4, 3),)) is None
