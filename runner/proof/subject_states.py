@@ -186,9 +186,26 @@ def widen(subject: Subject) -> None:
             # ``double`` leaves complex numbers out.
             stateful._apply(widened)  # type: ignore[no-untyped-call]
     for name, parameter in named_parameters(subject).items():
-        if widened(parameter) is not parameter:
+        # No default type makes complex64 wider.
+        if parameter.is_complex():
+            parameter.data = widened(parameter.data)
+        if widened(parameter).dtype != parameter.dtype:
             hint = "build it in the default type, torch.float64 here"
             raise TypeError(f"'{name}' is still {parameter.dtype}; {hint}")
+
+
+def widen_held_modules(owner: Any, trained: Iterable[nn.Module]) -> None:
+    """Makes modules in attributes of an object, also in lists, float64: a frozen teacher, which may
+    have been loaded from a file, is in no state.
+
+    Args:
+        owner: The object.
+        trained: Modules that stay as they are.
+    """
+    layers = {layer for module in trained for layer in module.modules()}
+    for _, module in tensor_trees.leaves(dict(vars(owner))):
+        if isinstance(module, nn.Module) and module not in layers:
+            module._apply(widened)  # type: ignore[no-untyped-call]
 
 
 def widen_inputs(modules: Iterable[nn.Module]) -> None:

@@ -18,7 +18,7 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.proof.isolation import Isolation
 from runner.proof.subject import Build, Listener, Subject
-from runner.proof.subject_states import clones
+from runner.proof.subject_states import clones, widen_held_modules
 from runner.proof.trajectory import Update
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
@@ -276,6 +276,8 @@ class Training:
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline = pipeline
         self.complete_step = Step(pipeline)
+        if torch.get_default_dtype() == torch.float64:
+            widen_held_modules(pipeline.learner, pipeline.learner.modules().values())
         # No evaluation of a training is compared here, but stages must follow changed rates.
         if pipeline.recipe.lr_scheduler.reacts_to_evaluations:
             self.complete_step.adaptive_rates = SimulatedRates(pipeline.progress)
