@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from runner.plugin import default_slots
@@ -111,6 +112,12 @@ class Learner(ABC):
             roles = f"{type(self.config).__name__}.roles"
             hint = suggestion(name, self.context.optimizers)
             raise RunnerError(f"{problem}, which {roles} does not have{hint}")
+        if any(map(is_lazy, module.parameters())):
+            raise RunnerError(
+                f"{type(self).__name__} makes a role '{name}' of a module with lazy layers, whose "
+                "parameters have no shapes yet: call it with zeros where it is built, or "
+                "write the number of features"
+            )
         role = Role(name, module.to(self.device), self.context, every)
         self.roles[name] = role
         return role
@@ -415,6 +422,20 @@ class GradientLearner(Learner):
         ]
         self._parameter = (floats or parameters)[0]
         self._has_loss = False
+
+    def refuse_closures(self) -> None:
+        """Raises a RunnerError for an optimizer that ``update`` cannot step without a closure."""
+        if type(self).update is not GradientLearner.update:
+            return
+        step = type(self.model.optimizer).step
+        closure = inspect.signature(step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            name = type(self).__name__
+            raise RunnerError(
+                f"{name}.configure_optimizers makes a {type(self.model.optimizer).__name__}, whose "
+                f"step computes gradients by a closure, and GradientLearner.update passes none: "
+                f"write {name}.update, or take another optimizer"
+            )
 
     @abstractmethod
     def build(

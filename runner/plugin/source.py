@@ -235,6 +235,7 @@ class Source(ABC):
         import torch
 
         from runner.plugin.learner import Learner
+        from runner.plugin.plugin_errors import mistake
 
         # An evaluation may never predict for this batch: to compile for it may take long.
         uncompiled = torch.compiler.set_stance("force_eager")
@@ -242,15 +243,22 @@ class Source(ABC):
             with learner.evaluating(), uncompiled:
                 learner.predict(learner.inputs(batch))
         except Exception as error:
-            selects_inputs = type(learner).inputs is not Learner.inputs
-            if isinstance(error, RunnerError) or selects_inputs:
+            # The code of a plugin that raised is named where the training ends.
+            if isinstance(error, RunnerError) or mistake(error) is not None:
                 raise
             method = method_named(learner, "predict")
             reason = f"{type(error).__name__}: {error}"
-            missing = f"{type(learner).__name__} has no inputs(batch)"
+            name = type(learner).__name__
+            hint = (
+                f"prepare its input as the loss does, in {name}.inputs(batch) or in "
+                f"{name}.predict(inputs)"
+            )
+            if type(learner).inputs is Learner.inputs:
+                hint = (
+                    f"{name} has no inputs(batch), which selects its input from a batch"
+                )
             raise RunnerError(
-                f"{method} failed for a complete batch: {reason}; "
-                f"{missing}, which selects its input from a batch"
+                f"{method} failed for a complete batch: {reason}; {hint}"
             ) from error
         return None
 

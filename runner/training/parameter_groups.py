@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runner.plugin.default_slots import make_optimizer
+from runner.plugin.learner import GradientLearner, Learner
 from runner.plugin.parameter_groups import (
     blocks_within,
     matching_pattern,
@@ -20,7 +21,6 @@ from runner.system.errors import UsageError
 from runner.system.suggestions import method_named, nearest
 
 if TYPE_CHECKING:
-    from runner.plugin.learner import Learner
     from runner.plugin.optimizer import OptimizerSettings
     from runner.recipe.recipe import Recipe
 
@@ -54,6 +54,8 @@ def configure_optimizers(recipe: Recipe, learner: Learner) -> None:
         raise RecipeError(problems)
 
     learner.configure_optimizers()
+    if isinstance(learner, GradientLearner):
+        learner.refuse_closures()
     names = {
         (role, group.get("name"))
         for role, optimizer in learner.optimizers()
