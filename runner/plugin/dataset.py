@@ -37,6 +37,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
 from runner.plugin.measuring import measure
 from runner.plugin.metric_names import join_metrics
+from runner.plugin.nested_content import NestedContent
 from runner.plugin.passes import endless_batches
 from runner.plugin.progress import Progress
 from runner.plugin.repeatability import describe_randomness
@@ -85,6 +86,10 @@ class DatasetSource(DataParts):
         sampled in advance.
         """
         self._opening: Opening | None = None
+        parts = (self.train, self.held_out, self.test)
+        self._content = NestedContent(
+            part for part in parts if not isinstance(part, Rows)
+        )
         facts = self._inspected()
         self._samples = facts.train
         self._held_out_samples = facts.held_out
@@ -261,10 +266,11 @@ class DatasetSource(DataParts):
         return samples // batch_size * batch_size
 
     def fingerprint(self) -> str | None:
-        """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes
-        hold.
+        """Returns a digest of tables in memory, and of the arrays and files in attributes of
+        datasets and of the objects in these.
         """
-        return fingerprint_of_data(*(self._all_data or self._data()))
+        data = self._all_data or self._data()
+        return fingerprint_of_data(*data, content=self._content)
 
     def state_dict(self) -> State:
         """Returns the number of batches that were consumed, and the state of hybrid sampling."""

@@ -18,6 +18,8 @@ from runner.system.files import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runner.plugin.nested_content import NestedContent
+
 COMPLETE_BYTES = 4 * 2**30
 """Total size of files above which only both ends of every file are read."""
 END_BYTES = 2**16
@@ -49,16 +51,68 @@ def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str
     return digest.hexdigest()
 
 
-def fingerprint_of_data(*data: Any) -> str | None:
-    """Returns a digest of tables in memory, and of files that are named in attributes of other
-    datasets.
+def fingerprint_of_data(*data: Any, content: NestedContent | None = None) -> str | None:
+    """Returns a digest of tables in memory, of arrays and tensors in attributes of other datasets,
+    and of files that are named there; attributes of inner datasets and objects are included.
 
     Nothing is read through the datasets themselves: they may not be used before worker processes
     have their copies.
 
+    Args:
+        data: The datasets.
+        content: Their content before anything was read; None collects it.
+
     Returns:
-        The digest; None if there are neither tables nor files.
+        The digest; None without any content. After a plus sign follows the digest without inner
+        content, as in locks of earlier versions.
     """
+    # The recipe's part of the program imports this module, and must not wait for torch.
+    from runner.plugin.nested_content import NestedContent
+
+    outer = _fingerprint_of_outer(data)
+    # The attribute of a table has been covered.
+    others = [
+        item for item in data if not isinstance(getattr(item, "tensors", None), Mapping)
+    ]
+    inner = _digest_of_content(NestedContent(others) if content is None else content)
+    if inner is None:
+        return outer
+    complete = hashlib.sha256(f"{outer}+{inner}".encode()).hexdigest()
+    return f"{complete}+{outer or ''}"
+
+
+def is_same_data(locked: str, present: str | None) -> bool:
+    """Returns whether two fingerprints are of the same data, also if the first is of an earlier
+    version, which did not cover inner content.
+    """
+    if present is not None and "+" in present and "+" not in locked:
+        return present.partition("+")[2] == locked
+    return present == locked
+
+
+def _digest_of_content(content: NestedContent) -> str | None:
+    import numpy as np
+    import torch
+
+    parts = []
+    sizes = [array.nbytes for array in content.arrays]
+    complete = sum(sizes) <= COMPLETE_BYTES
+    for array in content.arrays:
+        header = f"{array.dtype}\0{tuple(array.shape)}\0"
+        if isinstance(array, torch.Tensor):
+            digest = _content(array if complete else array.reshape(-1)[:END_BYTES])
+        else:
+            covered = array if complete else array.reshape(-1)[:END_BYTES]
+            digest = hashlib.sha256(np.ascontiguousarray(covered).tobytes()).digest()
+        parts.append(header.encode() + digest)
+    if files := sorted(set(_files_in(content.objects, -1))):
+        base = Path(os.path.commonpath([path.parent for path in files]))
+        parts.append(fingerprint_of_files(files, base).encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest() if parts else None
+
+
+def _fingerprint_of_outer(data: Iterable[Any]) -> str | None:
+    """Returns a digest of tables, and of files that datasets name themselves."""
     digest = hashlib.sha256()
     has_content = False
     for item in data:

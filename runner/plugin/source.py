@@ -36,6 +36,7 @@ UNSENT = (
     "_all_data",
     "_stream",
     "_opening",
+    "_content",
 )
 """Attributes of a source that worker processes do not need for its ``collate``."""
 _READ_ROWS = 4096

@@ -12,6 +12,7 @@ from pydantic import create_model
 
 from runner import __version__
 from runner.plugin.config import Config
+from runner.plugin.fingerprint import is_same_data
 from runner.plugin.lr_scheduler import SCHEDULES
 from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.registry import Provider, Registry, Section
@@ -205,7 +206,7 @@ def data_drift(
     is None.
     """
     locked_fingerprint = (locked.get(DATA) or {}).get("fingerprint")
-    if locked_fingerprint is None or locked_fingerprint == fingerprint:
+    if locked_fingerprint is None or is_same_data(locked_fingerprint, fingerprint):
         return None
     locked_settings = settings_of_data(locked["recipe"]["data"])
     if locked_settings != settings_of_data(recipe.values()["data"]):

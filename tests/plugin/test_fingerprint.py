@@ -1,13 +1,17 @@
 """Fingerprints follow what is in files and tables, and nothing else."""
 
+import logging
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from runner.plugin import fingerprint
-from runner.plugin.fingerprint import fingerprint_of_data, fingerprint_of_files
+from runner.plugin.fingerprint import fingerprint_of_data, fingerprint_of_files, is_same_data
+from runner.plugin.nested_content import NestedContent
 from runner.plugin.rows import TensorRows
 
 
@@ -113,3 +117,51 @@ def test_tables_and_files_that_a_dataset_names_are_followed(folder):
     (folder / "a").write_bytes(b"eno")
     assert fingerprint_of_data(Files(folder)) != before
     assert fingerprint_of_data(object(), range(3)) is None
+
+
+class Holder(Dataset):
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return 2
+
+
+NESTED = {
+    "subset": lambda path, number: Subset(Holder(path=str(path)), [0]),
+    "concatenated": lambda path, number: ConcatDataset([Holder(samples=[(path, 0)])]),
+    "stacked": lambda path, number: StackDataset(x=TensorDataset(torch.tensor([number, 1]))),
+    "reader": lambda path, number: Holder(reader=Holder(file=path)),
+    "array": lambda path, number: Holder(rows=[np.array([number, 1])]),
+    "memory map": lambda path, number: Holder(rows=np.memmap(path, np.uint8, "r")),
+}
+
+
+@pytest.mark.parametrize("make", NESTED.values(), ids=NESTED.keys())
+def test_content_of_inner_objects_is_followed(make, folder, tmp_path):
+    before = fingerprint_of_data(make(folder / "a", 0))
+    (tmp_path / "moved").mkdir()
+    shutil.copy(folder / "a", tmp_path / "moved" / "a")
+    assert fingerprint_of_data(make(tmp_path / "moved" / "a", 0)) == before
+    (folder / "a").write_bytes(b"eno")
+    assert fingerprint_of_data(make(folder / "a", 1)) != before
+
+
+def test_what_reading_fills_is_no_content_of_data(folder):
+    logger = logging.FileHandler(folder / "log", delay=True)
+    data = Holder(reader=Holder(file=folder / "a"), cache=None, late=None, logger=logger)
+    content = NestedContent([data])
+    before = fingerprint_of_data(data, content=content)
+    data.late = data.cache = np.zeros(3)
+    (folder / "log").write_bytes(b"more")
+    assert fingerprint_of_data(data, content=content) == before
+
+
+def test_a_fingerprint_of_an_earlier_version_is_compared_without_inner_content(folder):
+    present = fingerprint_of_data(Holder(file=folder / "a", array=np.zeros(2)))
+    earlier = fingerprint_of_data(Holder(file=folder / "a"))
+    assert "+" not in earlier
+    assert is_same_data(earlier, present)
+    assert not is_same_data(present, earlier)
+    assert not is_same_data("another", present)
+    assert is_same_data(present, present)
