@@ -222,8 +222,12 @@ def title_of(name: str) -> str:
 
 
 def data_attribute(recipe: Recipe) -> str:
-    """The attribute of a study that has the fingerprint of the data that a trial with this recipe reads."""
-    return f"runner.data.{hashlib.sha256(data_key(recipe).encode()).hexdigest()[:16]}"
+    """The attribute of a study that has the fingerprint of the data that a trial with this recipe reads.
+
+    Data may be drawn with the seed of the recipe.
+    """
+    key = f"{recipe.seed} {data_key(recipe)}"
+    return f"runner.data.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str], float | None]:

@@ -51,6 +51,7 @@ from runner.tracking.tracker import Tracker
 from runner.training.budget import fitted
 from runner.training.checkpoint_selection import load_resumed
 from runner.training.final_test import test_best, untested
+from runner.training.group_data import refuse_other_data
 from runner.training.group_steps import (
     announce_checkpoint,
     changed_count,
@@ -193,9 +194,10 @@ def run(
         pipeline, fingerprint = _assembled(
             recipe, registry, state, retune, display, processes
         )
+        refuse_other_data(parent, pipeline, fingerprint, allow_drift)
         drift = [
             *drift,
-            *_changes_since(recipe, folder, fingerprint, allow_drift, count, parent),
+            *_changes_since(recipe, folder, fingerprint, allow_drift, count),
         ]
 
         # The run in MLflow.
@@ -381,37 +383,20 @@ def _report_start(pipeline: Assembly) -> None:
         _log.warning(remark)
 
 
-def _refuse_other_data(
-    group: Group, fingerprint: str | None, allow_drift: bool
-) -> None:
-    """Raises a UsageError if other runs of the group have read other data."""
-    if group.data is None or group.data == fingerprint:
-        return
-    _log.warning("drift: the data are not those of the other runs of %s", group.name)
-    if not allow_drift:
-        raise UsageError(
-            f"group {group.name} would not continue as it started: its data have changed; "
-            "restore them, or accept that with --allow-drift"
-        )
-
-
 def _changes_since(
     recipe: Recipe,
     folder: RunFolder | None,
     fingerprint: str | None,
     allow_drift: bool,
     count: int,
-    parent: Group | None,
 ) -> list[str]:
     """Returns and prints what differs from the run that is resumed, or from the lock that is run
     again: data, number of processes.
 
     Raises:
-        UsageError: The data of a run or of its group have changed, and that was not allowed, or
-            another number of processes cannot continue it.
+        UsageError: The data of a run have changed, and that was not allowed, or another number of
+            processes cannot continue it.
     """
-    if parent is not None:
-        _refuse_other_data(parent, fingerprint, allow_drift)
     if folder is None:
         return _changed_data(recipe, None, fingerprint, allow_drift)
     remarks = changed_count(recipe, folder.path / LOCK_NAME, count)

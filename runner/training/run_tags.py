@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from runner.recipe.loader import assignments
 from runner.recipe.provenance import Checkout
@@ -17,21 +16,8 @@ from runner.system.text_lines import figures
 from runner.tracking.description import code, describe
 from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
+from runner.training.group_data import Group
 from runner.training.pipeline import Assembly
-
-
-class Group(NamedTuple):
-    """A group of runs.
-
-    Attributes:
-        name: Name of the group.
-        run_id: Its run in MLflow.
-        data: The fingerprint of the data that its other runs have read, if it is known.
-    """
-
-    name: str
-    run_id: str | None
-    data: str | None = None
 
 
 def start_tags(

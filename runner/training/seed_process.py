@@ -17,8 +17,8 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking import RunFolder, Workspace
+from runner.training.group_data import Group
 from runner.training.outputs import NoOutput
-from runner.training.run_tags import Group
 from runner.training.signals import Stop
 
 # After SIGTERM, a child writes a checkpoint.
@@ -67,8 +67,9 @@ def train_seed(
 
 def locked_data(
     runs: Mapping[int, RunFolder], recipes: Mapping[int, Recipe], seed: int
-) -> str | None:
-    """Returns the fingerprint of the data that another run of a group has read; None without one.
+) -> tuple[int, str] | None:
+    """Returns the seed of another run of a group, and the fingerprint of the data that it has read;
+    None without one.
 
     Args:
         runs: The runs that have started, by seed.
@@ -85,8 +86,8 @@ def locked_data(
             or data_key(recipes[other_seed]) != key
         ):
             continue
-        data = read_lock(lock).get(DATA) or {}
-        return data.get("fingerprint")
+        fingerprint = (read_lock(lock).get(DATA) or {}).get("fingerprint")
+        return None if fingerprint is None else (recipes[other_seed].seed, fingerprint)
     return None
 
 
@@ -122,7 +123,8 @@ def main(parent: Parent) -> None:
             message = f"run {folder.name} would not continue as it started"
             raise UsageError(f"{message}: {'; '.join(changes)}")
     name, run_id = options["group"]
-    group = Group(name, run_id, options["data"])
+    data = options["data"]
+    group = Group(name, run_id, None if data is None else tuple(data))
     result = run(
         recipe,
         registry,

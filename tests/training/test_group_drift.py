@@ -8,11 +8,13 @@ from toy_runs import TOYS, toy, written
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.recipe.lock import write_lock
+from runner.system import generators
 from runner.system.errors import UsageError
 from runner.tracking import RunFolder, Workspace
+from runner.training.group_data import Group
 from runner.training.outputs import NoOutput
+from runner.training.pipeline import assemble
 from runner.training.run import run
-from runner.training.run_tags import Group
 from runner.training.seed_process import locked_data
 from runner.training.seeds import train_seeds
 
@@ -84,14 +86,57 @@ def test_the_runs_of_a_group_need_the_data_of_the_others(tmp_path):
     for number, folder in folders.items():
         folder.path.mkdir()
         write_lock(recipes[number], folder.path, Registry([TOYS]), fingerprint=f"data {number}")
-    assert locked_data(folders, recipes, 2) == "data 0"
+    assert locked_data(folders, recipes, 2) == (recipes[0].seed, "data 0")
     assert locked_data(folders, recipes, 0) is None
     assert locked_data({}, recipes, 1) is None
 
 
+DRAWN = """
+
+class DrawnConfig(DatasetConfig):
+    '''Words that are drawn with the recipe's seed, and a first one from a setting.'''
+
+    kind, provides, implementation = "drawn", "toy_words", "Drawn"
+    first: int = 0
+
+
+class Drawn(DatasetSource):
+    def datasets(self, config):
+        words = torch.randint(WORDS, (40, LENGTH))
+        words[0] = config.first
+        return {"words": words[8:]}, {"words": words[:8]}
+"""
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_data_may_be_drawn_with_the_seed_of_each_run(tmp_path, plugin, is_changed):
+    plugin.write_text(plugin.read_text() + DRAWN)
+    registry = Registry([plugin])
+    written(tmp_path)
+
+    def recipe_of(seed, *sets):
+        return load(tmp_path / "toy.yaml", [*SHORT, "data={kind: drawn}", f"seed={seed}", *sets], registry)
+
+    generators.seed(5)
+    other = assemble(recipe_of(5), registry.files).source.fingerprint()
+    group = Group("toy-seeds", None, (5, other))
+    settings = ("data.first=3",) if is_changed else ()
+
+    def train():
+        return run(recipe_of(6, *settings), registry, Workspace(), NoOutput(), parent=group)
+
+    if is_changed:
+        with pytest.raises(UsageError, match="its data have changed"):
+            train()
+        return
+    alone = run(recipe_of(6), registry, Workspace(), NoOutput())
+    assert train().metrics["eval/loss"] == alone.metrics["eval/loss"]
+
+
 @pytest.mark.usefixtures("migrated_workspace")
 def test_a_run_with_other_data_than_its_group_is_refused(tmp_path):
-    group = Group("toy-seeds", None, "other data")
+    group = Group("toy-seeds", None, (7, "other data"))
     with pytest.raises(UsageError, match=r"group toy-seeds .* its data have changed"):
         run(toy(tmp_path, *SHORT), Registry([TOYS]), Workspace(), NoOutput(), parent=group)
     assert not Workspace().runs.exists()
