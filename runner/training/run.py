@@ -51,7 +51,7 @@ from runner.tracking.tracker import Tracker
 from runner.training.budget import fitted
 from runner.training.checkpoint_selection import load_resumed
 from runner.training.final_test import test_best, untested
-from runner.training.group_data import refuse_other_data
+from runner.training.group_data import Group, refuse_other_data
 from runner.training.group_steps import (
     announce_checkpoint,
     changed_count,
@@ -72,7 +72,6 @@ from runner.training.progress_lines import displayed
 from runner.training.recipe_errors import located
 from runner.training.result import RunResult, result_of, stopped_by, stopped_status
 from runner.training.run_tags import (
-    Group,
     description_of,
     resume_tags,
     stage_tags,
