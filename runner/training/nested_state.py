@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from inspect import isfunction
 from itertools import islice
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from runner.plugin.learner import Learner
+from runner.plugin.source import Source
 
 ITEMS = 64
 """Items of a container that are read: the last ones."""
@@ -63,6 +65,9 @@ def nested_values(
         yield from _optimizer_values(owner, walk)
         yield from _global_values(modules, walk)
     walk.seen.add(id(owner))
+    if is_dataset(owner):
+        yield from _dataset_values(owner, walk)
+        return
     for attribute, value in [*vars(owner).items()]:
         if attribute not in skipped:
             # The attribute itself is compared as a whole.
@@ -111,6 +116,34 @@ def _global_values(
         name = Path(str(module.__file__)).stem
         private = [key for key in vars(module) if key.startswith("__")]
         yield from walk.attributes(name, _without(vars(module), private), _DEPTH)
+
+
+def is_dataset(owner: Any) -> bool:
+    """Returns whether a source draws from datasets (``DatasetSource``)."""
+    return isinstance(owner, Source) and hasattr(type(owner), "datasets")
+
+
+def _dataset_values(source: Source, walk: _Walk) -> Iterator[tuple[str, Any]]:
+    """Yields attributes of a plugin's source, and those of its datasets; workers have copies of
+    these, whose values are not seen.
+    """
+    name = type(source).__name__
+    # The methods of the base classes name all attributes of these.
+    names = {
+        name
+        for base in type(source).__mro__
+        if base.__module__.startswith("runner.plugin.")
+        for method in vars(base).values()
+        if isfunction(method)
+        for name in method.__code__.co_names
+    }
+    own = _without(vars(source), names)
+    yield from walk.attributes(name, own, _DEPTH)
+    # A stage may have replaced them by caches.
+    replaced = vars(source)["_all_data"]
+    parts = replaced or (vars(source)["train"], vars(source)["held_out"])
+    for part, data in zip(("train", "held_out"), parts, strict=False):
+        yield from walk.inside(f"{name}.{part}", data, _DEPTH)
 
 
 def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from runner.plugin.registry import file_modules
 from runner.plugin.source import Source
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import real_numbers, tensors
-from runner.training.nested_state import ITEMS, nested_values
+from runner.training.nested_state import ITEMS, is_dataset, nested_values
 
 if TYPE_CHECKING:
     from runner.training.pipeline import Assembly
@@ -48,7 +48,8 @@ _PRIVATE_NAMES = {
     if name.startswith("_")
 }
 """Private attributes of the base classes."""
-_PLAIN = (Learner.state_dict, GradientLearner.state_dict, Source.state_dict)
+_PLAIN = frozenset(f"runner.plugin.{name}" for name in ("learner", "source", "dataset"))
+"""Modules whose ``state_dict`` knows nothing of attributes that a plugin adds."""
 
 
 class UnsavedState:
@@ -67,12 +68,12 @@ class UnsavedState:
         learner, source = pipeline.learner, pipeline.source
         self._context = learner.context
         self._modules = file_modules(pipeline.plugin_files)
-        # Datasets and simulators of the runner keep their state themselves. Of several processes,
-        # each may have a part of a tensor.
+        # Simulators of the runner keep their state themselves. Of several processes, each may have
+        # a part of a tensor.
         self._owners: list[Any] = []
         if self._context.processes is None:
             self._owners.append(learner)
-            if type(source).state_dict is Source.state_dict:
+            if _is_plain(source):
                 self._owners.append(source)
         self._reported: set[str] = set()
         self._before = [dict(self._attributes(owner)) for owner in self._owners]
@@ -122,6 +123,9 @@ class UnsavedState:
 
     def _attributes(self, owner: Any) -> Iterator[tuple[str, Any]]:
         """Yields the attributes that may be state, each with a summary to compare."""
+        # A dataset often has caches, so that its attributes are compared like those inside of it.
+        if is_dataset(owner):
+            return
         generators = self._generators()
         for name, value in vars(owner).items():
             if name in _PRIVATE_NAMES or id(value) in generators:
@@ -132,7 +136,7 @@ class UnsavedState:
 
     def _nested_values(self, owner: Any) -> Iterator[tuple[str, Any]]:
         # The author of another method has decided what is state.
-        if type(owner).state_dict in _PLAIN:
+        if _is_plain(owner):
             yield from nested_values(
                 owner,
                 self._modules,
@@ -143,6 +147,11 @@ class UnsavedState:
 
     def _generators(self) -> set[int]:
         return {id(generator) for generator in self._context.generators.values()}
+
+
+def _is_plain(owner: Any) -> bool:
+    """Returns whether the class of a learner or source has no ``state_dict`` of a plugin."""
+    return type(owner).state_dict.__module__ in _PLAIN
 
 
 def _is_inside(path: str, others: Iterable[str]) -> bool:
@@ -226,7 +235,7 @@ def _unsaved(owner: Any, changed: Mapping[str, Any]) -> Iterator[str]:
         return
     saved = _tensors_of(owner.state_dict())
     addresses = {tensor.data_ptr() for tensor in saved}
-    is_plain = type(owner).state_dict in _PLAIN
+    is_plain = _is_plain(owner)
     for path, value in changed.items():
         if not (is_plain or isinstance(value, nn.Module)):
             continue

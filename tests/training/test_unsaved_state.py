@@ -359,3 +359,89 @@ def test_what_repeatedly_changes_inside_an_object_is_named(what, name, tmp_path,
 @pytest.mark.parametrize("what", ["result", "caches", "module of torch", "extra state", "saved"])
 def test_caches_results_and_saved_values_inside_an_object_are_not_named(what, tmp_path, caplog):
     assert nested_names(tmp_path, caplog, what) == []
+
+
+SAMPLES = """
+import torch
+from torch.utils.data import Dataset
+
+from runner.api import DatasetConfig, DatasetSource
+
+
+class SamplesConfig(DatasetConfig):
+    '''Words whose reading changes something.'''
+
+    kind, provides, implementation = "counted_words", "toy_words", "Samples"
+    what: str = "number"
+
+
+class Words(Dataset):
+    def __init__(self, what):
+        self.what = what
+        self.level, self.cache, self.file, self.levels = 0.0, {}, None, torch.zeros(40)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if self.what == "number":
+            self.level += 0.5
+        if self.what == "tensor":
+            self.levels[index] += 1
+        if self.what == "caches":
+            self.file = self.file or 7
+            self.cache[index] = torch.arange(6)
+        return {"words": (torch.arange(6) + index) % 16}
+
+
+class Samples(DatasetSource):
+    def datasets(self, config):
+        self.level, self.shown, self.best = 1.0, [], None
+        return Words(config.what), Words("nothing")
+
+    def evaluate(self, learner):
+        if self.config.what == "evaluation":
+            self.level *= 0.5
+        if self.config.what == "saved":
+            self.shown.append(1)
+        return super().evaluate(learner)
+
+
+class SavingConfig(SamplesConfig):
+    '''The same with a state of its own.'''
+
+    kind, implementation = "saved_words", "Saving"
+
+
+class Saving(Samples):
+    def state_dict(self):
+        return super().state_dict() | {"shown": self.shown}
+
+    def load_state_dict(self, state):
+        self.shown = state["shown"]
+        super().load_state_dict(state)
+"""
+
+
+def names_of_source(tmp_path, caplog, data):
+    """Trains with a dataset, and returns what the warning names."""
+    plugin = tmp_path / "samples.py"
+    plugin.write_text(SAMPLES)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("{kind: toy_words}", data))
+    plugins = [TOYS, plugin]
+    settings = ["train.updates=8", "train.checkpoint_every=2", "train.evaluate_every=2"]
+    trained(tmp_path, assemble(load(tmp_path / "toy.yaml", settings, Registry(plugins)), plugins))
+    return [line.split(f": changed by the training and {MESSAGE}")[0] for line in caplog.messages if MESSAGE in line]
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("number", "Samples.train.level"), ("tensor", "Samples.train.levels"), ("evaluation", "Samples.level")],
+)
+def test_what_repeatedly_changes_in_a_source_or_its_dataset_is_named(what, name, tmp_path, caplog):
+    assert names_of_source(tmp_path, caplog, f"{{kind: counted_words, what: {what}}}") == [name]
+
+
+@pytest.mark.parametrize("data", ["{kind: counted_words, what: caches}", "{kind: saved_words, what: saved}"])
+def test_caches_and_saved_values_of_a_source_are_not_named(data, tmp_path, caplog):
+    assert names_of_source(tmp_path, caplog, data) == []
