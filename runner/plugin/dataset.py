@@ -441,7 +441,10 @@ class DatasetSource(DataParts):
         seed = derived_seed(self.context.seed, "evaluation")
         with seeded(seed, self.device), learner.evaluating():
             try:
-                with self._single_batch(first):
+                with self._unchanged():
+                    # On the instance, because a plugin may override the method.
+                    self.held_out_batches = lambda: iter([first])  # type: ignore[method-assign]
+                    self.rehearsing = True
                     return self.evaluate(learner)
             except RunnerError:
                 raise
@@ -449,22 +452,26 @@ class DatasetSource(DataParts):
                 if type(self).evaluate is DatasetSource.evaluate:
                     raise
                 # Some metrics need all held-out samples, such as one sample of every class.
-                return self.evaluate(learner)
+                with self._unchanged():
+                    return self.evaluate(learner)
 
     @contextmanager
-    def _single_batch(self, batch: Batch) -> Iterator[None]:
-        """Limits the held-out batches to this one inside the ``with``."""
-        # On the instance, because a plugin may override the method.
-        replaced = vars(self).get("held_out_batches")
-        self.held_out_batches = lambda: iter([batch])  # type: ignore[method-assign]
-        self.rehearsing = True
+    def _unchanged(self) -> Iterator[None]:
+        """Restores attributes and generators after the ``with``: a resumed run rehearses again, and
+        must continue like one that was not interrupted.
+        """
+        attributes = dict(vars(self))
+        generators = self.context.generators
+        states = {name: each.get_state() for name, each in generators.items()}
         try:
             yield
         finally:
-            del self.held_out_batches
-            if replaced is not None:
-                self.held_out_batches = replaced  # type: ignore[method-assign]
-            self.rehearsing = False
+            vars(self).clear()
+            vars(self).update(attributes)
+            for name in generators.keys() - states.keys():
+                del generators[name]
+            for name, state in states.items():
+                generators[name].set_state(state)
 
     def _existing(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields the batches; raises a UsageError if there is none."""

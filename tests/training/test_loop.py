@@ -198,7 +198,7 @@ def test_the_command_line_says_one_sentence_and_no_traceback(kind, message, tmp_
 def test_the_display_is_told_each_phase_and_the_best_value_of_the_objective(tmp_path):
     """Best of a loss is the lowest; the last evaluation is no better than the one before."""
     pipeline = toy_pipeline(tmp_path, "train.updates=4", "train.evaluate_every=2")
-    losses = iter([1.0, 2.0])
+    losses = iter([0.0, 1.0, 2.0])  # the first is that of the rehearsal
     pipeline.source.evaluate = lambda learner: {"loss": next(losses)}
     _, notes = trained(tmp_path, pipeline)
     assert notes.phases[:4] == ["training", "warm-up", "first update", "rehearsing the evaluation"]

@@ -139,7 +139,7 @@ def test_the_rehearsal_leaves_no_trace_on_the_disk_or_in_the_model(tmp_path, mon
 @pytest.mark.parametrize("ema", ["null", "0.9"])
 def test_the_best_evaluation_is_kept_without_checkpoints_on_the_way(tmp_path, losses, best_step, ema):
     pipeline = toy_pipeline(tmp_path, "train.updates=6", "train.evaluate_every=1", f"train.ema={ema}")
-    remaining = iter(losses)
+    remaining = iter([-1e9, *losses])  # the first is that of the rehearsal
     pipeline.source.evaluate = lambda learner: {"loss": next(remaining)}
     trained(tmp_path, pipeline)
     paths = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")

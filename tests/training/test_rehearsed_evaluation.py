@@ -1,6 +1,7 @@
 """The rehearsal of an evaluation calls what is evaluated later, with little data."""
 
 import pytest
+import torch
 from toy_runs import RECIPE, TOYS, Notes
 
 from runner.plugin.registry import Registry
@@ -49,6 +50,31 @@ def test_the_rehearsal_reads_one_batch_unless_all_are_needed(tmp_path):
     source = rehearsed(pipeline_of(tmp_path, "data.judge=all"))
     assert source.seen == [1, count]
     assert not source.rehearsing
+
+
+@pytest.mark.parametrize("needs_all", [False, True])
+def test_a_rehearsal_changes_neither_attributes_nor_generators(tmp_path, needs_all):
+    """A resumed run rehearses again."""
+    pipeline = pipeline_of(tmp_path)
+    source = pipeline.source
+    source.level = 1.0
+    generator = source.context.generator("levels", "cpu")
+    state = generator.get_state()
+
+    def evaluate(learner):
+        source.level = 0.5 * source.level + float(torch.rand(1, generator=generator))
+        source.cache = [source.context.generator("cached", "cpu")]
+        if needs_all and source.rehearsing:
+            raise ValueError("too few samples")
+        return {"worst": 1.0, "loss": 1.0}
+
+    source.evaluate = evaluate
+    before = dict(vars(rehearsed(pipeline)))
+    assert (source.level, source.evaluate, source.rehearsing) == (1.0, evaluate, False)
+    assert torch.equal(generator.get_state(), state)
+    assert "cached" not in source.context.generators
+    evaluated(pipeline)
+    assert vars(source).keys() - before.keys() == {"cache"}
 
 
 def test_a_mistake_in_an_evaluation_is_reported_after_the_first_update(tmp_path):

@@ -70,7 +70,7 @@ def test_a_stage_that_lies_fails_with_exit_code_3_and_is_told_where(tmp_path):
 @pytest.mark.parametrize(
     ("name", "stages", "message"),
     [
-        ("marl_baseline", (), "no active stage"),
+        ("marl_baseline", (), "no stage to verify; switch one on"),
         (
             "marl_phase1",
             ("amp",),
