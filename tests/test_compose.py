@@ -178,4 +178,4 @@ def test_the_services_work_together(postgres, tmp_path, monkeypatch):
             f"{model_address}/predict", data=example, headers={"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
-            assert set(json.loads(reply.read())) == {"label", "probabilities"}
+            assert set(json.loads(reply.read())) == {"label", "name", "probabilities"}
