@@ -96,7 +96,7 @@ class SampleCache(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the training and the held-out data in caches."""
-        from runner.api import Rows, describe_randomness
+        from runner.api import DatasetSource, Rows, describe_randomness
 
         source = cast("DatasetSource", pipeline.source)
         self.caches: list[CachedSamples] = []
@@ -111,7 +111,9 @@ class SampleCache(Stage):
             pipeline.deactivate(f"{reason}: to keep it would freeze it")
             return
         self._prepare_tiers(pipeline)
-        fingerprint = source.fingerprint()
+        # The key of each dataset covers its files.
+        is_default = type(source).fingerprint is DatasetSource.fingerprint
+        fingerprint = None if is_default else source.fingerprint()
         train = self._cached(source.train, fingerprint)
         held_out = source.held_out
         if hasattr(held_out, "__getitem__") and not isinstance(held_out, Rows):

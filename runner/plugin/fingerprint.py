@@ -6,18 +6,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from runner.plugin.named_files import files_below_folders, files_of_attributes
 from runner.system.files import replacing
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runner.plugin.nested_content import NestedContent
 
 COMPLETE_BYTES = 4 * 2**30
@@ -25,7 +24,6 @@ COMPLETE_BYTES = 4 * 2**30
 END_BYTES = 2**16
 SETTLED_SECONDS = 2.0
 """A file that was written this shortly before it was read may change again without another time."""
-_LARGEST_LISTING = 2_000_000
 
 
 def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str:
@@ -51,9 +49,12 @@ def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str
     return digest.hexdigest()
 
 
-def fingerprint_of_data(*data: Any, content: NestedContent | None = None) -> str | None:
-    """Returns a digest of tables in memory, of arrays and tensors in attributes of other datasets,
-    and of files that are named there; attributes of inner datasets and objects are included.
+def fingerprint_of_data(
+    *data: Any, content: NestedContent | None = None, with_rows: bool = True
+) -> str | None:
+    """Returns a digest of tables in memory, of arrays, tensors and rows in attributes of other
+    datasets, and of files that are named there; attributes of inner datasets and objects are
+    included.
 
     Nothing is read through the datasets themselves: they may not be used before worker processes
     have their copies.
@@ -61,6 +62,7 @@ def fingerprint_of_data(*data: Any, content: NestedContent | None = None) -> str
     Args:
         data: The datasets.
         content: Their content before anything was read; None collects it.
+        with_rows: Whether rows are covered. They do not identify files that no attribute names.
 
     Returns:
         The digest; None without any content. After a plus sign follows the digest without inner
@@ -74,7 +76,8 @@ def fingerprint_of_data(*data: Any, content: NestedContent | None = None) -> str
     others = [
         item for item in data if not isinstance(getattr(item, "tensors", None), Mapping)
     ]
-    inner = _digest_of_content(NestedContent(others) if content is None else content)
+    content = NestedContent(others) if content is None else content
+    inner = _digest_of_content(content, with_rows)
     if inner is None:
         return outer
     complete = hashlib.sha256(f"{outer}+{inner}".encode()).hexdigest()
@@ -90,29 +93,32 @@ def is_same_data(locked: str, present: str | None) -> bool:
     return present == locked
 
 
-def _digest_of_content(content: NestedContent) -> str | None:
-    import numpy as np
-    import torch
+def _digest_of_content(content: NestedContent, with_rows: bool) -> str | None:
+    from runner.plugin.nested_content import LARGEST_CONTAINER
+    from runner.plugin.value_content import digest_of_array, digest_of_rows
 
-    parts = []
-    sizes = [array.nbytes for array in content.arrays]
-    complete = sum(sizes) <= COMPLETE_BYTES
-    for array in content.arrays:
-        header = f"{array.dtype}\0{tuple(array.shape)}\0"
-        if isinstance(array, torch.Tensor):
-            digest = _content(array if complete else array.reshape(-1)[:END_BYTES])
-        else:
-            covered = array if complete else array.reshape(-1)[:END_BYTES]
-            digest = hashlib.sha256(np.ascontiguousarray(covered).tobytes()).digest()
-        parts.append(header.encode() + digest)
-    if files := sorted(set(_files_in(content.objects, -1))):
+    complete = sum(array.nbytes for array in content.arrays) <= COMPLETE_BYTES
+    elements = None if complete else END_BYTES
+    parts = [digest_of_array(array, elements) for array in content.arrays]
+    for rows in content.rows if with_rows else ():
+        # Arrays in shorter containers are among the arrays.
+        digest = digest_of_rows(rows, with_arrays=len(rows) > LARGEST_CONTAINER)
+        if digest is not None:
+            parts.append(digest)
+    if files := files_of_attributes(content.objects):
         base = Path(os.path.commonpath([path.parent for path in files]))
         parts.append(fingerprint_of_files(files, base).encode())
+    for attributes in content.outer_objects + content.objects:
+        for folder, names in files_below_folders(attributes).items():
+            paths = [folder / name for name in names]
+            parts.append(fingerprint_of_files(paths, folder).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest() if parts else None
 
 
 def _fingerprint_of_outer(data: Iterable[Any]) -> str | None:
     """Returns a digest of tables, and of files that datasets name themselves."""
+    from runner.plugin.value_content import digest_of_tensor
+
     digest = hashlib.sha256()
     has_content = False
     for item in data:
@@ -120,7 +126,9 @@ def _fingerprint_of_outer(data: Iterable[Any]) -> str | None:
         if isinstance(tensors, Mapping):
             for name, tensor in sorted(tensors.items()):
                 header = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
-                digest.update(header.encode(errors="surrogatepass") + _content(tensor))
+                digest.update(
+                    header.encode(errors="surrogatepass") + digest_of_tensor(tensor)
+                )
                 has_content = True
         elif paths := files_of_data(item):
             base = Path(os.path.commonpath([path.parent for path in paths]))
@@ -131,35 +139,7 @@ def _fingerprint_of_outer(data: Iterable[Any]) -> str | None:
 
 def files_of_data(data: Any) -> list[Path]:
     """Returns the files whose absolute paths the attributes of a dataset contain."""
-    return sorted(set(_files_in(getattr(data, "__dict__", {}))))
-
-
-def _content(tensor: Tensor) -> bytes:
-    import torch
-
-    plain = tensor.detach().cpu()
-    # A sparse tensor has no single block of memory.
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    content = plain.contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(content.numpy().data).digest()
-
-
-def _files_in(value: Any, depth: int = 0) -> Iterator[Path]:
-    """Yields the files that paths in nested plain containers name."""
-    if isinstance(value, Path | str):
-        path = Path(value)
-        with suppress(OSError, ValueError):
-            if path.is_absolute() and path.is_file():
-                yield path
-        return
-    # A structure that is deeper or larger is not a listing of files, and takes long to search.
-    if depth >= 4 or not isinstance(value, Mapping | list | tuple):
-        return
-    if len(value) <= _LARGEST_LISTING:
-        for item in value.values() if isinstance(value, Mapping) else value:
-            if isinstance(item, Path | str | Mapping | list | tuple):
-                yield from _files_in(item, depth + 1)
+    return files_of_attributes(dict(getattr(data, "__dict__", {})))
 
 
 class _Cache:

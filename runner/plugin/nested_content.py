@@ -1,4 +1,4 @@
-"""Arrays and files in the attributes of datasets, and of the objects in these."""
+"""Arrays, rows and files in the attributes of datasets, and of the objects in these."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ from torch.utils.data import Dataset
 
 from runner.plugin.attributes import attributes_of, has_parts
 from runner.plugin.source import Source
+from runner.plugin.value_content import is_table
 
 _DEEPEST = 8
-_LARGEST_CONTAINER = 1000
+LARGEST_CONTAINER = 1000
 """Longer lists hold samples, not datasets or readers."""
 
 
 class NestedContent:
-    """Arrays and inner objects of datasets, which a fingerprint covers.
+    """Arrays, rows and inner objects of datasets, which a fingerprint covers.
 
-    It is collected before anything is read, because reading may fill attributes. Arrays are
-    references.
+    It is collected before anything is read, because reading may fill attributes. Arrays and rows
+    are references.
 
     Attributes:
         arrays: Tensors and arrays, in the order of attributes.
-        objects: Inner datasets and other objects, whose attributes may name files.
+        rows: Lists, tuples, mappings and tables that are attributes.
+        objects: Attributes of inner datasets and other objects, which may name files.
+        outer_objects: Attributes of the datasets themselves.
     """
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.arrays: list[Tensor | np.ndarray[Any, Any]] = []
+        self.rows: list[Any] = []
         self.objects: list[dict[str, Any]] = []
+        self.outer_objects: list[dict[str, Any]] = []
         self._visited: dict[int, Any] = {}
         for data in datasets:
+            self._collect_rows(data)
             self._collect(data, 0)
 
     def _collect(self, value: Any, depth: int) -> None:
@@ -43,10 +49,14 @@ class NestedContent:
         if isinstance(value, Tensor | np.ndarray):
             self._visited[id(value)] = value
             self._collect_array(value)
-        elif has_parts(value):
+        elif has_parts(value) and not is_table(value):
             self._visited[id(value)] = value
             for part in self._parts(value, depth):
                 self._collect(part, depth + 1)
+
+    def _collect_rows(self, value: Any) -> None:
+        if isinstance(value, dict | list | tuple) or is_table(value):
+            self.rows.append(value)
 
     def _collect_array(self, value: Tensor | np.ndarray[Any, Any]) -> None:
         if isinstance(value, np.memmap):
@@ -57,7 +67,7 @@ class NestedContent:
 
     def _parts(self, value: Any, depth: int) -> Iterator[Any]:
         if isinstance(value, dict | list | tuple):
-            if len(value) <= _LARGEST_CONTAINER:
+            if len(value) <= LARGEST_CONTAINER:
                 yield from value.values() if isinstance(value, dict) else value
             return
         # Loggers and locks are not data.
@@ -76,6 +86,7 @@ class NestedContent:
             for name, part in attributes_of(value).items()
             if "cache" not in name.lower()
         }
-        if depth:
-            self.objects.append(attributes)
+        (self.objects if depth else self.outer_objects).append(attributes)
+        for part in attributes.values():
+            self._collect_rows(part)
         yield from attributes.values()

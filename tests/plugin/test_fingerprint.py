@@ -1,18 +1,38 @@
 """Fingerprints follow what is in files and tables, and nothing else."""
 
+import copy
+import datetime
+import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
-from runner.plugin import fingerprint
+from runner.plugin import fingerprint, named_files
 from runner.plugin.fingerprint import fingerprint_of_data, fingerprint_of_files, is_same_data
 from runner.plugin.nested_content import NestedContent
 from runner.plugin.rows import TensorRows
+from runner.plugin.value_content import digest_of_rows
+
+# A text that begins with a slash is the path of a file that may be moved.
+TEXTS = st.text(st.characters(exclude_characters="/\\"), max_size=5)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda values: st.lists(values) | st.dictionaries(TEXTS, values),
+    max_leaves=5,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +165,114 @@ def test_content_of_inner_objects_is_followed(make, folder, tmp_path):
     assert fingerprint_of_data(make(tmp_path / "moved" / "a", 0)) == before
     (folder / "a").write_bytes(b"eno")
     assert fingerprint_of_data(make(folder / "a", 1)) != before
+
+
+@dataclass
+class Row:
+    text: str
+    label: int
+
+
+ROWS = {
+    "texts": lambda number: ["first", f"text {number}"],
+    "records": lambda number: [{"text": "first", "label": number}],
+    "pairs": lambda number: (("first", 0), ("second", number)),
+    "by name": lambda number: {"first": 0, "second": number},
+    "by pair": lambda number: {"first": {"pair": (0, number)}},
+    "objects": lambda number: [Row("first", number)],
+    "bytes": lambda number: [b"first", bytes([number])],
+    "arrays": lambda number: [(np.array([number]), "first")] * 1200,
+    "tensors": lambda number: [{"x": torch.tensor([number])}] * 2,
+    "numbers of numpy": lambda number: [np.float32(number)],
+    "sets": lambda number: [{"first", f"text {number}"}],
+    "dates": lambda number: [datetime.date(2026, 1, 1 + number)],
+    "array of objects": lambda number: [np.array(["first", number], dtype=object)],
+    "table": lambda number: pandas.DataFrame({"text": ["first"], "label": [number]}),
+    "column": lambda number: pandas.Series(["first", f"text {number}"]),
+    "tables": lambda number: {"train": pandas.DataFrame({"label": [number]})},
+    "many": lambda number: [("text", 0)] * 25_000 + [("text", number)],
+}
+
+
+@pytest.mark.parametrize("make", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("place", ["attribute", "inner", "dataset"])
+def test_rows_are_followed(make, place):
+    def of_rows(number):
+        rows = make(number)
+        data = {"attribute": Holder(rows=rows), "inner": Subset(Holder(rows=rows), [0]), "dataset": rows}
+        return fingerprint_of_data(data[place])
+
+    assert of_rows(0) == of_rows(0)
+    assert of_rows(0) != of_rows(1)
+
+
+@given(rows=st.lists(VALUES, min_size=1), other=st.lists(VALUES, min_size=1))
+def test_rows_have_one_digest_if_they_are_equal_only(rows, other):
+    assert digest_of_rows(rows) == digest_of_rows(copy.deepcopy(rows))
+    assert (digest_of_rows(rows) == digest_of_rows(other)) == (json.dumps(rows) == json.dumps(other))
+
+
+def test_texts_of_a_set_have_one_digest_in_every_process():
+    code = "from runner.plugin.value_content import digest_of_rows;print(digest_of_rows([{'a', 'b', 'c', 'd'}]).hex())"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "123"
+    }
+    assert len(outputs) == 1
+
+
+def test_rows_that_contain_themselves_or_have_no_values_are_no_content():
+    rows = [0]
+    rows.append(rows)
+    assert digest_of_rows(rows) is None
+    assert fingerprint_of_data(Holder(rows=rows)) is None
+    assert fingerprint_of_data(Holder(rows=[])) is None
+
+
+def test_what_belongs_to_a_process_is_no_row(folder):
+    def of_process():
+        return fingerprint_of_data(
+            Holder(parts=[threading.Lock(), nn.Linear(2, 2), np.random.default_rng(), object(), Holder(a=object())])
+        )
+
+    assert of_process() == of_process()
+
+
+def make_with_names(root):
+    return Holder(root=root, names=sorted(os.listdir(root)))
+
+
+LISTINGS = {
+    "names in a list": make_with_names,
+    "names in records": lambda root: Holder(root=str(root), rows=[{"file": "a", "label": 0}]),
+    "names with a folder": lambda root: Holder(root=root, rows=[("inside/b", 0), ("a", 1)]),
+    "in a reader": lambda root: Subset(Holder(reader=Holder(folder=root, names=("a",))), [0]),
+    "relative to the working directory": lambda root: Holder(rows=["data/a"]),
+    "a relative folder": lambda root: Holder(root="./data", rows=["a"]),
+}
+
+
+@pytest.mark.parametrize("make", LISTINGS.values(), ids=LISTINGS.keys())
+def test_files_that_are_named_below_a_folder_are_followed(make, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = fingerprint_of_data(make(folder))
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(folder, tmp_path / "elsewhere" / "data")
+    with monkeypatch.context() as context:
+        context.chdir(tmp_path / "elsewhere")
+        assert fingerprint_of_data(make(tmp_path / "elsewhere" / "data")) == before
+    (folder / "a").write_bytes(b"eno")
+    (folder / "inside" / "b").write_bytes(b"owt")
+    assert fingerprint_of_data(make(folder)) != before
+
+
+def test_texts_that_are_no_names_of_files_are_not_tried_one_by_one(folder, monkeypatch):
+    tried = []
+    monkeypatch.setattr(named_files, "_is_file", tried.append)
+    fingerprint_of_data(Holder(root=folder, texts=["a text"] * 10_000))
+    assert 0 < len(tried) < 3000
 
 
 def test_what_reading_fills_is_no_content_of_data(folder):

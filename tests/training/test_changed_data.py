@@ -1,5 +1,6 @@
 """Data that changed since a run began are noticed; labels that stand for something else are refused."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -123,6 +124,88 @@ def test_data_that_changed_are_refused_at_resume_and_reported_when_a_lock_is_run
     assert resume(folder, registry, allow_drift=True).status == "FINISHED"
     assert read_lock(lock)["data"]["fingerprint"] != before
     resume(folder, registry)  # which has been accepted
+
+
+NAMED_ROWS = """\
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from runner.api import DatasetConfig, DatasetSource, GradientLearner, GradientLearnerConfig, Loss
+
+
+class ScoredConfig(DatasetConfig):
+    \"\"\"Texts and their scores.\"\"\"
+
+    kind, provides, implementation = "scored", "scored", "Scored"
+    folder: str
+
+
+class Texts(Dataset):
+    def __init__(self, folder):
+        self.folder = folder
+        self.rows = json.loads(Path(folder, "rows.json").read_text())
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        row = self.rows[number]
+        text = Path(self.folder, row["file"]).read_text()
+        return {"length": torch.tensor([float(len(text))]), "score": torch.tensor([row["score"]])}
+
+
+class Scored(DatasetSource):
+    def datasets(self, config):
+        return Texts(config.folder), Texts(config.folder)
+
+
+class ScorerConfig(GradientLearnerConfig):
+    \"\"\"Predicts a score.\"\"\"
+
+    kind, learns_from, implementation = "scorer", "scored", "Scorer"
+
+
+class Scorer(GradientLearner):
+    def build(self, config, shapes, context):
+        return nn.Linear(1, 1)
+
+    def loss(self, batch, noise, progress):
+        error = self.slots.forward(batch["length"]) - batch["score"]
+        return Loss((error**2).sum(), len(error))
+"""
+
+
+def write_named_rows(folder, score=0.0, text="one"):
+    (folder / "texts").mkdir(exist_ok=True)
+    (folder / "texts" / "a.txt").write_text(text)
+    rows = [{"file": "a.txt", "score": 1.0}, {"file": "a.txt", "score": score}]
+    (folder / "texts" / "rows.json").write_text(json.dumps(rows))
+
+
+@pytest.mark.parametrize("change", [{"score": 0.5}, {"text": "two"}, {}])
+def test_rows_of_a_list_and_the_files_they_name_are_compared_at_resume(change, tmp_path):
+    (tmp_path / "scored.py").write_text(NAMED_ROWS)
+    write_named_rows(tmp_path)
+    recipe = {
+        "name": "scored",
+        "device": "cpu",
+        "model": {"kind": "scorer"},
+        "data": {"kind": "scored", "folder": str(tmp_path / "texts")},
+        "train": {"updates": 2, "batch_size": 2},
+    }
+    registry = Registry([tmp_path / "scored.py"])
+    first = run(load(recipe, [], registry), registry, Workspace(), NoOutput())
+    write_named_rows(tmp_path, **change)
+    folder = RunFolder(Path(first.run_dir))
+    if not change:
+        assert resume(folder, registry).status == "FINISHED"
+        return
+    with pytest.raises(UsageError, match="its data have changed"):
+        resume(folder, registry)
 
 
 def test_tables_in_memory_that_changed_are_refused_and_data_that_moved_are_not(tmp_path):
