@@ -44,7 +44,7 @@ class Grid:
         """Returns the number of the run whose last evaluation is best; None if that is not clear."""
         values = self.result.values.get(objective.name, {}) if objective is not None else {}
         finite = {number: value for number, value in values.items() if math.isfinite(value)}
-        if objective is None or len(finite) < 2:
+        if objective is None or not finite or len(values) < 2:
             return None
         choose = max if objective.direction == "maximize" else min
         best = choose(finite, key=lambda number: finite[number])

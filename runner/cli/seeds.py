@@ -1,6 +1,7 @@
 """The implementation of ``runner run --seeds`` and ``--folds``, and their output."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -131,10 +132,17 @@ def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int], wo
         values = result.values[name]
         cells = [name, f"{figure(mean.mean)} [{figure(mean.low)}, {figure(mean.high)}]"]
         if extremes:
-            cells.append(f"{figure(min(values.values()))} to {figure(max(values.values()))}")
+            cells.append(_extremes(values.values()))
         cells += [figure(values[seed]) for seed in seeds]
         table.add_row(*cells)
     return table
+
+
+def _extremes(values: "Collection[float]") -> str:
+    """Returns the smallest and the largest value."""
+    if any(map(math.isnan, values)):
+        return figure(math.nan)
+    return f"{figure(min(values))} to {figure(max(values))}"
 
 
 def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:

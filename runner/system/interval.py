@@ -33,8 +33,11 @@ def student(values: Sequence[float]) -> Interval:
     """Returns Student's t interval (1908), which is wide enough for few values, unlike
     a percentile bootstrap.
 
-    It has its nominal coverage if the values are normal. For one value it is unbounded.
+    It has its nominal coverage if the values are normal. For one value it is unbounded. With a value
+    that is not finite, mean and bounds are NaN.
     """
+    if not all(map(math.isfinite, values)):
+        return Interval(math.nan, math.nan, math.nan)
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)

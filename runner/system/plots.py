@@ -1,12 +1,13 @@
 """Plots for reports, with a common style, if matplotlib is installed."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from runner.system.files import replacing
+from runner.system.files import remove, replacing
 from runner.system.secrets import redact
 
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
@@ -44,17 +45,26 @@ _LOOK: dict[Any, Any] = {
     "savefig.facecolor": "white",  # also where the page is dark: black on nothing could not be read there
 }
 _DPI = 144
+_log = logging.getLogger(__name__)
 _INCHES_A_MARK = 0.45  # in a legend, with the space between two labels
 _INCHES_A_LETTER = 0.05
 
 
 def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]], folder: Path) -> list[Path]:
-    """Has every picture drawn on a figure of its size in inches, and keeps it as PNG by its name."""
+    """Has every picture drawn on a figure of its size in inches, and keeps it as PNG by its name.
+
+    A picture that matplotlib cannot draw, for instance of numbers next to the largest float, is a
+    warning, because results do not depend on it.
+    """
     files = []
     for name, (picture, size) in pictures.items():
         path = folder / f"{name}.png"
-        if draw_png(picture, size, path):
-            files.append(path)
+        try:
+            if draw_png(picture, size, path):
+                files.append(path)
+        except (ValueError, OverflowError) as error:
+            remove(path)
+            _log.warning("%s could not be drawn: %s", path, error)
     return files
 
 

@@ -84,7 +84,12 @@ def difference(baseline: Values, candidate: Values, is_paired: bool, has_folds: 
         candidate: Values by seed or fold.
         is_paired: Whether values of the same key belong together.
         has_folds: Whether the keys are folds.
+
+    Returns:
+        The difference with its interval; NaN if a value is not finite.
     """
+    if not all(map(math.isfinite, [*baseline.values(), *candidate.values()])):
+        return Interval(math.nan, math.nan, math.nan)
     if is_paired:
         differences = [candidate[key] - baseline[key] for key in baseline]
         widening = overlap(len(differences)) if has_folds else 1.0

@@ -50,15 +50,12 @@ def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
 
 
 def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
-    """Returns the metrics of evaluations without ``eval/``, and those of tests with ``test/``.
-
-    Values that are not finite are excluded.
-    """
+    """Returns the metrics of evaluations without ``eval/``, and those of tests with ``test/``."""
     curves: Curves = {}
     for seed, folder in runs.items():
         for line, _ in lines(folder.spool):
             for name, value in line.metrics.items():
-                if not name.startswith(("eval/", TEST)) or not math.isfinite(value):
+                if not name.startswith(("eval/", TEST)):
                     continue
                 by_seed = curves.setdefault(name.removeprefix("eval/"), {})
                 by_seed.setdefault(seed, {})[line.step] = value
@@ -104,7 +101,8 @@ def overlap(folds: int) -> float:
 
 
 def means(curves: Curves, count: int, bounds: Bounds, widening: float = 1.0) -> Iterator[tuple[str, int, Interval]]:
-    """Yields metrics, the steps at which all seeds were evaluated, and the means there.
+    """Yields metrics, the steps at which all seeds were evaluated, and the means there, which are
+    NaN where a value is not finite.
 
     Args:
         curves: Values by metric, seed and step.
@@ -164,7 +162,8 @@ def draw(
     """
     ordered_names = dict.fromkeys([*first, *sorted(curves)])
     # A single value is no curve.
-    drawn_metrics = [name for name in ordered_names if name in curves and not name.startswith(TEST)][:_PANELS]
+    drawn_metrics = [name for name in ordered_names if name in curves and not name.startswith(TEST)]
+    drawn_metrics = [name for name in drawn_metrics if _has_finite_value(curves[name])][:_PANELS]
     if not drawn_metrics:
         return []
     steps: set[int] = set()
@@ -212,6 +211,10 @@ def _draw_metric(
     intervals = [(step, *interval) for _, step, interval in means(curves, len(by_seed), bounds, widening)]
     _draw_means(axes, intervals, word)
     axes.set_title(f"{name}, {len(by_seed)} {word}s")
+
+
+def _has_finite_value(by_seed: Mapping[int, Mapping[int, float]]) -> bool:
+    return any(math.isfinite(value) for values in by_seed.values() for value in values.values())
 
 
 def _locator(steps: Collection[int]) -> Any:

@@ -408,7 +408,7 @@ def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float
     objective = recipe.objective
     if group.kind in REPEATED or objective is None:
         return {}
-    values = result.values.get(objective.name, {}).values()
+    values = list(filter(math.isfinite, result.values.get(objective.name, {}).values()))
     if not values:
         return {}
     select = max if objective.direction == "maximize" else min

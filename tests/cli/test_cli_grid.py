@@ -80,6 +80,8 @@ def test_the_result_has_a_line_for_every_combination():
         ({1: 0.5, 2: 0.5}, "maximize", None),
         ({1: 0.5}, "maximize", None),
         ({1: float("nan"), 2: 0.25, 3: 0.5}, "minimize", 2),
+        ({1: float("nan"), 2: 0.25}, "maximize", 2),
+        ({1: float("nan"), 2: float("inf")}, "minimize", None),
     ],
 )
 def test_the_best_run_is_named_where_it_is_clear(values, direction, best):

@@ -1,5 +1,6 @@
 import itertools
 import string
+from functools import partial
 
 import numpy as np
 import pytest
@@ -56,3 +57,19 @@ def test_categories_have_colours_of_their_own_and_the_last_ones_are_grey_if_ther
         assert others == free[: len(others)]
     else:
         assert others == [*free[:-1], *[GREY] * (len(others) - len(free) + 1)]
+
+
+def _draw_line(values, canvas):
+    canvas.subplots().plot(values)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_others_are_drawn(tmp_path, caplog):
+    pictures = {
+        "largest": (partial(_draw_line, [0.0, 1.7e308, -1.7e308]), (3, 2)),
+        "usual": (partial(_draw_line, [0.0, 1.0]), (3, 2)),
+    }
+    (tmp_path / "largest.png").write_bytes(b"of an earlier report")
+    assert plots.draw_all(pictures, tmp_path) == [tmp_path / "usual.png"]
+    assert not (tmp_path / "largest.png").exists()
+    assert "largest.png could not be drawn: " in caplog.text

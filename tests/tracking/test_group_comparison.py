@@ -26,6 +26,14 @@ def numbered(values):
     return dict(enumerate(values))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_a_difference_of_values_that_are_not_finite_is_nan(value, is_paired):
+    values = numbered([1.0, 2.0]), numbered([1.0, value])
+    assert all(map(math.isnan, difference(*values, is_paired)))
+    assert all(map(math.isnan, difference(*reversed(values), is_paired)))
+
+
 # Values that are nearly the same are part of the comparison.
 @pytest.mark.filterwarnings("ignore:Precision loss occurred")
 @given(VALUES, st.data())

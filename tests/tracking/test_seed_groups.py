@@ -14,7 +14,8 @@ from scipy.stats import t
 from runner.system.interval import student
 from runner.tracking import Workspace
 from runner.tracking.group_comparison import compare, difference
-from runner.tracking.seeds import bounds_for, bounds_of, draw, final_means, last, means
+from runner.tracking.seeds import bounds_for, bounds_of, draw, evaluations, final_means, last, means
+from runner.tracking.spool import Spool
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 CURVES = {
@@ -49,6 +50,44 @@ def test_trainings_that_ended_at_different_steps_are_compared_by_their_last_eval
 def test_means_are_taken_where_every_seed_was_evaluated():
     assert [(name, step) for name, step, _ in means(CURVES, 3, {})] == [("loss", 10)]
     assert last(CURVES)["loss"] == {0: 0.5, 1: 0.7, 2: 1.4}
+
+
+NUMBERS = st.floats(-1e3, 1e3) | st.sampled_from([math.nan, math.inf, -math.inf])
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=1, max_size=3), min_size=2, max_size=3))
+def test_the_last_mean_is_that_of_the_last_values_and_nan_if_one_of_them_is_not_finite(values_by_seed):
+    curves = {"loss": {seed: dict(enumerate(values)) for seed, values in enumerate(values_by_seed)}}
+    count = len(values_by_seed)
+    final_values = [values[-1] for values in values_by_seed]
+    all_means = [*means(curves, count, {}), *final_means(curves, count, {})]
+    last_mean = all_means[-1][2]
+    assert list(last(curves)["loss"].values()) == pytest.approx(final_values, nan_ok=True)
+    if all(map(math.isfinite, final_values)):
+        assert last_mean == student(final_values)
+    else:
+        assert all(map(math.isnan, last_mean))
+    assert all(map(math.isnan, last_mean.widened(2.0).clipped(0.0, 1.0))) == math.isnan(last_mean.mean)
+
+
+def test_evaluations_that_are_not_finite_are_the_last_ones_like_others():
+    _, (folder,) = seed_group(1)
+    spool = Spool(folder.spool)
+    spool.append(t=2, step=20, metrics={"eval/loss": "NaN", "eval/other": "Infinity"})
+    spool.close()
+    last_values = last(evaluations({1: folder}))
+    assert math.isnan(last_values["loss"][1])
+    assert last_values["other"] == {1: math.inf}
+
+
+def test_what_is_not_finite_is_not_drawn(tmp_path):
+    curves = {
+        "never": {0: {10: math.nan}, 1: {10: math.inf}},
+        "loss": {0: {10: 1.0, 20: math.nan}, 1: {10: 2.0, 20: math.inf}},
+    }
+    (path,) = draw(curves, ["never"], "updates", tmp_path, {})
+    assert path.exists()
+    assert draw({"never": curves["never"]}, [], "updates", tmp_path / "other", {}) == []
 
 
 SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=5)
