@@ -109,8 +109,8 @@ class HalvedRewards(Wrong):
     """Stores half the reward."""
 
     def take_hold(self):
-        add = lambda step, batch: step(batch | {"reward": batch["reward"] / 2})  # noqa: E731
-        self.wrap_method(self.source._replay, "add", add)
+        store = lambda step, batch: step(batch | {"reward": batch["reward"] / 2})  # noqa: E731
+        self.wrap_method(self.source._replay, "store", store)
 
 
 @stage("random_steps", Close(), hole=4)

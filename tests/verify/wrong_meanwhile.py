@@ -161,9 +161,9 @@ class NeverOver(Wrong):
     """Remembers all transitions as if no episode had ended."""
 
     def take_hold(self):
-        self.wrap_method(self.source._replay, "add", self.add)
+        self.wrap_method(self.source._replay, "store", self.store)
 
-    def add(self, step, batch):
+    def store(self, step, batch):
         return step(batch | {"terminated": torch.zeros_like(batch["terminated"])})
 
 

@@ -25,9 +25,9 @@ class FullBuffer(Wrong):
     """Stores nothing any more when the replay buffer is full."""
 
     def take_hold(self):
-        self.wrap_method(self.source._replay, "add", self.add)
+        self.wrap_method(self.source._replay, "store", self.store)
 
-    def add(self, step, batch):
+    def store(self, step, batch):
         replay = self.source._replay
         return step(batch) if len(replay) + len(batch["reward"]) <= replay.capacity else None
 

@@ -81,10 +81,10 @@ class RewardsClippedInTheBuffer(Wrong):
     """Clips rewards beyond 500 in the buffer, as large ones are rare."""
 
     def take_hold(self):
-        self.wrap_method(self.source._replay, "add", self.add)
+        self.wrap_method(self.source._replay, "store", self.store)
 
-    def add(self, add, batch):
-        return add(batch | {"reward": batch["reward"].clamp(-500, 500)})
+    def store(self, store, batch):
+        return store(batch | {"reward": batch["reward"].clamp(-500, 500)})
 
 
 @stage("scale_of_a_hundred_batches", Close(), hole=14, sets=NORMALIZED)

@@ -14,7 +14,9 @@ class UniformDraws(Wrong):
     """Draws all transitions with the same probability, whatever their priority."""
 
     def take_hold(self):
-        self.source._replay.sample = partial(UniformReplay.sample, self.source._replay)
+        replay = self.source._replay
+        replay.draw = partial(UniformReplay.draw, replay)
+        replay.fetch = partial(UniformReplay.fetch, replay)
 
 
 @stage("no_feedback", Close(), hole=5)
