@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, default_convert, get_work
 
 from runner.plugin.collating import Collate, collated, list_indices
 from runner.plugin.context import derived_seed
+from runner.plugin.dataset_epochs import set_epoch
 from runner.plugin.failures import (
     Failure,
     add_place,
@@ -131,6 +132,7 @@ class NumberedBatches(Dataset[Any]):
         data_name: str,
         *,
         workers: int = 0,
+        epoch_batches: int | None = None,
     ) -> None:
         """Keeps the dataset.
 
@@ -140,6 +142,8 @@ class NumberedBatches(Dataset[Any]):
             seed: Seed from which those of all batches are derived.
             data_name: Name of the data in messages ("training data").
             workers: Number of processes that will load batches.
+            epoch_batches: Number of batches in an epoch, of whose number the dataset is told; None
+                if all belong to the first.
         """
         # The first attribute: attributes are unpickled in order.
         self.plugins = Plugins()
@@ -148,12 +152,17 @@ class NumberedBatches(Dataset[Any]):
         self.seed = seed
         self.data_name = data_name
         self.reading = _Reading(workers)
+        self.epoch_batches = epoch_batches
         self.generators: list[Any] | None = None
         """Generators of the dataset, found by the process that makes batches."""
 
     def __getitem__(self, plan: Plan) -> Batch:
         """Returns the batch with this number, of the samples with these indices."""
         try:
+            number = plan[0]
+            set_epoch(
+                self.data, number // self.epoch_batches if self.epoch_batches else 0
+            )
             if self.generators is not None:
                 return self._batch(*plan)
             self.generators = find_generators(self.data, self.collate)
@@ -207,7 +216,7 @@ class Opening:
 
     def __init__(self, data: Any, size: int, seed: int, data_name: str) -> None:
         """Reads as many samples as the first batch of ``StreamedBatches`` with this seed has."""
-        _set_epoch(data, 0)
+        set_epoch(data, 0)
         with seeded(derived_seed(seed, "stream/0")):
             self.stream = iter(data)
         with seeded(derived_seed(seed, "batch/0")):
@@ -283,7 +292,7 @@ class StreamedBatches(IterableDataset[Any]):
         self.opening = None
         pending: list[Any] = []
         if opening is None:
-            _set_epoch(self.data, epoch)
+            set_epoch(self.data, epoch)
             with seeded(derived_seed(self.seed, f"stream/{first}")):
                 stream = iter(self.data)
         else:
@@ -308,11 +317,6 @@ class StreamedBatches(IterableDataset[Any]):
                 indices = range(start, start + len(samples))
                 batch = collated(self.collate, samples, indices, self.data_name)
             yield batch
-
-
-def _set_epoch(data: Any, epoch: int) -> None:
-    if hasattr(data, "set_epoch"):
-        data.set_epoch(epoch)
 
 
 def next_samples(

@@ -321,9 +321,20 @@ class DatasetSource(DataParts):
             )
         plan = ((number, index.tolist()) for number, index in numbered)
         data = NumberedBatches(
-            self.train, self.collate, seed, _TRAINING, workers=self.config.workers
+            self.train,
+            self.collate,
+            seed,
+            _TRAINING,
+            workers=self.config.workers,
+            epoch_batches=self._epoch_batches(size),
         )
         return self._loaded(data, "workers", plan)
+
+    def _epoch_batches(self, size: int) -> int:
+        epoch_samples = self.epoch_samples(size)
+        # Only streams may not report their length.
+        assert epoch_samples is not None
+        return epoch_samples // size
 
     def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
         """Returns an endless iterator over the number of every batch and the indices of its
@@ -338,17 +349,15 @@ class DatasetSource(DataParts):
         return zip(itertools.count(first), indices, strict=False)
 
     def _index_stretches(self, size: int, first: int) -> Iterator[Iterable[Tensor]]:
-        epoch_samples = self.epoch_samples(size)
-        # Only streams may not report their length.
-        assert epoch_samples is not None
-        first_epoch, skipped_batches = divmod(first, epoch_samples // size)
+        epoch_batches = self._epoch_batches(size)
+        first_epoch, skipped_batches = divmod(first, epoch_batches)
         for epoch in itertools.count(first_epoch):
             generator = self._generator(f"epoch/{epoch}")
             if self._balanced_labels is None:
                 order = torch.randperm(self._samples or 0, generator=generator)
             else:
                 order = balanced_order(self._balanced_labels, generator)
-            order = order.to(self._home(self.train))[:epoch_samples]
+            order = order.to(self._home(self.train))[: epoch_batches * size]
             if epoch == first_epoch:
                 order = order[skipped_batches * size :]
             # One call of torch that makes a thousand views is faster than a thousand slices;

@@ -18,6 +18,7 @@ from runner.plugin.batches import (
     read_sample,
 )
 from runner.plugin.collating import Collate, collated
+from runner.plugin.dataset_epochs import set_epoch
 from runner.plugin.failures import Failure
 from runner.plugin.generators import seeded
 from runner.plugin.source import Batch
@@ -93,6 +94,8 @@ class Inspection(Dataset[Any]):
         return Facts(count, held_out, test, *shapes_and_layout(repeat))
 
     def _first_sample(self) -> Any:
+        if self.samples is None:
+            set_epoch(self.train, 0)
         if self.samples is not None:
             samples = list(self.samples)
         elif is_stream(self.train):

@@ -420,7 +420,8 @@ class GradientLearner(Learner):
         floats = [
             parameter for parameter in parameters if parameter.is_floating_point()
         ]
-        self._parameter = (floats or parameters)[0]
+        # Outputs of a module with several types must not lose digits.
+        self._parameter = max(floats or parameters, key=Tensor.element_size)
         self._has_loss = False
 
     def refuse_closures(self) -> None:
@@ -485,7 +486,9 @@ class GradientLearner(Learner):
         return loss._replace(sum=loss.sum.detach())
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Returns the module's output in the parameters' type, whatever the precision inside."""
+        """Returns the module's output in the widest type of its parameters, whatever the precision
+        inside.
+        """
         precision = self.slots.precision
         # Without a stage: entering an empty context takes longer than a small layer.
         if precision is nullcontext:

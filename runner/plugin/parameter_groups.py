@@ -121,7 +121,8 @@ def _sorts(module: nn.Module) -> dict[nn.Parameter, set[str]]:
     for layer in module.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             sort = "norms" if parameter.dim() < 2 else "weights"
-            if name.endswith("bias"):
+            # Recurrent layers and attention of torch have biases such as ``bias_ih_l0``.
+            if name.endswith("bias") or name.startswith("bias_"):
                 sort = "biases"
             elif isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 sort = "embeddings"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.plugin.batches import Plugins, fail, read_sample
+from runner.plugin.dataset_epochs import depends_on_epoch
 from runner.plugin.failures import Failure
 from runner.plugin.generators import HostGeneratorStates, find_generators, seeded
 from runner.plugin.inspection import is_stream
@@ -94,8 +95,8 @@ class SampleReader:
 
 
 def describe_randomness(source: DatasetSource) -> str:
-    """Returns why samples of a source are random: it declares so, or one of a few is; otherwise
-    an empty text.
+    """Returns why samples of a source are random: it declares so, one of a few is, or they may
+    depend on the epoch; otherwise an empty text.
 
     They are read by a worker if there is one, as are all other samples.
     """
@@ -106,6 +107,10 @@ def describe_randomness(source: DatasetSource) -> str:
     for name, data in parts.items():
         if isinstance(data, Rows) or is_stream(data):
             continue
+        if depends_on_epoch(data):
+            return (
+                f"the {name} have set_epoch, so their samples may differ between epochs"
+            )
         generator = torch.Generator().manual_seed(0)
         reading = SecondReading(data, name)
         (reason,) = load_batches(reading, [_PROBED], workers, generator)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from runner.api import Context, DatasetConfig, DatasetSource, Mean, Progress, RunnerError, Slots, UsageError
 from runner.plugin import loading
+from runner.plugin.repeatability import describe_randomness
 
 CPU = torch.device("cpu")
 
@@ -182,6 +183,45 @@ def test_drawing_leaves_the_global_generators_alone():
     found = random.random(), np.random.rand(), torch.rand(3)
     assert expected[:2] == found[:2]
     assert torch.equal(expected[2], found[2])
+
+
+class Growing(Dataset):
+    """Values depend on the epoch."""
+
+    def __init__(self, count):
+        self.count, self.epoch = count, None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return {"index": index, "value": torch.tensor(self.epoch)}
+
+
+GROWING = {
+    "itself": lambda: Growing(22),
+    "subset": lambda: Subset(Growing(30), range(22)),
+    "concatenated": lambda: ConcatDataset([Growing(10), Subset(Growing(12), range(12))]),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", GROWING.values(), ids=GROWING.keys())
+def test_a_map_style_dataset_is_told_of_its_epoch_also_after_a_resume(make, workers):
+    # An epoch has five batches of four samples.
+    batches = drawn(source_of(make(), workers=workers, held_out=rows(4)), 12)
+    assert [set(batch["value"].tolist()) for batch in batches] == [{0}] * 5 + [{1}] * 5 + [{2}] * 2
+    resumed = source_of(make(), workers=workers, held_out=rows(4))
+    resumed.load_state_dict({"consumed": 7})
+    assert same(drawn(resumed, 5), batches[7:])
+
+
+def test_samples_that_depend_on_the_epoch_are_not_kept():
+    reason = describe_randomness(source_of(Subset(Growing(30), range(22)), held_out=rows(4)))
+    assert reason == "the training data have set_epoch, so their samples may differ between epochs"
 
 
 def test_an_iterable_dataset_begins_anew_with_another_epoch():

@@ -161,3 +161,31 @@ def test_forwards_come_in_the_parameters_type_whatever_the_precision_inside():
     made.module.double()
     made.slots.replace("precision", torch.enable_grad)
     assert made.slots.forward(batch()["x"].double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.float64),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_an_output_of_a_module_with_several_types_loses_no_digits(types, monkeypatch):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 4, dtype=types[0])
+            self.head = nn.Linear(4, 1, dtype=types[1])
+
+        def forward(self, x):
+            return self.head(self.first(x.to(types[0])).to(types[1]))
+
+    monkeypatch.setattr(Net, "build", lambda *_: Mixed())
+    made = learner()
+    x = batch()["x"]
+    output = made.slots.forward(x)
+    expected = made.module(x)
+    assert output.dtype == max(types, key=lambda kind: kind.itemsize)
+    assert torch.equal(output.double(), expected.double())

@@ -178,7 +178,9 @@ class Model(nn.Module):
         self.hidden = nn.Linear(2, 2)
         self.norm = nn.LayerNorm(2)
         self.scale = nn.Parameter(torch.ones(2))
-        self.attention = nn.MultiheadAttention(2, 1)
+        self.attention = nn.MultiheadAttention(2, 1, add_bias_kv=True)
+        self.recurrent = nn.LSTM(2, 2, bidirectional=True, proj_size=1)
+        self.cell = nn.GRUCell(2, 2)
 
 
 def configured(settings, module):
@@ -206,7 +208,11 @@ def decayed(settings, module):
 
 
 WEIGHTS = {"hidden.weight", "attention.in_proj_weight", "attention.out_proj.weight"}
+WEIGHTS |= {f"recurrent.weight_{kind}_l0{way}" for kind in ("ih", "hh", "hr") for way in ("", "_reverse")}
+WEIGHTS |= {"cell.weight_ih", "cell.weight_hh"}
 BIASES = {"hidden.bias", "norm.bias", "attention.in_proj_bias", "attention.out_proj.bias"}
+BIASES |= {f"recurrent.bias_{kind}_l0{way}" for kind in ("ih", "hh") for way in ("", "_reverse")}
+BIASES |= {"cell.bias_ih", "cell.bias_hh", "attention.bias_k", "attention.bias_v"}
 NORMS = {"norm.weight", "scale"}
 
 
