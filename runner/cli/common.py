@@ -83,7 +83,10 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
     """
     for text in bare or ():
         if "=" not in text:
-            hint = f"did you mean {text}=VALUE?" if "." in text else "settings are written as A.B.C=VALUE"
+            path, colon, value = text.partition(":")
+            hint = "settings are written as A.B.C=VALUE"
+            if "." in path:
+                hint = f"did you mean {path}={value if colon else 'VALUE'}?"
             raise UsageError(f"'{text}' is not a setting; {hint}")
     return [*(sets or ()), *(bare or ())]
 

@@ -5,6 +5,7 @@ import re
 import sys
 from typing import Any
 
+from runner.cli.option_hints import option_hint
 from runner.system.errors import RunnerError
 from runner.system.escapes import escape
 from runner.system.secrets import redact
@@ -53,7 +54,12 @@ def report_usage(error: Any) -> int:
 
     use_own_console()
     # Masked before it is wrapped, which would split a secret in two.
-    error.message = redact(error.message.replace("Value error, ", ""))
+    message = error.message.replace("Value error, ", "")
+    # Only an error about an unknown option has this attribute.
+    hint = option_hint(getattr(error, "option_name", ""))
+    if hint:
+        error.possibilities = None
+    error.message = redact(f"{message}; {hint}" if hint else message)
     rich_format_error(error)
     return int(error.exit_code)
 

@@ -5,6 +5,7 @@ trained.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
 from runner.system.errors import UsageError
@@ -12,6 +13,8 @@ from runner.system.errors import UsageError
 MOST_RUNS = 1000
 """Largest number of combinations."""
 _CLOSING = {"[": "]", "{": "}"}
+_FUNCTION = re.compile(r"(range|choice|interval|linspace|logspace)\(.*\)")
+"""Functions that other tools offer for several values."""
 
 
 def grid_of(assignments: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -21,14 +24,19 @@ def grid_of(assignments: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     there is no path, and the only combination has the assignments as they are.
 
     Raises:
-        UsageError: A value is empty, a setting with several values is assigned twice, or there are
-            too many combinations.
+        UsageError: A value is empty, or a function of other tools; a setting with several values
+            is assigned twice, or there are too many combinations.
     """
     choices = []
     paths: list[str] = []
     assigned: list[str] = []
     for assignment in assignments:
         path, equals, value = assignment.partition("=")
+        if _FUNCTION.fullmatch(value.strip()):
+            raise UsageError(
+                f"{assignment}: several values are separated by commas, as in {path}=1,2; "
+                "a study searches ranges (runner study)"
+            )
         values = split_values(value)
         assigned.append(path)
         if len(values) == 1:

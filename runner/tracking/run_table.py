@@ -23,6 +23,7 @@ from runner.system.secrets import redact, redact_values
 from runner.system.suggestions import suggestion
 from runner.system.text_lines import figure
 from runner.system.workspace_paths import LOCK_NAME
+from runner.tracking.keys import mlflow_key
 from runner.tracking.listing import listing
 from runner.tracking.selection import select
 from runner.tracking.workspace import Workspace
@@ -131,6 +132,8 @@ def table_rows(selected: Sequence[Row], columns: Sequence[str] = ()) -> list[dic
     for run, run_settings in zip(selected, settings, strict=True):
         # A metric that is not finite is text in a listing.
         metrics = {name: float(value) for name, value in (run["metrics"] or {}).items()}
+        # MLflow stores some names under another key.
+        metrics |= {name: metrics[mlflow_key(name)] for name in names if mlflow_key(name) in metrics}
         values = {**run_settings, **metrics, **{name: run.get(name) for name in FIELDS}}
         if values["started"] is not None:
             started = datetime.fromtimestamp(values["started"])
@@ -141,7 +144,7 @@ def table_rows(selected: Sequence[Row], columns: Sequence[str] = ()) -> list[dic
     available |= {path for values in settings for path in values}
     for name in names:
         # A setting may be null in all runs.
-        if selected and name not in available:
+        if selected and not {name, mlflow_key(name)} & available:
             # Of the many settings, only a similar one is mentioned.
             hint = suggestion(name, available).partition(" - known: ")[0]
             raise UsageError(f"no run has a field, metric or setting '{name}'{hint}")

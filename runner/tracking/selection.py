@@ -4,18 +4,19 @@ import operator
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from runner.system.errors import UsageError
 from runner.system.suggestions import suggestion
+from runner.tracking.keys import mlflow_key
 from runner.tracking.record import Kind
 
 SECONDS = {"w": 604800, "d": 86400, "h": 3600, "min": 60, "s": 1}
 _AGE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(SECONDS)})")
-_CONDITION = re.compile(r"\s*([\w.\- :/]+?)\s*(<=|>=|!=|==?|<|>)\s*(\S+)\s*")
+_CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==?|<|>)\s*(\S+)\s*")
 _OPERATORS = {
     "<": operator.lt,
     "<=": operator.le,
@@ -90,6 +91,9 @@ def _condition(text: str, metric_names: set[str]) -> _Condition:
         raise UsageError(f"--where '{text}': should be METRIC>NUMBER, for example eval/return>0") from None
     name = condition.metric
     if metric_names and name not in metric_names:
+        # MLflow stores some names under another key.
+        if (key := mlflow_key(name)) in metric_names:
+            return replace(condition, metric=key)
         raise UsageError(f"--where '{text}': no run has a metric '{name}'{suggestion(name, metric_names)}")
     return condition
 

@@ -218,10 +218,37 @@ def test_validate_takes_settings_among_its_recipes(tmp_path):
     assert "a=b.yaml: valid" in runner("validate", "a=b.yaml", "seed=3", cwd=tmp_path).stdout
 
 
-def test_what_is_no_setting_is_refused(tmp_path):
-    result = runner("show", "marl_phase2", "marl_phase3", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("marl_phase3", "settings are written as A.B.C=VALUE"),
+        ("optimizer.lr", "did you mean optimizer.lr=VALUE?"),
+        ("optimizer.lr:1e-3", "did you mean optimizer.lr=1e-3?"),
+    ],
+)
+def test_what_is_no_setting_is_refused(word, hint, tmp_path):
+    result = runner("show", "marl_phase2", word, cwd=tmp_path)
     assert result.returncode == 2
-    assert "'marl_phase3' is not a setting; settings are written as A.B.C=VALUE" in result.stderr
+    assert f"'{word}' is not a setting; {hint}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--optimizer.lr=1e-3"], "settings have no dashes: optimizer.lr=VALUE"),
+        (["--lr", "0.1"], "settings have no dashes: optimizer.lr=VALUE"),
+        (["--multirun"], "separate the values of a setting by commas"),
+        (["--config", "a.yaml"], "the recipe is the first word: runner run FILE"),
+        (["--print_config"], "runner show RECIPE prints the complete recipe"),
+        (["--sedes", "3"], "Possible options: --nodes, --seeds, --set"),
+    ],
+)
+def test_options_of_other_tools_are_answered_with_what_to_write(words, hint, tmp_path):
+    result = runner("run", "marl_phase2", *words, cwd=tmp_path)
+    assert result.returncode == 2
+    text = " ".join(result.stderr.replace("│", " ").split())
+    assert f"No such option: {words[0].partition('=')[0]}" in text
+    assert hint in text
 
 
 def test_a_run_is_shown_by_its_digits_or_folder_and_a_recipe_goes_first(tmp_path):

@@ -33,6 +33,12 @@ def test_commas_outside_of_brackets_and_quotes_separate_values(text, expected):
     assert split_values(text) == expected
 
 
+@pytest.mark.parametrize("value", ["range(1,3)", "choice(1, 2)", "interval(1e-4,1e-2)", "range(0, 1, 0.1)"])
+def test_functions_of_other_tools_are_answered_with_how_several_values_are_written(value):
+    with pytest.raises(UsageError, match=r"several values are separated by commas, as in seed=1,2"):
+        grid_of([f"seed={value}"])
+
+
 VALUES = st.recursive(
     st.one_of(
         st.integers(),

@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from runner.system.errors import UsageError
+from runner.tracking.keys import mlflow_key
+from runner.tracking.run_table import FIELDS, table_rows
 from runner.tracking.selection import select
 
 
@@ -52,6 +54,15 @@ def test_a_metric_that_no_run_has_is_said_with_the_nearest():
     with pytest.raises(UsageError, match="no run has a metric 'eval/retrun' - did you mean 'eval/return'"):
         names("eval/retrun>0")
     assert names("eval/return>0", runs=[]) == []
+
+
+@pytest.mark.parametrize("name", ["eval/acc@1", "eval/f1(macro)", "eval/50%", "eval/ü"])
+def test_a_metric_is_selected_by_the_name_that_its_learner_gave_it(name):
+    runs = [run("good", **{mlflow_key(name): 0.5}), run("bad", **{mlflow_key(name): 0.1})]
+    assert names(f"{name}>0.2", runs=runs) == ["good"]
+    assert names(f"{mlflow_key(name)} > 0.2", runs=runs) == ["good"]
+    rows = table_rows([dict.fromkeys(FIELDS) | {"overrides": {}, "run_dir": "."} | row for row in runs], [name])
+    assert rows == [{name: 0.5}, {name: 0.1}]
 
 
 def test_a_recipe_is_named_whole_or_with_a_star():
