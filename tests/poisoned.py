@@ -25,10 +25,26 @@ class PoisonedConfig(GradientLearnerConfig):
     """The number that is not finite: the loss, a gradient alone, or a metric (``nan`` or ``inf``)."""
 
 
+class Statistics(nn.Module):
+    """Counts its calls and averages its input, in buffers that it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        if self.training:
+            self.calls = self.calls + 1
+            mean = x.detach().mean(0)
+            self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+        return x
+
+
 class Poisoned(GradientLearner):
     def build(self, config, shapes, context):
         layers = (nn.Embedding(WORDS, 8), nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Linear(8, WORDS))
-        return nn.Sequential(*layers)
+        return nn.Sequential(*layers, Statistics())
 
     def loss(self, batch, noise, progress):
         words, following = batch["words"][:, :-1], batch["words"][:, 1:]

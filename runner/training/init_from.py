@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.plugin.averages import saved_averages
 from runner.plugin.learner import Learner
+from runner.plugin.module_state import load_module
 from runner.plugin.source import State
 from runner.system.errors import UsageError
 from runner.system.files import sha256
@@ -125,7 +126,7 @@ def start_from(learner: Learner, run: str) -> Start:
             if f"{name}.{key}" in fitting
         }
         # Other tensors stay as initialised.
-        module.load_state_dict(weights, strict=False)
+        load_module(module, weights, strict=False)
     return Start(
         run=folder.name,
         checkpoint=path.name,

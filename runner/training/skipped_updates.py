@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
+from runner.plugin.module_state import BufferSnapshot
 from runner.system.errors import DivergedError
 from runner.system.tensor_trees import stored_numbers
 
@@ -114,20 +114,14 @@ class SkippedUpdates:
 
     def _wrap_update(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def update(*arguments: Any) -> Any:
-            buffers = [*self._buffers()]
-            copies = [buffer.clone() for buffer in buffers]
+            buffers = BufferSnapshot(self._learner.modules().values())
             try:
                 return step(*arguments)
             except _NotFinite as bad:
-                for buffer, copy in zip(buffers, copies, strict=True):
-                    buffer.copy_(copy)
+                buffers.restore()
                 return Skipped(bad.loss.means())
 
         return update
-
-    def _buffers(self) -> list[Tensor]:
-        modules = self._learner.modules().values()
-        return [buffer for module in modules for buffer in module.buffers()]
 
     def _is_finite(self, loss: Loss) -> bool:
         """Returns whether the loss and the gradients of an update are finite; waits for a GPU."""

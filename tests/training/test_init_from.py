@@ -22,6 +22,7 @@ from runner.tracking import Workspace
 from runner.training.outputs import NoOutput
 from runner.training.pipeline import assemble
 from runner.training.run import run
+from runner.training.state_difference import differences
 from runner.verify.subjects import recipe_with
 
 GAN = Path(__file__).parents[2] / "docs" / "example_gan.py"
@@ -76,6 +77,18 @@ def test_a_learner_with_an_update_of_its_own_begins_with_them():
     begun = assemble(load(recipe, [f"model.init_from={trained.run_name}", "seed=77"], registry), [GAN])
     assert equal(weights(begun.learner), expected)
     assert not equal(weights(assemble(load(recipe, ["seed=77"], registry), [GAN]).learner), expected)
+
+
+@pytest.mark.parametrize("buffer", ["sparse", "expanded", "float8", "late_fraction"])
+def test_buffers_of_any_kind_are_taken_as_they_are(buffer, tmp_path):
+    written(tmp_path)
+    plugins = [TOYS, TOYS.with_name("odd_states.py")]
+    settings = {"model": {"kind": "odd_state", "buffer": buffer}, "train.updates": 3}
+    trained = runner.train(tmp_path / "toy.yaml", settings, plugins=plugins)
+    expected = runner.load_model(trained, plugins=plugins).module.odd
+    sets = [f"model={{kind: odd_state, buffer: {buffer}, init_from: {trained.run_name}}}", "train.updates=3"]
+    taken = assemble(load(tmp_path / "toy.yaml", sets, Registry(plugins)), plugins).learner.module.odd
+    assert not list(differences(expected, taken))
 
 
 def test_the_averages_are_what_a_model_begins_with(tmp_path):

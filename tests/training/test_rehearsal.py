@@ -35,7 +35,18 @@ def resumed(folder, pipeline):
     return loop
 
 
-BUFFERS = ["sparse", "complex128", "expanded", "expanded_inside", "conjugate", "float8", "scalar", "growing", "none"]
+BUFFERS = [
+    "sparse",
+    "complex128",
+    "expanded",
+    "expanded_inside",
+    "conjugate",
+    "float8",
+    "scalar",
+    "growing",
+    "none",
+    "late_fraction",
+]
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
