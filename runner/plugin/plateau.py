@@ -24,7 +24,7 @@ class Plateau(ScheduleState):
     """Counts evaluations without an improvement, and reductions of the learning rates.
 
     An evaluation before the first update, or during the warm-up, does not count. One in which the
-    metric has no value (NaN) is one without an improvement.
+    metric has no finite value is one without an improvement.
 
     Args:
         config: The settings.
@@ -58,9 +58,10 @@ class Plateau(ScheduleState):
         if not progress.updates or progress.fraction < self.config.warmup:
             return
 
-        score = metrics[self._metric] * self._sign
+        value = metrics[self._metric]
+        score = value * self._sign
         self._evaluations += 1
-        if score > self._best + self.config.min_delta:
+        if math.isfinite(value) and score > self._best + self.config.min_delta:
             self._best = score
             self._evaluations = 0
         if self._cooldown:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class EarlyStop:
     """The condition of a recipe, and what has been seen of its metric.
 
-    An evaluation in which the metric has no value (NaN) is one without an improvement, and does not
-    enter the moving average.
+    An evaluation in which the metric has no finite value is one without an improvement, and does
+    not enter the moving average.
 
     Attributes:
         reason: Why the training ends; empty until it does.
@@ -66,7 +66,8 @@ class EarlyStop:
                 f"train.stop.metric: the evaluation has no 'eval/{self._metric}'; it has {names}"
             )
         value = self._smoothed(metrics[self._metric])
-        score = value * self._sign
+        # Without a finite value, nothing is reached or improved.
+        score = value * self._sign if math.isfinite(value) else -math.inf
         if score > self._best + self.config.min_delta:
             self._best = score
             self._best_at = progress.done
@@ -88,7 +89,9 @@ class EarlyStop:
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
-        self._best = float(state["best"])
+        best = float(state["best"])
+        # Earlier versions took an infinite value for the best.
+        self._best = best if math.isfinite(best) else -math.inf
         self._best_at = int(state["best_at"])
         self._average = float(state["average"])
         self._evaluations = int(state["evaluations"])
@@ -97,10 +100,13 @@ class EarlyStop:
         self.reason = str(state["reason"])
 
     def _smoothed(self, value: float) -> float:
-        """Returns the moving average of the metric with a new value."""
-        if math.isnan(value):
+        """Returns the moving average of the metric with a new value; a value that is not finite
+        itself.
+        """
+        if not math.isfinite(value):
             return value
-        if math.isnan(self._average):
+        # Earlier versions averaged infinite values, too.
+        if not math.isfinite(self._average):
             self._average = value
         weight = self.config.smoothing
         self._average = weight * self._average + (1 - weight) * value
@@ -115,7 +121,7 @@ class EarlyStop:
             best = f"the best is {figure(self._best * self._sign)} after "
             best += amount(self._best_at, progress.unit)
             if math.isinf(self._best):
-                best = "it never had a value"
+                best = "it never had a finite value"
             self._end(
                 progress,
                 f"{metric} did not improve in {self._evaluations} evaluations; {best}",

@@ -69,6 +69,19 @@ def test_an_interruption_changes_nothing(values, settings, rates, data):
         assert [plateau.rate(rate) for rate in rates] == [expected.rate(rate) for rate in rates]
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@given(values=VALUES, number=st.integers(0, 40), bad=st.sampled_from([math.inf, -math.inf]))
+def test_an_infinite_value_is_no_improvement_as_nan_is_none(direction, values, number, bad):
+    config = PlateauConfig(metric="eval/loss", patience=1, factor=0.5, direction=direction)
+    reductions = []
+    for inserted in (bad, math.nan):
+        plateau = Plateau(config, None)
+        for updates, value in enumerate([*values[:number], inserted, *values[number:]], 1):
+            observe(plateau, value, updates)
+        reductions.append(plateau.reductions)
+    assert reductions[0] == reductions[1]
+
+
 def test_evaluations_before_the_end_of_the_warm_up_do_not_count():
     plateau = Plateau(PlateauConfig(patience=0, warmup=0.1), LOSS)
     for updates in (0, 2, 5, 9):

@@ -27,7 +27,8 @@ from runner.training.stopping import EarlyStop
 
 LOSS = Objective("loss", "minimize")
 ACCURACY = Objective("accuracy", "maximize")
-VALUES = st.lists(st.one_of(st.floats(-5, 5), st.just(math.nan)), min_size=1, max_size=30)
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+VALUES = st.lists(st.one_of(st.floats(-5, 5), st.sampled_from(NOT_FINITE)), min_size=1, max_size=30)
 
 
 def end_of(values, objective=LOSS, name="loss", **settings):
@@ -63,9 +64,40 @@ def test_more_is_better_where_the_objective_or_the_recipe_says_so():
 def test_an_evaluation_without_a_value_is_one_without_an_improvement():
     assert end_of([math.nan, math.nan], patience=2) == (
         2,
-        "eval/loss did not improve in 2 evaluations; it never had a value",
+        "eval/loss did not improve in 2 evaluations; it never had a finite value",
     )
     assert end_of([1.0, math.nan, 0.9, math.nan], patience=2) is None
+
+
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("objective", [LOSS, Objective("loss", "maximize")])
+@given(
+    values=st.lists(st.floats(-5, 5), min_size=1, max_size=12),
+    number=st.integers(0, 12),
+    smoothing=st.sampled_from([0.0, 0.5]),
+    reach=st.floats(-5, 5),
+)
+def test_a_value_that_is_not_finite_only_counts_as_an_evaluation(bad, objective, values, number, smoothing, reach):
+    settings = {"smoothing": smoothing, "objective": objective}
+    number = min(number, len(values))
+    without = end_of(values, reach=reach, **settings)
+    with_bad = end_of([*values[:number], bad, *values[number:]], reach=reach, **settings)
+    if without is not None and without[0] > number:
+        without = (without[0] + 1, without[1])
+    assert with_bad == without
+    # Directly before an end, it is one more evaluation without an improvement.
+    repeated = [values[0], bad, values[0]]
+    assert end_of(repeated, patience=2, **settings)[0] == 3
+
+
+@pytest.mark.parametrize("objective", [LOSS, Objective("loss", "maximize")])
+def test_a_state_of_an_earlier_version_with_an_infinite_value_recovers(objective):
+    stop = EarlyStop(StopConfig(patience=2, smoothing=0.5), objective)
+    stop.load_state_dict(stop.state_dict() | {"best": math.inf, "average": math.inf})
+    for number, value in enumerate([3.0, 3.0 - objective.sign, 3.0 + 3 * objective.sign], 1):
+        progress = Progress("updates", 1000, updates=number)
+        stop.observe({"loss": value}, progress)
+        assert not stop.ends(progress)
 
 
 def test_it_ends_at_a_value():
@@ -131,8 +163,9 @@ def test_it_ends_at_the_first_stretch_without_an_improvement(values, patience):
     stretch = 0
     expected = None
     for number, value in enumerate(values, 1):
-        stretch = 0 if value < best else stretch + 1
-        best = min(best, value) if value < best else best
+        is_better = math.isfinite(value) and value < best
+        stretch = 0 if is_better else stretch + 1
+        best = value if is_better else best
         if stretch >= patience:
             expected = number
             break
