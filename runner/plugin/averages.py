@@ -71,13 +71,20 @@ class WeightAverages:
     def applied(self) -> Iterator[None]:
         """Puts the averages into the parameters inside the ``with``, in place, so that captured
         addresses stay.
+
+        Version counters are restored, too: a graph of autograd from before the ``with`` can be
+        differentiated after it, and one from inside cannot.
         """
         trained: list[tuple[Tensor, Tensor]] = []
+        versions: list[tuple[Tensor, int]] = []
         with torch.no_grad():
             for name, parameter in self.parameters():
                 average = self.values.get(name)
                 if average is not None and average.shape == parameter.shape:
                     trained.append((parameter, parameter.detach().clone()))
+                    # Tensors of inference mode have no version counter.
+                    if not parameter.is_inference():
+                        versions.append((parameter, parameter._version))
                     parameter.copy_(average)
         try:
             yield
@@ -85,6 +92,10 @@ class WeightAverages:
             with torch.no_grad():
                 for parameter, value in trained:
                     parameter.copy_(value)
+            if versions:
+                # The parameters have the same bits as in these versions.
+                set_versions = torch._C._autograd._unsafe_set_version_counter
+                set_versions(*zip(*versions, strict=True))
 
     def state_dict(self) -> State:
         """Returns the averages by the names of ``parameters``."""

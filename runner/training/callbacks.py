@@ -56,8 +56,6 @@ class Callbacks:
         # By method, the kinds that override it: other calls would cost time for nothing.
         self._kinds: dict[str, list[str]] = {name: [] for name in METHODS}
         self._watch = StateWatch(pipeline.learner)
-        # Callbacks after which the version counters of averaged parameters have grown.
-        self._doubtful: set[str] = set()
         for kind, config in pipeline.recipe.callbacks.items():
             callback = imported(config)(config, pipeline.context)
             overridden = [name for name in METHODS if _is_overridden(callback, name)]
@@ -147,7 +145,7 @@ class Callbacks:
         before = None
         # One change marks the run, so nothing is left to detect.
         if kind not in self.changes:
-            before = self._watch.look(self._is_complete(kind, method))
+            before = self._watch.look(self._is_complete(method))
         random_state = generators.state_dict()
         returned = None
         try:
@@ -157,17 +155,13 @@ class Callbacks:
         finally:
             generators.load_state_dict(random_state)
         change = "" if before is None else self._watch.change_since(before)
-        # Version counters alone prove nothing where an evaluation swaps averages.
-        is_proof = before is not None and before.checksums is not None
-        if change and not is_proof and self.learner.averages is not None:
-            self._doubtful.add(kind)
-        elif change:
+        if change:
             self._note_change(kind, method, change)
         return _logged(callback, method, returned)
 
-    def _is_complete(self, kind: str, method: str) -> bool:
+    def _is_complete(self, method: str) -> bool:
         """Returns whether numbers are read before and after a call."""
-        if method != "after_update" or kind in self._doubtful:
+        if method != "after_update":
             return True
         updates = self.progress.updates
         return updates == 1 or updates % COMPLETE_EVERY == 0

@@ -65,11 +65,7 @@ class StateWatch:
         return Look(self._tensors, [*map(_mark, present)], settings, sums)
 
     def change_since(self, before: Look) -> str:
-        """Returns the name of something that has changed since a look; empty if nothing has.
-
-        With averaged parameters, a quick look cannot tell: an evaluation puts the averages into the
-        parameters and the parameters back, which counts as a change in place.
-        """
+        """Returns the name of something that has changed since a look; empty if nothing has."""
         after = self.look(before.checksums is not None)
         for name in before.settings.keys() | after.settings.keys():
             if before.settings.get(name) != after.settings.get(name):

@@ -176,6 +176,60 @@ def test_averages_follow_parameters_of_every_type(dtype, decay):
     assert torch.equal(module.weight.detach(), torch.ones(3, dtype=dtype))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"growing buffer"}))
+def test_a_prediction_inside_of_a_loss_does_not_change_its_gradients(module):
+    made = learner_of(module)
+    made.averaged_update(batch(1), {}, PROGRESS)
+    rows = batch(2)
+    state = {name: value.clone() for name, value in made.module.state_dict().items()}
+    # A forward changes the statistics of some layers.
+    made.slots.forward(rows["x"])
+    averaged = made.predict(rows["x"])
+
+    def gradients(inside):
+        made.module.load_state_dict(state)
+        for parameter in made.module.parameters():
+            parameter.grad = None
+        output = made.slots.forward(rows["x"])
+        target = made.predict(rows["x"]) if inside else averaged
+        assert torch.equal(target, averaged)
+        (output - target).square().sum().backward()
+        return [parameter.grad for parameter in made.module.parameters() if parameter.grad is not None]
+
+    expected = gradients(inside=False)
+    assert expected
+    assert all(map(torch.equal, gradients(inside=True), expected))
+
+
+def test_a_graph_from_inside_of_an_evaluation_is_not_differentiated_with_other_parameters():
+    made = learner_of("normalized")
+    made.averaged_update(batch(1), {}, PROGRESS)
+    rows = batch(2)["x"]
+    outside = made.module(rows).sum()
+    with made.evaluating():
+        inside = made.module(rows).sum()
+        # Gradients with respect to inputs, such as forces, are computed inside.
+        x = rows.clone().requires_grad_()
+        made.module(x).sum().backward()
+        assert x.grad is not None
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            outside.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        inside.backward()
+    outside.backward()
+
+
+def test_parameters_of_inference_mode_are_swapped():
+    with torch.inference_mode():
+        module = nn.Linear(2, 1)
+        averages = WeightAverages({"model": module}, 0.5)
+        averages.values["model.bias"].fill_(7)
+        with averages.applied():
+            assert module.bias.item() == 7
+        assert module.bias.item() != 7
+
+
 def test_a_parameter_that_changes_its_shape_or_comes_later_is_averaged_from_there():
     module = nn.Module()
     module.weight = nn.Parameter(torch.zeros(2))
