@@ -47,8 +47,10 @@ class UpdateMetrics:
         self._measured_at = -LEAST_UPDATES
         self._before: dict[str, list[Tensor]] = {}
         self._measured: dict[str, Any] = {}
-        # Norms before clipping, by the identity of the first parameter that was clipped.
-        self._norms: dict[int, Any] = {}
+        # Updates and norms before clipping, by the identity of the first clipped parameter.
+        self._norms: dict[int, tuple[int, Any]] = {}
+        # Norms by role before an interruption, until the role has another gradient.
+        self._earlier_norms: dict[str, float] = {}
         self._clipped = {
             role
             for role, settings in pipeline.recipe.optimizer.items()
@@ -92,7 +94,11 @@ class UpdateMetrics:
 
     def state_dict(self) -> State:
         """Returns what a resumed training needs to log the same."""
-        return {"measured_at": self._measured_at, "measured": self._finite()}
+        return {
+            "measured_at": self._measured_at,
+            "measured": self._finite(),
+            "norms": self._last_norms(),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
@@ -100,6 +106,9 @@ class UpdateMetrics:
         self._measured = {
             name: float(value) for name, value in state["measured"].items()
         }
+        # Earlier versions did not store them.
+        norms = state.get("norms", {})
+        self._earlier_norms = {role: float(norm) for role, norm in norms.items()}
         self._plan()
 
     def _finite(self) -> dict[str, float]:
@@ -123,14 +132,14 @@ class UpdateMetrics:
             norm = clip(parameters, *args, **kwargs)
             # Compiled code would have to leave the graph.
             if norm is not None and parameters and not torch.compiler.is_compiling():
-                self._norms[id(parameters[0])] = norm
+                self._norms[id(parameters[0])] = (self._progress.updates, norm)
             return norm
 
         return remembered
 
     def _measure(self, role: str, parameters: Sequence[Tensor]) -> None:
         """Measures the last update of a role."""
-        norm = self._gradient_norm(role, parameters)
+        norm = self._last_norm(role, parameters)
         if norm is not None:
             self._measured[f"optimizer/{role}/gradient_norm"] = norm
 
@@ -156,22 +165,51 @@ class UpdateMetrics:
             samples.append(sample if whole is values else sample.clone())
         return samples
 
-    def _gradient_norm(self, role: str, parameters: Sequence[Tensor]) -> Tensor | None:
+    def _last_norms(self) -> dict[str, float]:
+        """Returns the norms of the last gradients of roles that may have no other one in the next
+        update.
+        """
+        norms = {}
+        periods = self._pipeline.learner.periods()
+        for role, parameters in self._parameters().items():
+            has_pauses = any(name.startswith(f"{role}.") for name in periods)
+            # A skipped update clips nothing, so that the last norm stays.
+            if role in self._clipped or has_pauses:
+                norm = self._last_norm(role, parameters)
+                if norm is not None and math.isfinite(norm):
+                    norms[role] = float(norm)
+        return norms
+
+    def _last_norm(
+        self, role: str, parameters: Sequence[Tensor]
+    ) -> Tensor | float | None:
         """Returns the norm of a role's last gradient before clipping; None if it is not known."""
         if role in self._clipped:
-            identities = {id(parameter) for parameter in parameters}
-            norms = [
-                torch.as_tensor(norm).detach()
-                for identity, norm in self._norms.items()
-                if identity in identities
-            ]
+            norms = self._last_clipped(parameters)
         else:
             norms = [
                 stored_numbers(parameter.grad.detach())
                 for parameter in parameters
                 if parameter.grad is not None
             ]
-        return self._pipeline.learner.whole(_norm_of(norms)) if norms else None
+        if not norms:
+            return self._earlier_norms.get(role)
+        return self._pipeline.learner.whole(_norm_of(norms))
+
+    def _last_clipped(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the norms of the last update that clipped gradients of these parameters."""
+        clips = [
+            self._norms[id(parameter)]
+            for parameter in parameters
+            if id(parameter) in self._norms
+        ]
+        last_update = max((update for update, _ in clips), default=None)
+        # Which parameter is the first one changes where parameters are frozen or unfrozen.
+        return [
+            torch.as_tensor(norm).detach()
+            for update, norm in clips
+            if update == last_update
+        ]
 
     def _parameters(self) -> dict[str, list[Tensor]]:
         """Returns the parameters of all optimizers of a role, without integers."""

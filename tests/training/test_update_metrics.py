@@ -1,5 +1,6 @@
 """Learning rates, gradient norms and update ratios that every training logs."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -21,13 +22,10 @@ from runner.training.update_metrics import LEAST_UPDATES, UpdateMetrics
 PREFIX = "optimizer/"
 
 
-def loop_of(folder, *sets, state=None, resumed=None):
+def loop_of(folder, *sets):
     pipeline = toy_pipeline(folder, *sets)
     notes = Notes()
-    loop = Loop(pipeline, folder / "run", notes, notes, Stop())
-    if state is not None:
-        loop.load_state_dict(state)
-    return loop, notes
+    return Loop(pipeline, folder / "run", notes, notes, Stop()), notes
 
 
 def points(notes):
@@ -95,9 +93,53 @@ def test_measuring_changes_no_digit(tmp_path, monkeypatch):
         assert torch.equal(left, right), name
 
 
-def test_a_resumed_training_logs_the_same(tmp_path, monkeypatch):
-    sets = ("train.updates=30", "train.log_every=4", "optimizer.max_grad_norm=0.1", "train.checkpoint_every=1")
-    complete, expected = loop_of(tmp_path, *sets)
+LAYERED = [TOYS, TOYS.with_name("annealing.py"), TOYS.with_name("poisoned.py")]
+CLIPPED = {"kind": "sgd", "lr": 0.01, "max_grad_norm": 100.0}
+CHANGING = {
+    "plain": {},
+    "unfrozen": {"model": {"kind": "toy_layered", "thaw": 5}},
+    "frozen": {"model": {"kind": "toy_layered", "freeze": 12}},
+    "frozen again": {"model": {"kind": "toy_layered", "thaw": 3, "freeze": 12}},
+    "pauses": {"model": {"kind": "toy_pair", "every": 8}},
+    "skipped": {"model": {"kind": "poisoned", "bad": [19, 20, 21]}, "train.on_nonfinite": "skip"},
+}
+
+
+def loop_with(folder, settings, *sets, state=None):
+    (folder / "toy.yaml").write_text(RECIPE)
+    pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    pipeline = assemble(load(folder / "toy.yaml", [*pairs, *sets], Registry(LAYERED)), LAYERED)
+    notes = Notes()
+    loop = Loop(pipeline, folder / "run", notes, notes, Stop())
+    if state is not None:
+        loop.load_state_dict(state)
+    return loop, notes
+
+
+@pytest.mark.parametrize("name", ["unfrozen", "frozen", "frozen again"])
+def test_only_gradients_of_the_last_update_are_in_the_norm(name, tmp_path):
+    sets = ("train.updates=24", "train.log_every=24")
+    loop, notes = loop_with(tmp_path, CHANGING[name] | {"optimizer": CLIPPED}, *sets)
+    norms = []
+
+    def clipping(clip):
+        def clipped(parameters, *arguments):
+            norms.append(norm([parameter.grad for parameter in parameters]))
+            return clip(parameters, *arguments)
+
+        return clipped
+
+    loop.pipeline.slots.wrap("clip", clipping)
+    loop.run()
+    assert notes.points["optimizer/model/gradient_norm"] == [(24, pytest.approx(norms[-1], rel=1e-4))]
+
+
+@pytest.mark.parametrize("clipping", [None, 100.0])
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_resumed_training_logs_the_same(name, clipping, tmp_path, monkeypatch):
+    sets = ("train.updates=30", "train.log_every=4", "train.checkpoint_every=1")
+    settings = CHANGING[name] | {"optimizer": CLIPPED | {"max_grad_norm": clipping}}
+    complete, expected = loop_with(tmp_path, settings, *sets)
     states = {}
     monkeypatch.setattr(
         complete.writer, "save", lambda position, state, *_: states.__setitem__(position, (kept(state), snapshot()))
@@ -109,7 +151,7 @@ def test_a_resumed_training_logs_the_same(tmp_path, monkeypatch):
     complete.run()
     for cut in (1, 19, 20, 21, 24, 29, 30):
         state, logged = states[cut]
-        resumed, notes = loop_of(tmp_path, *sets, state=state)
+        resumed, notes = loop_with(tmp_path, settings, *sets, state=state)
         resumed.run()
         later = points(notes)
         joined = {name: logged.get(name, []) + later.get(name, []) for name in logged.keys() | later.keys()}
