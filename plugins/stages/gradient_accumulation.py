@@ -26,6 +26,8 @@ from runner.api import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from runner.api import Loss
 
 
@@ -173,6 +175,9 @@ class GradientAccumulation(Stage):
     ) -> Loss:
         """Adds the gradient of the batch, in parts.
 
+        Gradients from before the call, such as that of a penalty or of another loss, stay as they
+        are.
+
         Args:
             batch: A batch.
             noise: The random numbers of its update.
@@ -199,6 +204,12 @@ class GradientAccumulation(Stage):
                     divisor = denominator(divisor)
             return divisor
 
+        parameters = self._parameters()
+        earlier = [parameter.grad for parameter in parameters]
+        # The correction below must not scale gradients of earlier losses.
+        for parameter in parameters:
+            parameter.grad = None
+
         part_size = self.config.part_size(size, progress.epochs)
         for micro_batch in self.source.split(batch, part_size):
             micro_size = self.source.size(micro_batch)
@@ -209,12 +220,18 @@ class GradientAccumulation(Stage):
         # Parts with other counts than the first one (padding) make the extrapolation wrong.
         count = loss.count if denominator is None else denominator(loss.count)
         scale = _scale(divisor, count)
-        if isinstance(scale, int | float) and scale == 1:
-            return loss
-        for gradient in self.learner.gradients().values():
+        is_exact = isinstance(scale, int | float) and scale == 1
+        for parameter, gradient in zip(parameters, earlier, strict=True):
+            if not is_exact and parameter.grad is not None:
+                parameter.grad.mul_(scale)
             if gradient is not None:
-                gradient.mul_(scale)
+                parameter.grad = _sum(gradient, parameter.grad)
         return loss
+
+    def _parameters(self) -> list[Tensor]:
+        """Returns the trainable parameters; one that several roles share is included once."""
+        parameters = (parameter for _, parameter in self.learner.named_parameters())
+        return list({id(parameter): parameter for parameter in parameters}.values())
 
     def _part_of_noise(self, noise: Batch, size: int, rows: slice) -> Batch:
         """Returns the random numbers of a part from those of an update."""
@@ -237,3 +254,11 @@ def _scale(denominator: Any, count: Any) -> Any:
 
 def _at_least_one(count: Any) -> Any:
     return max(count, 1) if isinstance(count, int | float) else count.clamp(min=1)
+
+
+def _sum(earlier: Tensor, added: Tensor | None) -> Tensor:
+    """Returns the sum of two gradients, in the memory of the earlier one if it is dense."""
+    if added is None:
+        return earlier
+    # torch adds a sparse tensor to a dense one, but not the other way round.
+    return added + earlier if earlier.is_sparse else earlier.add_(added)
