@@ -16,7 +16,7 @@ from runner.distributed.reduction import ResultSums, sum_gradients
 from runner.plugin.end_training import EndTraining
 from runner.system.errors import RunnerError, UsageError
 from runner.system.suggestions import method_named
-from runner.system.tensor_trees import tensors
+from runner.system.tensor_trees import summable, tensors
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -218,7 +218,7 @@ class DataParallel:
         """
         self.has_loss = True
         if isinstance(count, Tensor):
-            total = count.detach().clone()
+            total = summable(count.detach()).clone()
             self.group.sum_in_place(total)
             # A count of zero belongs to a gradient of zero.
             return total.masked_fill(total == 0, 1)

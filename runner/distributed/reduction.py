@@ -12,6 +12,7 @@ from torch import Tensor
 from runner.plugin.contract import Mean
 from runner.plugin.gradient_bucket import GradientBucket, Summing, real_pairs
 from runner.system.errors import RunnerError
+from runner.system.tensor_trees import summable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,7 +129,7 @@ class ResultSums:
                 mean = Mean(_typed(total, example.sum), _typed(weight, example.count))
                 results[name] = mean
             else:
-                results[name] = _typed(total / weight, output.get(name, 0.0))
+                results[name] = _mean(total / weight, output.get(name, 0.0))
         return results, flat[1:end].tolist()
 
     def _sum(self, output: Mapping[str, Any], share: float, votes: Sequence[float]) -> Tensor:
@@ -162,11 +163,17 @@ def _flat(numbers: Iterable[Any], device: torch.device) -> Tensor:
 def _summand(value: Any, share: float) -> _Summand:
     if isinstance(value, Mean):
         return _Summand(value.sum, value.count, 1.0, 1.0)
-    return _Summand(value * share, share, 1.0, 0.0)
+    return _Summand(summable(value) * share, share, 1.0, 0.0)
 
 
-def _typed(number: Tensor, example: Any) -> Any:
-    """Returns a number in the type of another one."""
+def _typed(total: Tensor, example: Any) -> Any:
+    """Returns a sum in the type in which numbers like another one are added up."""
     if isinstance(example, Tensor):
-        return number.to(example.dtype)
-    return type(example)(number.item())
+        return total.to(summable(example).dtype)
+    return type(example)(total.item())
+
+
+def _mean(mean: Tensor, example: Any) -> Any:
+    """Returns a mean of numbers like another one; that of integers is in float64."""
+    is_integer = isinstance(example, Tensor) and not example.is_floating_point()
+    return mean if is_integer else _typed(mean, example)

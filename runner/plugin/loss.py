@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.plugin.contract import SAMPLE_LOSSES, Mean
 from runner.system.errors import RunnerError
+from runner.system.tensor_trees import summable
 
 
 class Loss(NamedTuple):
@@ -51,17 +52,17 @@ class Loss(NamedTuple):
         also: dict[str, Mean] = {}
         for loss in parts:
             for name, mean in loss.also.items():
+                total, count = map(summable, mean)
                 if name in also:
-                    mean = Mean(
-                        also[name].sum + mean.sum, also[name].count + mean.count
-                    )
-                also[name] = mean
+                    total = also[name].sum + total
+                    count = also[name].count + count
+                also[name] = Mean(total, count)
         # The first loss is not added to a zero, which would be another operation on the device.
-        total = parts[0].sum
-        count = parts[0].count
+        total = summable(parts[0].sum)
+        count = summable(parts[0].count)
         for loss in parts[1:]:
-            total = total + loss.sum
-            count = count + loss.count
+            total = total + summable(loss.sum)
+            count = count + summable(loss.count)
         samples = None
         if all(loss.samples is not None for loss in parts):
             samples = torch.cat(

@@ -144,6 +144,21 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def summable(value: Any) -> Any:
+    """Returns a number or a tensor in a type for sums: integers and truth values in int64,
+    floating-point numbers of fewer bits in float32.
+
+    torch adds truth values by OR; sums in uint8 wrap around, and those in 16 bits lose digits.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.is_complex():
+        return value
+    if value.is_floating_point():
+        return value.float() if value.dtype.itemsize < torch.float32.itemsize else value
+    return value.to(torch.int64)
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """Entries of a batch without one row per sample; all others have one row per sample.

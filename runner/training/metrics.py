@@ -89,6 +89,8 @@ class Means:
                 # A sum of many losses in float32 would lose digits.
                 if isinstance(total, Tensor):
                     total = total.detach().double()
+                if isinstance(count, Tensor):
+                    count = count.detach().double()
                 entry.sum += total
                 entry.count += count
         if not has_scalars:

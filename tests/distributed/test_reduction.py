@@ -1,12 +1,14 @@
 """Sums of gradients and results, in groups of threads."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.distributed.data_parallel import DataParallel
 from runner.distributed.reduction import ResultSums, sum_gradients
 from runner.plugin.contract import Mean
 from runner.system.errors import RunnerError
@@ -133,6 +135,48 @@ def test_integers_stay_integers():
         right = results["right"]
         assert (right.sum.dtype, int(right.sum), type(right.count), right.count) == (torch.int64, 6, int, 8)
         assert (results["loss"].sum.dtype, results["loss"].count.dtype) == (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(1, torch.bool), (200, torch.uint8), (100, torch.int8), (60_000.0, torch.float16), (257.0, torch.bfloat16)],
+)
+def test_sums_of_narrow_types_are_those_of_numbers(value, dtype):
+    group = Threads(3)
+    number = torch.tensor(value, dtype=dtype)
+
+    def work(rank):
+        output = {"mean": Mean(number, number), "scalar": number}
+        results, _ = ResultSums(group, torch.device("cpu"), "Net").add_up(output, 1 / 3, [])
+        return results
+
+    for results in group.run(work):
+        assert [float(total) for total in results["mean"]] == [3 * float(number)] * 2
+        assert float(results["scalar"]) == pytest.approx(float(number))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_a_scalar_of_integers_becomes_their_mean(dtype):
+    group = Threads(2)
+
+    def work(rank):
+        output = {"flag": torch.tensor(rank, dtype=dtype)}
+        results, _ = ResultSums(group, torch.device("cpu"), "Net").add_up(output, 0.5, [])
+        return float(results["flag"])
+
+    assert group.run(work) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.int64, torch.float32])
+def test_counts_of_all_processes_are_added_up_as_numbers(dtype):
+    group = Threads(3)
+    count = torch.ones((), dtype=dtype) if dtype is torch.bool else torch.full((), 100, dtype=dtype)
+
+    def work(rank):
+        process = SimpleNamespace(group=group, device=torch.device("cpu"))
+        return float(DataParallel.total_count(process, count))
+
+    assert group.run(work) == [3 * float(count)] * 3
 
 
 def test_sparse_gradients_are_refused():

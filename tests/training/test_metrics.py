@@ -51,6 +51,26 @@ def test_sums_and_counts_make_the_mean_over_all_items(on_host):
 
 
 @HOSTS
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (1, torch.bool),
+        (200, torch.uint8),
+        (60_000.0, torch.float16),
+        (257.0, torch.bfloat16),
+        (2**24 + 2.0, torch.float32),
+    ],
+)
+def test_sums_and_counts_of_narrow_types_are_those_of_numbers(on_host, number, dtype):
+    means = Means("Learner", on_host)
+    value = torch.tensor(number, dtype=dtype)
+    for _ in range(9):
+        means.add({"twice": Mean(2 * float(value), value), "loss": Mean(value, torch.ones_like(value))})
+    means.add({"twice": Mean(2.0, torch.tensor(1)), "loss": Mean(float(value), 1)})
+    assert means.take() == pytest.approx({"twice": 2, "loss": float(value)}, rel=1e-12)
+
+
+@HOSTS
 def test_tensors_with_dimensions_are_feedback_and_not_logged(on_host):
     means = Means("Learner", on_host)
     means.add({"loss": torch.tensor(1.0), "td_error": torch.zeros(3)})
