@@ -18,7 +18,7 @@ from runner.plugin.optimizer import load_exactly
 from runner.plugin.source import Ring
 from runner.proof.subject import Subject
 from runner.system import tensor_trees
-from runner.system.tensor_trees import map_tensors, widened
+from runner.system.tensor_trees import map_tensors, summable, widened
 
 # The types of most leaves.
 _LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
@@ -72,8 +72,15 @@ def have_equal_leaves(left: Any, right: Any) -> bool:
 def _children(value: Any) -> Mapping[Any, Any] | None:
     if type(value) in _LEAVES:
         return None
-    if isinstance(value, Mean) and not _is_counted(value.sum):
-        return {"mean": _mean(value)}
+    if isinstance(value, Mean):
+        # Parts of a batch are added up in wider types.
+        total, count = map(summable, value)
+        if not _is_counted(total):
+            return {"mean": _mean(total, count)}
+        # Integers are compared as they are, and not by their rounding errors.
+        if isinstance(count, float) and count.is_integer():
+            count = int(count)
+        return {"sum": total, "count": count}
     return _children_with_sums(value)
 
 
@@ -95,11 +102,11 @@ def _is_counted(total: Any) -> bool:
     return not isinstance(total, float)
 
 
-def _mean(value: Mean) -> Any:
+def _mean(total: Any, count: Any) -> Any:
     """Returns the mean; the sum if nothing was counted, because the mean is undefined."""
-    if not isinstance(value.count, Tensor) and not value.count:
-        return value.sum
-    return value.sum / value.count
+    if not isinstance(count, Tensor) and not count:
+        return total
+    return total / count
 
 
 def _plain_name(name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.proof.counted_means import counted_more_often
 from runner.proof.difference import (
     MISSING,
     Difference,
@@ -41,8 +42,9 @@ def unlike(
         share: Share of elements that may differ by more.
         rounded: Whether results of updates may differ by more, because of rounding.
     """
+    equal_means = set(counted_more_often(expected, actual))
     for location in dict.fromkeys((*expected, *actual)):
-        if location.kind != "output":
+        if location.kind != "output" or location in equal_means:
             continue
         is_result = rounded and is_output(location.name)
         value = expected.get(location, MISSING)

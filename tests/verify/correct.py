@@ -15,7 +15,9 @@ class RotatedConfig(GradientLearnerConfig):
     implementation = "Rotated"
     learns_from: ClassVar[str] = "words_and_numbers"
     complex: bool = False
-    logs: Literal["nothing", "a constant", "a number", "samples", "right answers", "the largest"] = "nothing"
+    logs: Literal[
+        "nothing", "a constant", "a number", "samples", "right answers", "a flag", "an integer", "the largest"
+    ] = "nothing"
 
 
 class Module(nn.Module):
@@ -44,6 +46,8 @@ class Rotated(GradientLearner):
             "a number": {"logged": Mean(0.3, 1)},
             "samples": {"logged": Mean(detached.norm(dim=1).sum(), rows)},
             "right answers": {"logged": Mean((detached.argmax(1) == batch["label"]).sum(), rows)},
+            "a flag": {"logged": Mean((detached > -1e9).any(), 1)},
+            "an integer": {"logged": Mean(torch.tensor(100, dtype=torch.uint8), 1.0)},
             "the largest": {"logged": Mean(detached.abs().max(), 1)},
         }[self.config.logs]
         return Loss(nn.functional.cross_entropy(logits, batch["label"], reduction="sum"), rows, also)

@@ -24,7 +24,7 @@ def judge(stage, *sets):
     return UpdatesCheck().run(*pair_of(recipe_of(*sets), stage, REGISTRY, SHORT))
 
 
-@pytest.mark.parametrize("logs", ["a constant", "a number", "samples", "right answers"])
+@pytest.mark.parametrize("logs", ["a constant", "a number", "samples", "right answers", "a flag", "an integer"])
 def test_micro_batches_may_count_what_they_log_otherwise(logs):
     verdict = judge(
         "gradient_accumulation", "model.kind=rotated", f"model.logs={logs}",
