@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -14,14 +14,17 @@ from runner.api import Exact, MemoryChoice, Pipeline, Setting, Stage, StageConfi
 from .block_segments import divide, postpone
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    _Buffers = dict[nn.Module, dict[str, Tensor | None]]
 
 
 class ActivationCheckpointingConfig(StageConfig):
     """Keeps only the inputs of the model's blocks for the backward pass, which computes the rest a second time.
 
     ``Learner.blocks`` determines the blocks. Random numbers of a block (dropout) are repeated, and
-    buffers that it writes (running statistics) are written once.
+    buffers that it writes (running statistics) are written once. The second computation starts from
+    copies of all buffers of the block, which are kept until the backward pass.
 
     With ``segments``, consecutive blocks form groups of about equal length, and only the input of
     a group is kept. The last group is not computed again, because its backward pass comes first.
@@ -31,7 +34,8 @@ class ActivationCheckpointingConfig(StageConfig):
 
     When it helps: activations fill the memory, as with deep models, long sequences and large images. An update of two
     graph transformers held 59 and 62 % less, their processes of 445 MiB 8 % less.
-    When it hurts: always in time, by about one forward pass in three of an update.
+    When it hurts: always in time, by about one forward pass in three of an update. Blocks with large
+    buffers, such as masks, need memory for their copies.
     """
 
     kind: ClassVar[str] = "activation_checkpointing"
@@ -91,8 +95,8 @@ def _recomputed(blocks: Sequence[nn.Module], forward: Callable[..., Any]) -> Cal
     from torch.utils.checkpoint import checkpoint
 
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    # Without buffers there is nothing to discard, and entering the contexts takes time.
-    if any(True for block in blocks for _ in block.buffers()):
+    # Without buffers there is nothing to copy, and entering the contexts takes time.
+    if any(module._buffers for block in blocks for module in block.modules()):
         settings["context_fn"] = partial(_first_and_again, blocks)
 
     def checkpointed(*inputs: Any, **named: Any) -> Any:
@@ -107,20 +111,44 @@ def _recomputed(blocks: Sequence[nn.Module], forward: Callable[..., Any]) -> Cal
 def _first_and_again(
     blocks: Sequence[nn.Module],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _discarding_writes(blocks)
+    return nullcontext(), _StartBuffers(blocks)
 
 
-@contextmanager
-def _discarding_writes(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Discards writes to the buffers of blocks inside the ``with``."""
-    modules = [module for block in blocks for module in block.modules()]
-    saved = [(module, dict(module._buffers)) for module in modules if module._buffers]
-    # Blocks write to copies; the buffers themselves must keep the same memory.
-    for module, buffers in saved:
-        for name, tensor in buffers.items():
-            module._buffers[name] = None if tensor is None else tensor.clone()
-    try:
-        yield
-    finally:
-        for module, buffers in saved:
-            module._buffers.update(buffers)
+class _StartBuffers(AbstractContextManager[None]):
+    """The buffers of blocks at the start of a forward.
+
+    Inside the ``with``, the blocks have these numbers again, as a power iteration or a cumulative
+    average needs them, and the buffers that they write or register are discarded. A graph that
+    is kept for several backward passes enters it several times.
+
+    Args:
+        blocks: The blocks that the forward computes.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        modules = dict.fromkeys(module for block in blocks for module in block.modules())
+        self._start = _copies({module: module._buffers for module in modules})
+        self._current: _Buffers = {}
+
+    def __enter__(self) -> None:
+        self._current = {module: dict(module._buffers) for module in self._start}
+        # Blocks write to copies, because the graph may be computed once more.
+        _assign(_copies(self._start))
+
+    def __exit__(self, *_: object) -> None:
+        # The current buffers themselves are assigned, which must keep the same memory.
+        _assign(self._current)
+        self._current = {}
+
+
+def _copies(buffers: _Buffers) -> _Buffers:
+    """Returns copies of buffers; one that several modules share stays shared."""
+    tensors = {id(tensor): tensor for named in buffers.values() for tensor in named.values()}
+    copies = {key: None if tensor is None else tensor.clone() for key, tensor in tensors.items()}
+    return {module: {name: copies[id(tensor)] for name, tensor in named.items()} for module, named in buffers.items()}
+
+
+def _assign(buffers: _Buffers) -> None:
+    for module, named in buffers.items():
+        module._buffers.clear()
+        module._buffers.update(named)
