@@ -28,6 +28,8 @@ class Config(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
+        # By default a dump to JSON replaces infinities and NaN by null: another setting.
+        ser_json_inf_nan="constants",
     )
 
     moved: ClassVar[Mapping[str, str]] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from runner.plugin.config import Config
 from runner.plugin.context import PIPELINE, PROCESSES
@@ -45,6 +45,9 @@ class ServedRequest(Config):
 
 class ServedResponse(Config):
     """The JSON of a served learner's answer."""
+
+    # Clients have strict parsers: JSON has no number that is not finite.
+    model_config = ConfigDict(ser_json_inf_nan="null")
 
 
 class EvaluatedConfig(PluginConfig, ABC):

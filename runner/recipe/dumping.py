@@ -47,6 +47,11 @@ def dump(values: Any) -> str:
     )
 
 
+def is_same(left: Any, right: Any) -> bool:
+    """Returns whether two plain values are equal; NaN is equal to NaN, also in lists."""
+    return bool(left == right) or dump_inline(left) == dump_inline(right)
+
+
 def dump_inline(value: Any) -> str:
     """A plain value as YAML on one line."""
     text = yaml.dump(

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from runner.recipe.scalars import resolve
 from runner.recipe.yaml_nodes import Node, Problem
@@ -49,6 +50,17 @@ def with_environment(
     if not isinstance(node.value, str) or BEGINNING not in node.value:
         return node
     return _replaced(node, node.value, problems, path, environment)
+
+
+def escape_references(values: Any) -> Any:
+    """Returns plain values whose text ``with_environment`` restores instead of replacing it."""
+    if isinstance(values, Mapping):
+        return {key: escape_references(child) for key, child in values.items()}
+    if isinstance(values, list):
+        return [escape_references(item) for item in values]
+    if not isinstance(values, str):
+        return values
+    return _REFERENCE.sub(lambda match: f"${match[0]}", values)
 
 
 def _joined(path: str, key: object) -> str:

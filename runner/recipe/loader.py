@@ -2,7 +2,6 @@
 mistakes are reported together.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,9 @@ from runner.recipe.environment import with_environment
 from runner.recipe.mapping import node_of
 from runner.recipe.optimizers import optimizers
 from runner.recipe.parameter_groups import group_origins, with_patterns
+from runner.recipe.plain_nodes import plain_node
 from runner.recipe.recipe import MLFLOW, Head, Recipe, TrainConfig, flatten
+from runner.recipe.stored_values import changing_values
 from runner.recipe.tuning import locked_tuning
 from runner.recipe.validation import (
     Model,
@@ -180,7 +181,7 @@ def from_values(
     read.
     """
     problems: list[Problem] = []
-    root = parse(json.dumps(values, ensure_ascii=False), path, problems)
+    root = plain_node(values, Place(path))
     recipe = _validated(Path(path), with_patterns(root), catalog, problems)
     return replace(recipe, origins=origins, tuning=tuning)
 
@@ -202,7 +203,9 @@ def secret_assignments(recipe: Recipe) -> list[str]:
     clear_values = flatten(recipe.values(masked=False))
     # Pairs in order, because masking may change a path as well.
     pairs = zip(clear_values, flatten(recipe.values()), strict=True)
-    secrets = {path: clear for (path, clear), (_, masked) in pairs if clear != masked}
+    secrets = {
+        path: clear for (path, clear), (_, masked) in pairs if MASK in str(masked)
+    }
     return assignments(secrets)
 
 
@@ -266,6 +269,9 @@ def _validated(
     )
     # This registers secrets that no file holds: a plugin's default may come from the environment.
     recipe.values(masked=False)
+    changing = list(changing_values(recipe, root))
+    if changing:
+        raise RecipeError(changing)
     stage_paths = dict.fromkeys(
         [
             *(f"optimization.{kind}" for kind in named_stages),

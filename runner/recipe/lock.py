@@ -16,7 +16,8 @@ from runner.plugin.fingerprint import is_same_data
 from runner.plugin.lr_scheduler import SCHEDULES
 from runner.plugin.plugin_config import PluginConfig
 from runner.plugin.registry import Provider, Registry, Section
-from runner.recipe.dumping import dump
+from runner.recipe.dumping import dump, is_same
+from runner.recipe.environment import escape_references
 from runner.recipe.provenance import (
     Checkout,
     code_digests,
@@ -251,7 +252,7 @@ def update_lock(
     locked_values = dict(flatten(locked["recipe"]))
     origins = dict(locked.get("origins") or {})
     for name, value in flatten(facts["recipe"]):
-        if name not in locked_values or locked_values[name] != value:
+        if name not in locked_values or not is_same(locked_values[name], value):
             origins[name] = (
                 recipe.origins[name].cited() if name in recipe.origins else "resume"
             )
@@ -291,7 +292,7 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     A recipe that was passed as a mapping is written with all of its values.
     """
     if recipe.path == Path(MAPPING):
-        write_durably(target, redact(dump(recipe.values())))
+        write_durably(target, redact(dump(escape_references(recipe.values()))))
         return
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     # The file may have been changed, and be damaged, since it was loaded.

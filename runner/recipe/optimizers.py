@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,9 @@ from runner.plugin.optimizer import (
     kinds,
     settings_of,
 )
+from runner.recipe.plain_nodes import plain_node
 from runner.recipe.validation import face_of, fill, split_kind
-from runner.recipe.yaml_nodes import Node, Problem, parse
+from runner.recipe.yaml_nodes import Node, Place, Problem
 from runner.system.suggestions import nearest
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _optimizer(
         for key, value in default.items()
         if key in inherited or (is_default_kind and key != "kind")
     }
-    base = parse(json.dumps(defaults), f"default of role {role}", problems)
+    base = plain_node(defaults, Place(f"default of role {role}"))
     complete = replace(settings, value={**base.children, **settings.children})
     return fill(settings_of(str(kind.value)), complete, path, problems)
 

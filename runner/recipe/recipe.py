@@ -305,9 +305,7 @@ class Recipe:
         """
 
         def dumped(config: Config) -> dict[str, Any]:
-            if masked:
-                return config.model_dump(mode="json")
-            return dict(json.loads(json.dumps(config.model_dump(), default=_clear)))
+            return plain_values(config, masked=masked)
 
         optimizers = {
             role: optimizer.values() for role, optimizer in self.optimizer.items()
@@ -368,12 +366,15 @@ class Recipe:
         A masked secret that is a default is left out, because a plugin finds it again (in the
         environment).
         """
+        # Imported here to keep the chain of imports below this module short.
+        from runner.recipe.environment import escape_references
+
         values = self.values()
         for path, value in flatten(self.values()):
             if MASK in str(value) and self.origins.get(path) == DEFAULT:
                 *sections, key = path.split(".")
                 reduce(getitem, sections, values).pop(key)
-        return values
+        return dict(escape_references(values))
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -444,14 +445,26 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _clear(value: Any) -> Any:
-    """Converts a value for JSON; returns the text of a secret and registers it as a secret."""
-    if not isinstance(value, SecretStr | SecretBytes):
-        return to_jsonable_python(value)
-    secret = value.get_secret_value()
-    text = secret if isinstance(secret, str) else secret.decode(errors="replace")
-    register(text)
-    return text
+def plain_values(config: Config, *, masked: bool) -> dict[str, Any]:
+    """Returns the values of a section in the only form in which they are stored, sent and compared.
+
+    It consists of mappings, lists, text, numbers, booleans and null. Unmasked secrets are
+    registered.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, set | frozenset):
+            # The order of a set differs from process to process.
+            return sorted(value, key=str)
+        if masked or not isinstance(value, SecretStr | SecretBytes):
+            return to_jsonable_python(value)
+        secret = value.get_secret_value()
+        text = secret if isinstance(secret, str) else secret.decode(errors="replace")
+        register(text)
+        return text
+
+    # Numbers that are not finite survive Python's JSON, and would be null in that of pydantic.
+    return dict(json.loads(json.dumps(config.model_dump(), default=plain)))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS
 from runner.plugin.registry import Registry, Section
+from runner.recipe.dumping import is_same
 from runner.recipe.recipe import (
     Recipe,
     SystemConfig,
@@ -174,7 +175,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
             and old in (None, "off")
             and new in (None, "off")
         )
-        if old != new and not is_off:
+        if not is_off and not is_same(old, new):
             differences.append(Change(path, old, new))
     return differences
 

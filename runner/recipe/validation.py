@@ -76,7 +76,11 @@ def fill(
     for name, field in model.model_fields.items():
         anchor = _anchor_of(field)
         child = node.get(name)
-        if anchor is not None and child is not None and isinstance(child.value, str):
+        if anchor is None or child is None or not isinstance(child.value, str):
+            continue
+        # Values of another process are written in no line of a file, and are as that process has
+        # them.
+        if child.place.line:
             plain[name] = anchor.absolute(child.value, child.place.source)
 
     while True:

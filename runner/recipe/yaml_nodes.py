@@ -28,6 +28,8 @@ MAX_NODES = 20_000
 _LONGEST_EXCERPT = 120
 """Characters of a source line that are shown around the caret."""
 _LONGEST_VALUE = 60
+_NONFINITE = {"Infinity": ".inf", "-Infinity": "-.inf", "NaN": ".nan"}
+"""Numbers in YAML that JSON does not have, by their spelling in Python's JSON."""
 TAG = "tag:yaml.org,2002:"
 
 
@@ -218,7 +220,8 @@ class Node:
 
         if isinstance(self.value, str):
             return _shortened(f"'{escape_line(redact(self.value))}'")
-        return _shortened(json.dumps(self.value))
+        text = json.dumps(self.value)
+        return _shortened(_NONFINITE.get(text, text))
 
 
 def _shortened(text: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.recipe.loader import assignments
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def reduced(
         problem = f"'{recipe.model.kind}' with '{recipe.data.kind}' has no smaller form"
         raise UsageError(f"--reduced: {problem}: leave the option out")
     changed["train.batch_size"] = min(recipe.train.batch_size, BATCH_SIZE)
-    smaller = load([f"{path}={json.dumps(value)}" for path, value in changed.items()])
+    smaller = load(assignments(changed))
     values = {path: (_value(recipe, path), _value(smaller, path)) for path in changed}
     reduction = {path: pair for path, pair in values.items() if pair[0] != pair[1]}
     return smaller, reduction
