@@ -289,11 +289,14 @@ def _outcome(
     exit_code: ExitCode,
 ) -> _Outcome:
     """Returns the result of a group of ``count`` seeds."""
+    runs = seed_groups.runs_of(workspace, group)
+    if exit_code == ExitCode.DONE:
+        failures = _missing_members(group, runs)
+        exit_code = ExitCode.FAILED if failures else ExitCode.DONE
     status: Status = "FINISHED"
     if exit_code != ExitCode.DONE:
         stopped: Status = "PREEMPTED" if exit_code == ExitCode.PREEMPTED else "STOPPED"
         status = "FAILED" if failures else stopped
-    runs = seed_groups.runs_of(workspace, group)
     curves = seed_groups.evaluations(runs)
     means = []
     if group.kind in REPEATED:
@@ -316,6 +319,22 @@ def _outcome(
         exit_code=exit_code,
     )
     return _Outcome(result, curves, means)
+
+
+def _missing_members(
+    group: Record, runs: Mapping[int, RunFolder]
+) -> dict[int, RunnerError]:
+    """Returns an error for each member of a group that has no finished run.
+
+    A run belongs to its group by the digest of its recipe.
+    """
+    return {
+        number: RunnerError(
+            "its training ended, and the group has no finished run of it"
+        )
+        for number in group.digests
+        if number not in runs or not _is_finished(runs[number])
+    }
 
 
 def _widening(group: Record) -> float:

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from run_folders import seed_group
+from run_folders import run_folder, seed_group
 from toy_runs import TOYS, toy
 
 from runner.plugin.registry import Registry
@@ -65,6 +65,23 @@ def test_a_group_of_a_machine_that_vanished_is_resumed(tmp_path):
         result = train(go_on=True, takeover=takeover)
         assert (result.status, result.name, result.values) == ("FINISHED", first.name, first.values)
     assert len(groups(Workspace())) == 1
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.parametrize("trains", [(), (5,)])
+def test_a_group_without_all_of_its_runs_is_not_finished(trains, tmp_path, monkeypatch):
+    def train_seed(recipe, registry, run, threads, options, *rest):
+        if recipe.seed in trains:
+            run_folder(digest=recipe.digest, group=options["group"][0], status="FINISHED")
+
+    monkeypatch.setattr("runner.training.seeds.train_seed", train_seed)
+    recipes = {seed: toy(tmp_path, "train.updates=4", f"seed={seed}") for seed in (5, 6)}
+    result = train_seeds(
+        recipes, Registry([TOYS]), Workspace(), SilentSeeds(), 1, go_on=False, tags={}, note="", resume_command=""
+    )
+    assert (result.status, result.exit_code) == ("FAILED", 1)
+    assert result.failures.keys() == {5, 6} - set(trains)
+    assert {group.status for group in groups(Workspace())} == {"FAILED"}
 
 
 @pytest.mark.usefixtures("migrated_workspace")
