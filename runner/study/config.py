@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from runner.plugin.config import Config
-from runner.recipe.dumping import dump_inline
+from runner.recipe.dumping import dump_inline, is_same
 from runner.recipe.scalars import Scalar
 
 VERIFY: Final = "verify"
@@ -53,8 +52,13 @@ class ParameterConfig(Config):
             raise ValueError("log and step belong to a range, and this is a choice")
         for left, right in itertools.combinations(values, 2):
             # To Optuna 1, 1.0 and true are equal, too.
-            if left == right:
-                raise ValueError(f"{json.dumps(left)} and {json.dumps(right)} are the same choice: leave one out")
+            if is_same(left, right):
+                raise ValueError(f"{dump_inline(left)} and {dump_inline(right)} are the same choice: leave one out")
+            if is_same(label(left), label(right)):
+                raise ValueError(
+                    f"{dump_inline(left)} and {dump_inline(right)} are stored as the same text, "
+                    f"{label(left)}: leave one out"
+                )
 
     def _validate_range(self) -> None:
         low, high = self.levels
@@ -146,6 +150,8 @@ class BoundConfig(Config):
     def _some(self) -> BoundConfig:
         if self.min is None and self.max is None:
             raise ValueError("should have min, max or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}: no value is within these bounds")
         return self
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import Registry
-from runner.recipe.dumping import dump_inline
+from runner.recipe.dumping import dump_inline, is_same
 from runner.recipe.loader import (
     assignments,
     fill_experiment,
@@ -25,7 +25,7 @@ from runner.recipe.loader import (
 from runner.recipe.lock import computation_of
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import Scalar
-from runner.recipe.yaml_nodes import Node, Problem, RecipeError, read
+from runner.recipe.yaml_nodes import OVERRIDE, Node, Problem, RecipeError, read
 from runner.study.config import OFF, STAGES, VERIFY, ParameterConfig, StudyConfig, label
 from runner.study.space import Parameter, Space, is_on
 from runner.system.errors import RunnerError
@@ -96,9 +96,21 @@ class Definition:
             settings = {parameter.path: choice, **(settings_below if is_on(choice) else {})}
             with suppress(RecipeError):
                 resulting_values = self.recipe_of(settings).values()
-                if _lookup(resulting_values, parameter.path) == value:
+                if is_same(_lookup(resulting_values, parameter.path), value):
                     return choice
         raise LookupError(parameter.path)
+
+    def can_have(self, parameter: Parameter, path: str) -> bool:
+        """Returns whether a searched setting has a value with which a setting at or below it is as in the recipe."""
+        value = _lookup(self.recipe.values(), path)
+        if parameter.config.choice is None:
+            return parameter.config.has(value)
+        for choice in parameter.config.choice:
+            with suppress(RecipeError):
+                resulting_values = self.recipe_of({parameter.path: choice}).values()
+                if is_same(_lookup(resulting_values, path), value):
+                    return True
+        return False
 
     @property
     def seeds(self) -> list[int]:
@@ -152,7 +164,7 @@ class Definition:
         """Returns the dotted paths of determining settings that differ from a description."""
         old = _essential_settings(described)
         new = _essential_settings(self.described)
-        return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        return sorted(name for name in old.keys() | new.keys() if not is_same(old.get(name), new.get(name)))
 
 
 def load_study(
@@ -195,6 +207,9 @@ def load_study(
         catalog,
     )
     _try_values(definition, root)
+    problems += _ineffective_assignments(definition, root)
+    if problems:
+        raise RecipeError(problems)
     return definition
 
 
@@ -206,6 +221,23 @@ def _unlogged_metrics(section: str, metrics: Collection[str], root: Node) -> Ite
         anchor = (root.get(section, name) or root).anchor
         message = f"is not a metric of a training; their names start with {', '.join(_LOGGED)}"
         yield Problem(anchor, f"{section}.{name}", message)
+
+
+def _ineffective_assignments(definition: Definition, root: Node) -> Iterator[Problem]:
+    """The problems of assignments whose values no trial can have, because the study searches the settings."""
+    sources = (OVERRIDE, root.place.source)
+    recipe = definition.recipe
+    leaves = dict(flatten(recipe.values()))
+    for path, origin in recipe.origins.items():
+        containers = [
+            parameter for parameter in definition.space.parameters if f"{path}.".startswith(f"{parameter.path}.")
+        ]
+        if origin.source not in sources or path not in leaves or not containers:
+            continue
+        parameter = max(containers, key=lambda parameter: len(parameter.path))
+        if not definition.can_have(parameter, path):
+            message = f"{dump_inline(leaves[path])} is set, but no value in space.{parameter.path} leads to it"
+            yield Problem(origin, path, f"{message}: remove the assignment, or extend the space")
 
 
 def _essential_settings(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,7 +373,7 @@ def _recipe_with(definition: Definition, values: Mapping[str, Any]) -> Recipe | 
         return next((level for level in levels if is_on(level) == should_be_on), levels[0])
 
     settled = space.settle(lambda parameter: values.get(parameter.path, harmless(parameter)))
-    if any(path not in settled or settled[path] != value for path, value in values.items()):
+    if any(path not in settled or not is_same(settled[path], value) for path, value in values.items()):
         return None
 
     switch_paths = [switch.path for switch in space.switches.values()]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from runner.recipe.dumping import is_same
 from runner.study.config import OFF, STAGES, ParameterConfig, label
 from runner.system.text_lines import figure
 
@@ -35,8 +36,10 @@ class Parameter:
             return trial.suggest_float(self.path, *config.float, log=config.log, step=config.step)
         if config.int is not None:
             return trial.suggest_int(self.path, *config.int, log=config.log, step=int(config.step or 1))
-        choices = {label(choice): choice for choice in config.levels}
-        return choices[trial.suggest_categorical(self.path, list(choices))]
+        labels = [label(choice) for choice in config.levels]
+        suggestion = trial.suggest_categorical(self.path, labels)
+        pairs = zip(config.levels, labels, strict=True)
+        return next(choice for choice, name in pairs if is_same(name, suggestion))
 
 
 @dataclass(frozen=True)

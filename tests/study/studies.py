@@ -16,12 +16,12 @@ def study_text(space=SPACE, aims=AIMS, more=""):
     return HEAD + space + aims + more
 
 
-def read(folder, text=None, *sets):
+def read(folder, text=None, *sets, catalog=None):
     """The study of a file beside the recipe of ``faces``."""
     write_recipe(folder)
     path = folder / "study.yaml"
     path.write_text(study_text() if text is None else text, encoding="utf-8")
-    return load_study(path, sets, FakeCatalog())
+    return load_study(path, sets, catalog or FakeCatalog())
 
 
 def problems(folder, text, *sets):

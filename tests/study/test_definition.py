@@ -1,10 +1,13 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from faces import RECIPE, FakeCatalog, write_recipe
+from faces import RECIPE, FakeCatalog, Sim, write_recipe
 from studies import AIMS, HEAD, SPACE, problems, read, study_text
 
 from runner.plugin.registry import Registry
+from runner.recipe.dumping import dump_inline
 from runner.recipe.yaml_nodes import RecipeError
 from runner.study.definition import load_study
 
@@ -15,6 +18,18 @@ CACHE = "space:\n  optimization.cache: {choice: [off, on]}\n  optimization.cache
 
 def given(folder, space, *sets):
     return read(folder, study_text(space), *sets).as_given()
+
+
+class OpenSim(Sim):
+    """A simulator with settings of any type."""
+
+    kind: ClassVar[str] = "open"
+    envs: int = 1
+    extra: Mapping[str, Any] = {}
+
+
+class OpenCatalog(FakeCatalog):
+    faces: ClassVar = {**FakeCatalog.faces, "data": (OpenSim,)}
 
 
 def paths(definition):
@@ -301,7 +316,7 @@ def test_whatever_decides_what_a_trial_comes_to_is_in_the_digest(tmp_path, text)
     ("space", "sets", "expected"),
     [
         (SPACE, (), {"model.lr": 1e-3}),
-        (SPACE, ("model.lr=0.5",), None),
+        (SPACE, ("model.lr=2e-3",), {"model.lr": 2e-3}),
         ("space: {model.lr: {choice: [1e-4, 1e-3]}}\n", (), {"model.lr": 1e-3}),
         ("space: {model.lr: {choice: [1e-4, 1e-2]}}\n", (), None),
         ("space: {data.envs: {int: [2, 8], step: 2}}\n", (), {"data.envs": 4}),
@@ -316,11 +331,41 @@ def test_whatever_decides_what_a_trial_comes_to_is_in_the_digest(tmp_path, text)
         (SWITCH.replace(" on", " true"), ("optimization.cache=on",), {"optimization.cache": True}),
         (CACHE, (), {"optimization.cache": "on", "optimization.cache.size": 5}),
         (CACHE, ("optimization.cache=off",), {"optimization.cache": "off"}),
-        (CACHE, ("optimization.cache.size=9",), None),
     ],
 )
 def test_the_recipe_as_it_is_in_the_words_of_the_space(tmp_path, space, sets, expected):
     assert given(tmp_path, space, *sets) == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "assignment"),
+    [
+        (SPACE, "model.lr=0.5"),
+        ("space: {model.lr: {choice: [1e-4, 1e-2]}}\n", "model={kind: net, lr: 0.5}"),
+        ("space: {model.hidden: {choice: [[4], [8]]}}\n", "model.hidden=[9]"),
+        ("space: {optimization.merge: {choice: [on, true]}}\n", "optimization.merge=off"),
+        (SWITCH, "optimization.cache.size=9"),
+        (CACHE, "optimization.cache.size=9"),
+    ],
+)
+def test_an_assignment_that_no_trial_can_have_is_refused(tmp_path, space, assignment):
+    path = assignment.partition("=")[0] if "{" not in assignment else "model.lr"
+    (problem,) = problems(tmp_path, study_text(space), assignment)
+    assert (problem[2], problem[4]) == (path, "override")
+    assert "is set, but no value in space." in problem[3]
+    (problem,) = problems(tmp_path, study_text(space, more=f"set: ['{assignment}']\n"))
+    assert (problem[0], problem[2]) == (3 + space.count("\n") + 2, path)
+
+
+def test_infinities_and_nan_are_searched_like_other_values(tmp_path):
+    space = "space: {data.extra.a: {choice: [.inf, -.inf, .nan, null, '.inf']}}\n"
+    definition = read(tmp_path, study_text(space), "data={kind: open}", "data.extra.a=.nan", catalog=OpenCatalog())
+    (parameter,) = definition.space.parameters
+    recipes = [definition.recipe_of({parameter.path: choice}) for choice in parameter.config.choice]
+    assert [dump_inline(recipe.data.extra["a"]) for recipe in recipes] == [".inf", "-.inf", ".nan", "null", "'.inf'"]
+    assert len({recipe.digest for recipe in recipes}) == 5
+    assert dump_inline(definition.as_given()) == "{data.extra.a: .nan}"
+    assert definition.differing(definition.described) == []
 
 
 def test_the_flagship_study_is_valid_and_begins_with_its_recipe():

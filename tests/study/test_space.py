@@ -9,6 +9,7 @@ from faces import FakeCatalog, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.recipe.dumping import dump_inline
 from runner.recipe.loader import assignments, layers, load, merge
 from runner.study.config import OFF, ParameterConfig, label
 from runner.study.space import Parameter, Space, is_on
@@ -240,7 +241,7 @@ def test_what_is_suggested_is_in_the_range_and_stays_what_it_is(settings):
 
 
 def test_a_choice_is_suggested_as_the_file_has_it():
-    choices = ["off", True, {"dtype": "bf16"}, [8, 8], None]
+    choices = ["off", True, {"dtype": "bf16"}, [8, 8], None, math.inf, -math.inf]
     parameter = Parameter("optimization.a", ParameterConfig(choice=choices))
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     suggested = [parameter.suggested(study.ask()) for _ in range(60)]
@@ -248,3 +249,15 @@ def test_a_choice_is_suggested_as_the_file_has_it():
     assert all(value in choices for value in suggested)
     kept = {trial.params["optimization.a"] for trial in study.trials}
     assert kept == {label(choice) for choice in choices}
+
+
+def test_a_choice_that_is_nan_is_suggested_again_after_an_interruption(tmp_path):
+    parameter = Parameter("model.a", ParameterConfig(choice=[math.nan, [math.nan]]))
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    study.enqueue_trial({parameter.path: math.nan})
+    study.enqueue_trial({parameter.path: "[.nan]"})
+    for expected in (".nan", "[.nan]"):
+        trial = study.ask()
+        stored = optuna.trial.Trial(study, trial._trial_id)
+        values = [parameter.suggested(trial), parameter.suggested(stored)]
+        assert [dump_inline(value) for value in values] == [expected, expected]

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -71,9 +72,13 @@ def test_a_setting_that_nothing_would_read_is_an_error(settings, message):
         ({"choice": ["on"]}, "at least 2 items"),
         ({"choice": ["off", "on"], "log": True}, "log and step belong to a range"),
         ({"choice": [1, 2], "step": 1}, "log and step belong to a range"),
-        ({"choice": ["a", "b", "a"]}, '"a" and "a" are the same choice: leave one out'),
+        ({"choice": ["a", "b", "a"]}, "a and a are the same choice: leave one out"),
         ({"choice": [1, 2, 1.0]}, "1 and 1.0 are the same choice"),
         ({"choice": [0, False]}, "0 and false are the same choice"),
+        ({"choice": [math.nan, math.nan, 1]}, ".nan and .nan are the same choice"),
+        ({"choice": [[math.nan], [math.nan]]}, "[.nan] and [.nan] are the same choice"),
+        ({"choice": ["[8]", [8]]}, "'[8]' and [8] are stored as the same text, [8]: leave one out"),
+        ({"choice": [{"a": 1}, "{a: 1}"]}, "are stored as the same text, {a: 1}"),
         ({"choice": [{"dtype": "bf16"}, "off", {"dtype": "bf16"}]}, "are the same choice"),
         ({"float": [0]}, "at least 2 items"),
         ({"float": [0, 1, 2]}, "at most 2 items"),
@@ -121,6 +126,7 @@ def test_an_objective_can_be_its_direction_alone():
         ({"name": "../up"}, "should match pattern"),
         ({"name": "a" * 101}, "at most 100 characters"),
         ({"constraints": {"eval/return": {}}}, "should have min, max or both"),
+        ({"constraints": {"eval/return": {"min": 3, "max": 1}}}, "min 3 is above max 1: no value is within"),
         ({"constraints": {"eval/return": "pass"}}, "constraints.eval/return should be a mapping with min or max"),
         ({"constraints": {"verify": {"max": 1}}}, "constraints.verify should be 'pass' or 'no_fail'"),
         ({"constraints": {"verify": "sure"}}, "'pass' or 'no_fail'"),

@@ -207,7 +207,8 @@ def test_the_queue_has_as_many_trials_as_the_budget_and_the_recipe_as_it_is_firs
 
 
 def test_a_recipe_that_the_space_leaves_out_is_not_tried(store, leases, tmp_path):
-    definition = read(tmp_path, study_text(more="budget: {trials: 2}\n"), "model.lr=5")
+    space = "space: {model.lr: {choice: [1e-4, 1e-2]}}\n"
+    definition = read(tmp_path, study_text(space, more="budget: {trials: 2}\n"))
     study = store.create(definition)
     store.top_up(study, definition, leases)
     assert [trial.system_attrs.get("fixed_params") for trial in study.get_trials()] == [{}, {}]
