@@ -62,10 +62,12 @@ def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
     with learner.evaluating():
         # Averaged parameters are in the module only while it is evaluated.
         weights = {
-            name: tensor.clone() for name, tensor in learner.module.state_dict().items()
+            name: map_tensors(torch.clone, dict(module.state_dict()))
+            for name, module in learner.modules().items()
         }
     learner.averages = None
-    learner.module.load_state_dict(weights)
+    for name, module in learner.modules().items():
+        module.load_state_dict(weights[name])
     return learner
 
 

@@ -568,5 +568,15 @@ class GradientLearner(Learner):
         return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else ()
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Returns the module."""
-        return {"model": self.module}
+        """Returns the module, and those of further roles that are not inside of it."""
+        modules = {"model": self.module}
+        # Evaluations call this for every batch, and few learners have several roles.
+        if len(self.roles) == 1:
+            return modules
+        inner = set(map(id, self.module.modules()))
+        further = {
+            name: module
+            for name, module in super().modules().items()
+            if name != "model" and id(module) not in inner
+        }
+        return modules | further

@@ -25,7 +25,6 @@ from runner.plugin.tuning import Choices, Tuning
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import DEFAULT, Problem, RecipeError, is_lock
 from runner.system.errors import CheckpointError, RunnerError, UsageError
-from runner.system.suggestions import method_named
 from runner.system.tensor_trees import map_tensors
 from runner.system.torch_settings import require_deterministic_kernels
 from runner.training.parameter_groups import configure_optimizers
@@ -35,6 +34,7 @@ from runner.training.resuming import (
     refuse_other_classes,
     settings_of_state,
 )
+from runner.training.role_checks import check_roles
 from runner.training.stage_watch import StageReport, Watch
 from runner.training.state_schema import check_finite, check_weights, fitting
 from runner.training.tuning import prepare_once, tuning_of
@@ -230,7 +230,7 @@ class Assembly:
             [float(group["lr"]) for group in optimizer.param_groups]
             for _, optimizer in self.learner.optimizers()
         ]
-        self._refuse_unmade_roles()
+        check_roles(self.learner)
 
     def _refuse_unknown_epochs(self) -> None:
         """Raises a RecipeError if the source does not report the epochs that are the length."""
@@ -285,22 +285,6 @@ class Assembly:
             message = f"'{self.recipe.data.kind}': {error}"
             raise recipe_error(self.recipe, "model.class_weights", message) from None
         return torch.tensor(weights, device=self.device)
-
-    def _refuse_unmade_roles(self) -> None:
-        """Raises a RunnerError if a role has settings that no optimizer reads.
-
-        The role's module would not be trained.
-        """
-        roles = {name for name, _ in self.learner.optimizers()}
-        unmade = self.context.optimizers.keys() - roles
-        if unmade:
-            role = min(unmade)
-            method = method_named(self.learner, "__init__")
-            raise RunnerError(
-                f"{type(self.recipe.model).__name__}.roles names '{role}', which "
-                f"{type(self.learner).__name__} never makes: make it with "
-                f"self.role('{role}', module) in {method}, or remove the name"
-            )
 
     def build_another_learner(self) -> Learner:
         """Builds a learner like this pipeline's, without stages and with its initial weights."""

@@ -33,13 +33,41 @@ class Net(GradientLearner):
         return Loss(error.square().sum(), len(error), {"bias": Mean(error.detach().sum(), len(error))})
 
 
+class WithScales(Net):
+    """Has a second role: a module beside the network, one around it, or one of its layers."""
+
+    further = "beside"
+
+    def __init__(self, config, shapes, context):
+        super().__init__(config, shapes, context)
+        modules = {
+            "beside": nn.BatchNorm1d(1),
+            "around": nn.ModuleList([self.module, nn.BatchNorm1d(1)]),
+            "inside": self.module[3],
+        }
+        self.further_role = self.role("further", modules[self.further])
+
+    def loss(self, batch, noise, progress):
+        error = self.slots.forward(batch["x"]) - batch["y"]
+        norm = [*self.further_role.module.modules()][-1]
+        return Loss(norm(error).square().sum(), len(error))
+
+    def update(self, batch, noise, progress):
+        self.further_role.zero_grad()
+        output = super().update(batch, noise, progress)
+        self.further_role.step()
+        return output
+
+
 def settings(kind="sgd", **own):
     return settings_of(kind)(**own)
 
 
-def learner(ema=None, dropout=0.0, seed=0, **optimizer):
-    context = Context(CPU, Slots(), seed, 8, {"model": settings(**{"lr": 0.1, **optimizer})}, ema)
-    made = Net(Config(dropout=dropout), {"x": (3,)}, context)
+def learner(ema=None, dropout=0.0, seed=0, cls=Net, **optimizer):
+    role_settings = settings(**{"lr": 0.1, **optimizer})
+    roles = ("model",) if cls is Net else ("model", "further")
+    context = Context(CPU, Slots(), seed, 8, dict.fromkeys(roles, role_settings), ema)
+    made = cls(Config(dropout=dropout), {"x": (3,)}, context)
     context.slots.define(update=made.averaged_update)
     made.configure_optimizers()
     made.start_averages()
@@ -152,6 +180,42 @@ def test_state_moves_to_another_learner():
         made.averaged_update(batch(9), {}, PROGRESS)
     assert all(torch.equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
     assert all(torch.equal(one.averages.values[name], other.averages.values[name]) for name in one.averages.values)
+
+
+def further_learner(further, **options):
+    return learner(cls=type("Further", (WithScales,), {"further": further}), **options)
+
+
+@pytest.mark.parametrize(
+    ("further", "names"),
+    [("beside", ["model", "further"]), ("around", ["model", "further"]), ("inside", ["model"])],
+)
+def test_modules_are_those_of_all_roles_without_what_is_inside_of_the_network(further, names):
+    made = further_learner(further)
+    modules = made.modules()
+    assert list(modules) == names
+    assert modules["model"] is made.module
+    layers = {layer for module in modules.values() for layer in module.modules()}
+    assert all(layers.issuperset(role.module.modules()) for role in made.roles.values())
+
+
+@pytest.mark.parametrize("further", ["beside", "around"])
+def test_a_further_role_is_saved_averaged_and_evaluated(further):
+    source, target = further_learner(further, ema=0.5), further_learner(further, ema=0.5, seed=1)
+    for number in range(3):
+        source.averaged_update(batch(number), {}, PROGRESS)
+    norm = [*source.further_role.module.modules()][-1]
+    trained = norm.weight.detach().clone()
+    assert not torch.equal(trained, torch.ones(1))
+    with source.evaluating():
+        assert not norm.training
+        assert not torch.equal(norm.weight, trained)
+    target.load_complete_state(source.complete_state())
+    for made in (source, target):
+        made.averaged_update(batch(9), {}, PROGRESS)
+    assert all(torch.equal(*pair) for pair in zip(parameters(source), parameters(target), strict=True))
+    loaded = [*target.further_role.module.modules()][-1]
+    assert torch.equal(norm.running_mean, loaded.running_mean)
 
 
 def test_forwards_come_in_the_parameters_type_whatever_the_precision_inside():

@@ -134,7 +134,7 @@ class ConvBackend(Stage):
 
         learner = pipeline.learner
         image = torch.zeros(1, *pipeline.source.shapes["image"], device=pipeline.device)
-        (network,) = learner.modules().values()
+        network, *_ = learner.modules().values()
         # The layers of a network are known only when it is called.
         with learner.evaluating(), torch.no_grad(), pipeline.slots.precision():
             network(image)
