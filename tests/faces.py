@@ -155,6 +155,9 @@ class FakeCatalog:
         broken = ["broken"] if section == "optimization" else []
         return sorted([face.kind for face in self.faces[section]] + broken)
 
+    def import_hint(self, section: Section, kind: str) -> str:
+        return ""
+
     def get(self, section: Section, kind: str) -> type[Any]:
         for face in self.faces[section]:
             if face.kind == kind:

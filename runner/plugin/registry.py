@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -104,6 +104,8 @@ class Registry:
         self._plugins: dict[
             tuple[Section, str], tuple[Provider, Callable[[], Any]]
         ] = {}
+        # Settings that a plugin file imports: the file that defines them, and the importing file.
+        self._imported: dict[tuple[Section, str], tuple[Path, Path]] = {}
         self._checks: dict[str, Callable[[], Any]] = {}
         self._sinks: dict[str, Callable[[], Any]] = {}
         for kind, schedule in SCHEDULES.items():
@@ -207,10 +209,23 @@ class Registry:
             raise UsageError(f"sink '{kind}': {missing} missing")
         return sink
 
+    def import_hint(self, section: Section, kind: str) -> str:
+        """Returns the end of a message about an unknown kind whose settings a plugin file imports;
+        empty for other kinds.
+        """
+        if (section, kind) not in self._imported:
+            return ""
+        file, importing_file = map(shown_path, self._imported[section, kind])
+        return (
+            f"; it is defined in {file}, which {importing_file} imports: "
+            f"add --plugin {shlex.quote(file)}"
+        )
+
     def provider(self, section: Section, kind: str) -> Provider:
         """Returns the origin of a kind; raises a UsageError for an unknown kind."""
         if (section, kind) not in self._plugins:
-            hint = suggestion(kind, self.kinds(section))
+            hint = self.import_hint(section, kind)
+            hint = hint or suggestion(kind, self.kinds(section))
             raise UsageError(f"unknown kind '{kind}' in {section}{hint}")
         return self._plugins[section, kind][0]
 
@@ -245,8 +260,19 @@ class Registry:
                 sinks.append(value)
             elif "kind" in vars(value):
                 configs += [(section, value) for section in _sections(value)]
+        imported_files = []
+        for config, file in _imported_configs(module):
+            imported_files.append(shown_path(file))
+            for section in _sections(config):
+                self._imported[section, vars(config)["kind"]] = file, path
         if not (configs or checks or sinks):
-            raise UsageError(f"{shown_path(path)} has no {_CLASSES}")
+            problem = f"{shown_path(path)} has no {_CLASSES}"
+            if imported_files:
+                file = min(imported_files)
+                problem += (
+                    f"; it imports those of {file}: add --plugin {shlex.quote(file)}"
+                )
+            raise UsageError(problem)
         for name in checks:
             self._checks[f"{provider}{name}"] = partial(getattr, module, name)
         for sink in sinks:
@@ -271,6 +297,31 @@ class Registry:
         provider = Provider(name, _version_of(config))
         for section in sections:
             self._add(section, config.kind, provider, partial(_itself, config))
+
+
+def _imported_configs(module: ModuleType) -> Iterator[tuple[type[Any], Path]]:
+    """Yields the settings that a plugin file imports from its folder, with their files.
+
+    They are not registered, because the other file may be a plugin file, too.
+    """
+    values = list(vars(module).values())
+    for value in list(values):
+        if isinstance(value, ModuleType) and _sibling_file(value):
+            values += vars(value).values()
+    for value in values:
+        if not isinstance(value, type) or not isinstance(vars(value).get("kind"), str):
+            continue
+        file = _sibling_file(sys.modules.get(value.__module__))
+        if file is not None and value.__module__ != module.__name__:
+            yield value, file
+
+
+def _sibling_file(module: ModuleType | None) -> Path | None:
+    """Returns the file of a module in the folder of a plugin file; None for other modules."""
+    file = getattr(module, "__file__", None)
+    if file is None or Path(file).resolve().parent not in FOLDERS.paths():
+        return None
+    return Path(file)
 
 
 def _itself(config: type[Any]) -> type[Any]:

@@ -128,18 +128,20 @@ def plugin_section(
     """
     kinds = catalog.kinds(section)
     node = root.get(section) or replace(root, value={})
+    import_hint = _import_hint(node, section, catalog)
     kind_and_settings = split_kind(
         node,
         section,
         kinds,
         problems,
-        hint=_PLUGIN_HINT,
+        hint=import_hint or _PLUGIN_HINT,
+        is_misspelt=not import_hint,
     )
     if kind_and_settings is None:
         return None
     kind, settings = kind_and_settings
     if str(kind.value) not in kinds:
-        misspelled = _misspelled(node, section, catalog)
+        misspelled = None if import_hint else _misspelled(node, section, catalog)
         if misspelled is not None:
             fill(misspelled, settings, section, problems)
         return None
@@ -153,6 +155,12 @@ def plugin_section(
     if missing:
         problems.append(Problem(kind.place, f"{section}.kind", missing))
     return fill(face, settings, section, problems)
+
+
+def _import_hint(node: Node, section: Section, catalog: Registry) -> str:
+    """Returns the hint about a kind whose settings a plugin file imports; empty for others."""
+    kind = node.get("kind")
+    return "" if kind is None else catalog.import_hint(section, str(kind.value))
 
 
 def _misspelled(node: Node, section: Section, catalog: Registry) -> Any:
@@ -204,12 +212,11 @@ def stages(
         is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
         has_settings = isinstance(node.value, dict) and bool(node.value)
         if kind not in kinds:
-            hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
-            problems.append(
-                Problem(
-                    node.anchor, path, f"unknown {noun}{suggestion(kind, kinds)}{hint}"
-                )
-            )
+            hint = catalog.import_hint(name, kind)
+            if not hint:
+                plugin_hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
+                hint = f"{suggestion(kind, kinds)}{plugin_hint}"
+            problems.append(Problem(node.anchor, path, f"unknown {noun}{hint}"))
         elif not is_switch and not has_settings:
             value = "an empty mapping" if node.value == {} else node.shown
             problems.append(
@@ -263,11 +270,13 @@ def split_kind(
     problems: list[Problem],
     default: str | None = None,
     hint: str = "",
+    *,
+    is_misspelt: bool = True,
 ) -> tuple[Node, Node] | None:
     """Returns the kind that a section names, registered or not, and its other settings; None if it
     names none.
 
-    The hint follows the message about an unknown kind.
+    The hint follows the message about an unknown kind, which suggests others if it is misspelt.
     """
     if not isinstance(node.value, dict):
         problems.append(
@@ -287,7 +296,8 @@ def split_kind(
         )
         return None
     if str(kind.value) not in kinds:
-        message = f"unknown kind {kind.shown}{suggestion(str(kind.value), kinds)}{hint}"
+        similar = suggestion(str(kind.value), kinds) if is_misspelt else ""
+        message = f"unknown kind {kind.shown}{similar}{hint}"
         problems.append(Problem(kind.place, f"{path}.kind", message))
     return kind, replace(node, value=settings)
 

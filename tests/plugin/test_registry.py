@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -155,6 +156,48 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
     path.write_text(FACES.format(prefix="").replace('"net"', '"masac"'))
     with pytest.raises(UsageError, match=r"model.masac is registered twice, by proven-runner .* and mine.py"):
         Registry([path])
+
+
+IMPORTS = ["from {name} import *", "from {name} import Net, Rows, Fast", "import {name}", "import {name} as others"]
+
+
+@pytest.mark.parametrize("number", range(len(IMPORTS)))
+@pytest.mark.parametrize(
+    ("section", "mention"), [("model", "kind 'x_net'"), ("data", "kind 'x_rows'"), ("optimization", "stage")]
+)
+def test_a_kind_that_a_plugin_file_imports_is_refused_with_its_file(number, section, mention, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    beside = tmp_path / f"beside_{section}_{number}.py"
+    beside.write_text(FACES.format(prefix="x_"))
+    path = tmp_path / "importing.py"
+    path.write_text(
+        IMPORTS[number].format(name=beside.stem)
+        + "\n"
+        + re.sub(r"class (?=[NRF])", "class My", FACES.format(prefix="my_"))
+    )
+    sections = {"model": "{kind: my_net}", "data": "{kind: my_rows}", "optimization": "{my_fast: on}"}
+    sections[section] = sections[section].replace("my_", "x_")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: x\ntrain: {updates: 1}\n" + "\n".join(f"{key}: {text}" for key, text in sections.items()))
+    hint = f"; it is defined in {beside.name}, which importing.py imports: add --plugin {beside.name}"
+    with pytest.raises(UsageError, match=f"unknown {mention}{re.escape(hint)}"):
+        load(recipe, (), Registry([path], installed=[]))
+    kind = {"model": "x_net", "data": "x_rows", "optimization": "x_fast"}[section]
+    with pytest.raises(UsageError, match=re.escape(hint)):
+        Registry([path], installed=[]).get(section, kind)
+    registry = Registry([path, beside], installed=[])
+    assert registry.provider(section, kind).name == beside.name
+
+
+def test_a_plugin_file_that_only_imports_names_the_other_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_alone.py").write_text(FACES.format(prefix="x_"))
+    path = tmp_path / "only_imports.py"
+    path.write_text("from beside_alone import *\n")
+    with pytest.raises(UsageError, match=r"; it imports those of beside_alone\.py: add --plugin beside_alone\.py"):
+        Registry([path], installed=[])
 
 
 WITHOUT = """
