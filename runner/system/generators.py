@@ -99,6 +99,16 @@ def load_state_dict(state: State) -> None:
         torch.cuda.set_rng_state(generator, device)
 
 
+@contextmanager
+def restored() -> Iterator[None]:
+    """Restores the generators after the ``with``."""
+    states = state_dict()
+    try:
+        yield
+    finally:
+        load_state_dict(states)
+
+
 class Globals:
     """The random generators and torch's settings, as they are when it is made."""
 

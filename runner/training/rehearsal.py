@@ -231,8 +231,5 @@ def rehearse_learner(folder: Path, state: State, pipeline: Assembly) -> None:
         learner.load_complete_state(state["pipeline"]["learner"])
         return {"pipeline": {"learner": learner.complete_state()}}
 
-    generator_states = generators.state_dict()
-    try:
+    with generators.restored():
         check_loaded(rehearsed.part("pipeline", "learner"), load, OF_STAGES)
-    finally:
-        generators.load_state_dict(generator_states)

@@ -72,7 +72,9 @@ class Trained:
     def pipeline(self) -> Assembly:
         """Returns a pipeline without stages whose learner has these weights.
 
-        The learner is in evaluation mode as long as it lives.
+        The learner is in evaluation mode as long as it lives. Random numbers that a source or a
+        learner draws while it is built are those of the training; the global generators of the
+        program stay as they are.
 
         Raises:
             CheckpointError: The weights do not fit the recipe.
@@ -80,7 +82,11 @@ class Trained:
         # The stages of the recipe are for its training.
         recipe = replace(self.recipe, stages={})
         # A program may load a model while it trains another one.
-        with generators.exclusive(f"loading {self.name}", nested=True):
+        with (
+            generators.exclusive(f"loading {self.name}", nested=True),
+            generators.restored(),
+        ):
+            generators.seed(recipe.seed)
             pipeline = assemble(recipe, self.registry.files, resumed=self.state)
             pipeline.load_learnt(self.state)
         learner = pipeline.learner
