@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from runner.plugin.learner import Learner
 from runner.plugin.source import Source
@@ -36,6 +38,8 @@ _OPTIMIZER_NAMES = frozenset(
     {*vars(SGD([nn.Parameter(torch.zeros(()))], lr=1.0)), "step", "_opt_called"}
 )
 """Attributes of every optimizer, with those that a schedule of torch adds."""
+_STATEFUL = (LRScheduler, GradScaler)
+"""Classes of torch whose attributes are state of the learner that makes such an object."""
 _STATE_METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 """A module with one of these methods of its own keeps its state itself."""
 
@@ -101,7 +105,7 @@ def _module_values(learner: Learner, walk: _Walk) -> Iterator[tuple[str, Any]]:
 def _optimizer_values(learner: Learner, walk: _Walk) -> Iterator[tuple[str, Any]]:
     """Yields attributes of optimizers that are not of torch, and not in their states."""
     for _, optimizer in learner.optimizers():
-        walk.seen.add(id(optimizer))
+        walk.seen.update((id(optimizer), id(vars(optimizer).get("state"))))
         has_own_state = type(optimizer).state_dict is not Optimizer.state_dict
         if has_own_state or _is_of_torch(optimizer):
             continue
@@ -193,6 +197,8 @@ class _Walk:
             start = max(0, len(value) - ITEMS)
             for number, item in enumerate(islice(value, start, None), start=start):
                 yield from self.inside(f"{path}[{number}]", item, depth)
+        elif issubclass(kind, Optimizer):
+            yield from self._optimizer(path, value, depth)
         elif depth and self._is_read(kind) and hasattr(value, "__dict__"):
             self.seen.add(id(value))
             yield from self.attributes(path, dict(vars(value)), depth - 1)
@@ -205,9 +211,27 @@ class _Walk:
             yield path, value
         yield from self.inside(path, value, depth)
 
+    def _optimizer(
+        self, path: str, optimizer: Any, depth: int
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields the state of an optimizer inside of another object, which may be of torch, and its
+        attributes that are not of torch.
+        """
+        self.seen.add(id(optimizer))
+        values = vars(optimizer)
+        state = values.get("state")
+        # An optimizer around another one may share its state.
+        if isinstance(state, dict) and id(state) not in self.seen:
+            self.seen.add(id(state))
+            yield f"{path}.state", [*state.values()]
+        if depth:
+            added = _without(values, _OPTIMIZER_NAMES)
+            yield from self.attributes(path, added, depth - 1)
+
     def _is_read(self, kind: type) -> bool:
         """Returns whether attributes of objects of this class may be state of a plugin."""
         if kind not in self._are_read:
             is_left_out = issubclass(kind, BaseModel | nn.Module | type | Learner)
-            self._are_read[kind] = not is_left_out and self._is_of_plugin(kind)
+            is_stateful = issubclass(kind, _STATEFUL) or self._is_of_plugin(kind)
+            self._are_read[kind] = is_stateful and not is_left_out
         return self._are_read[kind]

@@ -255,6 +255,25 @@ class Optimizer(torch.optim.AdamW):
         return super().step(closure)
 
 
+class Around(torch.optim.Optimizer):
+    '''Steps another optimizer, as SAM does.'''
+
+    def __init__(self, parameters, inner, shared=False):
+        super().__init__(parameters, {"lr": 0.01})
+        self.inner = inner(self.param_groups)
+        self.param_groups = self.inner.param_groups
+        if shared:
+            self.state = self.inner.state
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+class Momentum(torch.optim.SGD):
+    def __init__(self, groups):
+        super().__init__(groups, lr=0.01, momentum=0.9)
+
+
 class Sampler(nn.Module):
     @property
     def fails(self):
@@ -315,6 +334,26 @@ class Net(GradientLearner):
         super().configure_optimizers()
         if self.config.what == "optimizer":
             self.model.optimizer = Optimizer(self.module.parameters())
+        if self.config.what in ("around", "around shared"):
+            shared = self.config.what == "around shared"
+            self.model.optimizer = Around(self.module.parameters(), torch.optim.Adam, shared)
+        if self.config.what == "around plugin":
+            self.model.optimizer = Around(self.module.parameters(), Momentum)
+        if self.config.what == "around two":
+            inner = functools.partial(Around, inner=Momentum)
+            self.model.optimizer = Around(self.module.parameters(), inner)
+        if self.config.what == "second":
+            self.second = [torch.optim.Adam(self.module.head.parameters(), lr=1e-3)]
+        if self.config.what == "schedule":
+            self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.model.optimizer, 100)
+
+    def update(self, batch, noise, progress):
+        output = super().update(batch, noise, progress)
+        if self.config.what == "second":
+            self.second[0].step()
+        if self.config.what == "schedule":
+            self.schedule.step()
+        return output
 
     def loss(self, batch, noise, progress):
         words, following = batch["words"][:, :-1], batch["words"][:, 1:]
@@ -350,13 +389,22 @@ def nested_names(tmp_path, caplog, what, *sets):
         ("object", "Net.means[0].total"),
         ("optimizer", "Optimizer._steps"),
         ("global", "nested.HISTORY"),
+        ("around", "Around.inner.state"),
+        ("around plugin", "Around.inner.state"),
+        ("around two", "Around.inner.inner.state"),
+        ("second", "Net.second[0].state"),
     ],
 )
 def test_what_repeatedly_changes_inside_an_object_is_named(what, name, tmp_path, caplog):
     assert nested_names(tmp_path, caplog, what) == [name]
 
 
-@pytest.mark.parametrize("what", ["result", "caches", "module of torch", "extra state", "saved"])
+def test_a_schedule_of_torch_is_named(tmp_path, caplog):
+    names = nested_names(tmp_path, caplog, "schedule", "train.checkpoint_every=1")
+    assert "Net.schedule.last_epoch" in " ".join(names)
+
+
+@pytest.mark.parametrize("what", ["result", "caches", "module of torch", "extra state", "saved", "around shared"])
 def test_caches_results_and_saved_values_inside_an_object_are_not_named(what, tmp_path, caplog):
     assert nested_names(tmp_path, caplog, what) == []
 
