@@ -222,11 +222,32 @@ class OptimizerSettings(Config):
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Loads a state of an optimizer that may have used other kernels; the kernels of
     this one are unchanged.
+
+    All entries are loaded, also those that an optimizer adds in its own ``state_dict``.
     """
+    # Copied, because torch would use the passed tensors themselves. The saved state may be loaded
+    # again, so it must not change.
+    entries = {
+        name: map_tensors(_copied, entry)
+        for name, entry in saved.items()
+        if name != "param_groups"
+    }
+    if "param_groups" in saved:
+        entries["param_groups"] = _with_kernels_of(optimizer, saved["param_groups"])
+    if {"state", "param_groups"} <= entries.keys():
+        is_recast = _is_recast(optimizer, entries["state"])
+        load_exactly(optimizer, entries, keep_saved_types=not is_recast)
+    else:
+        optimizer.load_state_dict(entries)
+
+
+def _with_kernels_of(
+    optimizer: Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns copies of saved parameter groups with the implementation of an optimizer."""
     import torch
 
-    # The saved state may be loaded again, so it must not change.
-    groups = copy.deepcopy(saved["param_groups"])
+    groups: list[dict[str, Any]] = copy.deepcopy(list(saved))
     for group, present in zip(groups, optimizer.param_groups, strict=True):
         for name in IMPLEMENTATION_SETTINGS:
             if name in present:
@@ -235,13 +256,7 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         # A captured graph reads the learning rate from a tensor.
         if isinstance(present["lr"], torch.Tensor):
             group["lr"] = torch.full_like(present["lr"], group["lr"])
-    # Copied, because torch would use the passed tensors themselves.
-    state = map_tensors(_copied, saved["state"])
-    load_exactly(
-        optimizer,
-        {"state": state, "param_groups": groups},
-        keep_saved_types=not _is_recast(optimizer, state),
-    )
+    return groups
 
 
 def _is_recast(optimizer: Optimizer, saved: Mapping[Any, Any]) -> bool:
@@ -253,6 +268,9 @@ def _is_recast(optimizer: Optimizer, saved: Mapping[Any, Any]) -> bool:
     parameters = {parameter.dtype for parameter in _parameters(optimizer)}
     moments = set()
     for entry in saved.values():
+        # An optimizer with its own state may have other entries.
+        if not isinstance(entry, Mapping):
+            continue
         # Counts of steps are float32 whatever the parameters are.
         values = {key: value for key, value in entry.items() if key != "step"}
         for tensor in tensors(values):

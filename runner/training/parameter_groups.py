@@ -19,6 +19,7 @@ from runner.plugin.parameter_groups import (
 from runner.recipe.yaml_nodes import DEFAULT, Problem, RecipeError
 from runner.system.errors import UsageError
 from runner.system.suggestions import method_named, nearest
+from runner.training.role_checks import complete_optimizers
 
 if TYPE_CHECKING:
     from runner.plugin.optimizer import OptimizerSettings
@@ -54,6 +55,7 @@ def configure_optimizers(recipe: Recipe, learner: Learner) -> None:
         raise RecipeError(problems)
 
     learner.configure_optimizers()
+    complete_optimizers(learner)
     if isinstance(learner, GradientLearner):
         learner.refuse_closures()
     names = {

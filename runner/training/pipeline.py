@@ -303,7 +303,7 @@ class Assembly:
         learner_class = imported(recipe.model)
         model = recipe.model.recorded()
         learner: Learner = learner_class(model, self.source.shapes, context)
-        learner.configure_optimizers()
+        configure_optimizers(recipe, learner)
         learner.start_averages()
         return learner
 

@@ -1,4 +1,6 @@
-"""Checks that every role of a learner is made, and that checkpoints contain its module."""
+"""Checks that every role of a learner is made and has an optimizer of torch, and that
+checkpoints contain its module.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,48 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from runner.plugin.learner import Learner
+from runner.plugin.role import Role
 from runner.system.errors import RunnerError
 from runner.system.suggestions import method_named
 from runner.system.tensor_trees import tensors
+
+_ATTRIBUTES = ("param_groups", "state", "defaults")
+"""Attributes of every optimizer of torch."""
+
+
+def complete_optimizers(learner: Learner) -> None:
+    """Gives every optimizer the hooks that ``Optimizer.__init__`` makes.
+
+    Some optimizers around others, such as Lookahead, do not call it; guards and schedules need the
+    hooks.
+
+    Raises:
+        RunnerError: A role has no optimizer, or another object as its optimizer.
+    """
+    method = method_named(learner, "configure_optimizers")
+    for name, role in learner.roles.items():
+        if isinstance(role, Role) and not hasattr(role, "optimizer"):
+            raise RunnerError(f"{method} should set the optimizer of role '{name}'")
+    for name, optimizer in learner.optimizers():
+        cls = type(optimizer).__name__
+        if not isinstance(optimizer, Optimizer):
+            raise RunnerError(
+                f"{method} should make a torch.optim.Optimizer for role '{name}', got {cls}: "
+                f"derive {cls} from torch.optim.Optimizer"
+            )
+        missing = [key for key in _ATTRIBUTES if not hasattr(optimizer, key)]
+        if missing:
+            raise RunnerError(
+                f"{method} should make an optimizer with '{missing[0]}' for role '{name}', "
+                f"got {cls}: {cls}.__init__ should call super().__init__(params, defaults)"
+            )
+        has_hooks = "_optimizer_step_post_hooks" in vars(optimizer)
+        if not has_hooks or not getattr(type(optimizer).step, "hooked", False):
+            # Torch completes an optimizer that was unpickled in the same way.
+            Optimizer.__setstate__(optimizer, {})
 
 
 def check_roles(learner: Learner) -> None:
