@@ -66,7 +66,9 @@ class UpdateMetrics:
         remaining = self._report_at - position
         # A quarter more than the mean, because updates differ in their progress.
         is_last = 4 * remaining * updates <= 5 * position
-        return is_last and updates > 0 and updates >= self._measured_at + LEAST_UPDATES
+        # The update that follows is the one that would be measured.
+        is_spaced = updates + 1 >= self._measured_at + LEAST_UPDATES
+        return is_last and updates > 0 and is_spaced
 
     def start(self) -> None:
         """Remembers the parameters before an update."""

@@ -36,6 +36,13 @@ def norm(tensors):
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
+@pytest.mark.parametrize("interval", [LEAST_UPDATES, LEAST_UPDATES + 1])
+def test_every_report_has_a_measured_update_if_there_are_enough_between(interval, tmp_path):
+    loop, notes = loop_of(tmp_path, f"train.updates={3 * interval}", f"train.log_every={interval}")
+    loop.run()
+    assert len(points(notes)["optimizer/model/update_ratio"]) == 3
+
+
 @pytest.mark.parametrize("clipping", ["null", "0.01", "100.0"])
 def test_the_last_update_before_a_report_is_measured(clipping, tmp_path):
     loop, notes = loop_of(
@@ -230,7 +237,7 @@ def test_the_last_update_of_an_interval_is_due(batch, partial, interval, length)
         progress.advance({"samples": size})
         progress.updates += 1
         crosses = previous // interval != progress.position // interval or progress.position >= length
-        can_be_due = progress.updates - 1 >= max(1, last_measured + LEAST_UPDATES)
+        can_be_due = progress.updates >= max(2, last_measured + LEAST_UPDATES)
         mean = previous / max(1, progress.updates - 1)
         if crosses and can_be_due and size <= 1.25 * mean:
             assert is_due
