@@ -247,7 +247,7 @@ def _with_kernels_of(
     """Returns copies of saved parameter groups with the implementation of an optimizer."""
     import torch
 
-    groups: list[dict[str, Any]] = copy.deepcopy(list(saved))
+    groups = [copy.deepcopy(dict(group)) for group in saved]
     for group, present in zip(groups, optimizer.param_groups, strict=True):
         for name in IMPLEMENTATION_SETTINGS:
             if name in present:

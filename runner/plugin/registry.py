@@ -215,10 +215,11 @@ class Registry:
         """
         if (section, kind) not in self._imported:
             return ""
-        file, importing_file = map(shown_path, self._imported[section, kind])
+        paths = self._imported[section, kind]
+        file_name, importing_name = map(shown_path, paths)
         return (
-            f"; it is defined in {file}, which {importing_file} imports: "
-            f"add --plugin {shlex.quote(file)}"
+            f"; it is defined in {file_name}, which {importing_name} imports: "
+            f"add --plugin {shlex.quote(file_name)}"
         )
 
     def provider(self, section: Section, kind: str) -> Provider:
@@ -268,9 +269,9 @@ class Registry:
         if not (configs or checks or sinks):
             problem = f"{shown_path(path)} has no {_CLASSES}"
             if imported_files:
-                file = min(imported_files)
+                name = min(imported_files)
                 problem += (
-                    f"; it imports those of {file}: add --plugin {shlex.quote(file)}"
+                    f"; it imports those of {name}: add --plugin {shlex.quote(name)}"
                 )
             raise UsageError(problem)
         for name in checks:
