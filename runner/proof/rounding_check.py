@@ -186,25 +186,30 @@ def rounding(
     parts = difference.shared(reference.subject.state, candidate.subject.state)
     pair = _Pair(baseline, changed, seed, parts, precision)
     candidate_errors = rounding_errors(truth, trajectory.updated(candidate))
-    errors = _paired(baseline_errors, candidate_errors)
+    yardstick = baseline_errors
+    errors = _paired(yardstick, candidate_errors)
     units = 1.0
     ratios = _ratios(errors, precision, units)
     # Possibly because the baseline sums with more digits than its numbers have.
     if ratios.exceeding():
         units = _units_of_sums(baseline, in_float64)
         ratios = _ratios(errors, precision, units)
-    # Or because its kernels have more digits in its memory format than in the other.
-    if ratios.exceeding():
-        relaid = _errors_in_other_format(baseline, trajectory, truth)
-        errors = _paired(_larger(baseline_errors, relaid), candidate_errors)
-        ratios = _ratios(errors, precision, units)
     # Where sums are allowed more units, a factor of all values together may be within them.
-    systematic = None
-    if ratios.exceeding() is None and units > 1:
-        systematic = _systematic(baseline_errors, candidate_errors, precision)
-    if systematic is not None:
-        numbered = next(iter(starts.items()))
-        return pair.fail(systematic, numbered, 1.0, _evidence(ratios, len(starts)))
+    has_sums = units > 1
+    systematic = (
+        _systematic(yardstick, candidate_errors, precision) if has_sums else None
+    )
+    # Or because its kernels have more digits in its memory format than in the other.
+    if ratios.exceeding() or systematic:
+        relaid = _errors_in_other_format(baseline, trajectory, truth)
+        yardstick = _larger(baseline_errors, relaid)
+        ratios = _ratios(_paired(yardstick, candidate_errors), precision, units)
+    if ratios.exceeding() is None and systematic:
+        systematic = _systematic(yardstick, candidate_errors, precision)
+        if systematic is not None:
+            numbered = next(iter(starts.items()))
+            evidence = _evidence(ratios, len(starts))
+            return pair.fail(systematic, numbered, 1.0, evidence)
     return _judge(pair, starts, ratios, units)
 
 
@@ -330,7 +335,11 @@ def _larger(
             group: max(error, second.by_group.get(group, 0.0))
             for group, error in first.by_group.items()
         }
-        result.append(first._replace(by_group=by_group))
+        factors = {
+            kind: max(factor, second.factors.get(kind, 0.0), key=abs)
+            for kind, factor in first.factors.items()
+        }
+        result.append(first._replace(by_group=by_group, factors=factors))
     return result
 
 
@@ -341,19 +350,19 @@ def _systematic(
 ) -> str | None:
     """Returns a message if gradients or outputs have a common factor beyond rounding, in the median
     of all updates.
+
+    The baseline's factors have no direction, so their median may be near zero by chance: the
+    yardstick is their usual size.
     """
     for kind in candidate[0].factors:
-        baseline_factor = _median_factor(baseline, kind)
-        factor = _median_factor(candidate, kind)
-        if factor > ALLOWED * max(baseline_factor, FACTOR_ULPS * precision):
-            count = len(candidate)
-            position = f"in the median of {count} single updates"
+        sizes = [abs(update.factors.get(kind, 0.0)) for update in baseline]
+        factors = [update.factors.get(kind, 0.0) for update in candidate]
+        factor = abs(statistics.median(factors))
+        usual = statistics.median(sizes)
+        if factor > ALLOWED * max(usual, FACTOR_ULPS * precision):
+            position = f"in the median of {len(candidate)} single updates"
             return f"all {kind}s are off by the factor {factor:.2g} {position}"
     return None
-
-
-def _median_factor(errors: Sequence[RoundingErrors], kind: str) -> float:
-    return abs(statistics.median(update.factors.get(kind, 0.0) for update in errors))
 
 
 def _ratios(
