@@ -11,8 +11,8 @@ class FusedOptimizerConfig(StageConfig):
     """Makes every optimizer with ``fused=True``: one pass over parameters, gradients and moments.
 
     When it helps: on a CPU, where the plain loop makes a dozen passes; on a GPU, with many small tensors.
-    When it hurts: nowhere known; an optimizer without a fused kernel refuses. Complex parameters have no fused kernel:
-    their optimizer stays as it is, which is noted.
+    When it hurts: nowhere known; an optimizer without a fused kernel refuses. Complex parameters and sparse gradients
+    have no fused kernel: their optimizer stays as it is, which is noted.
     """
 
     kind: ClassVar[str] = "fused_optimizer"
@@ -31,7 +31,7 @@ class FusedOptimizer(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Adds ``fused=True`` to what makes the optimizers."""
-        self._unfused: list[str] = []
+        self._unfused: dict[str, str] = {}
         pipeline.slots.wrap("make_optimizer", self._fuse)
 
     def _fuse(self, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,15 +41,25 @@ class FusedOptimizer(Stage):
             # The groups may be a generator, which can be read only once.
             groups = [*parameters]
             if _are_complex(groups):
-                self._unfused.append(optimizer.__name__)
+                self._unfused[optimizer.__name__] = "complex parameters have"
                 return make(optimizer, groups, **settings)
-            return make(optimizer, groups, **settings, fused=True)
+            fused = make(optimizer, groups, **settings, fused=True)
+            # Only a gradient shows whether it is sparse.
+            fused.register_step_pre_hook(self._leave_sparse)
+            return fused
 
         return make_optimizer
 
+    def _leave_sparse(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Makes groups with a sparse gradient use torch's default kernels."""
+        for group in optimizer.param_groups:
+            if group["fused"] and any(_has_sparse_gradient(parameter) for parameter in group["params"]):
+                group["fused"] = None
+                self._unfused[type(optimizer).__name__] = "sparse gradients have"
+
     def closing_notes(self) -> list[str]:
-        """Names the optimizers that have no fused kernel for their parameters."""
-        return [f"complex parameters have no fused kernel: {name} stays as it is" for name in self._unfused]
+        """Names the optimizers that have no fused kernel for their parameters or gradients."""
+        return [f"{reason} no fused kernel: {name} stays as it is" for name, reason in self._unfused.items()]
 
 
 def _are_complex(groups: list[Any]) -> bool:
@@ -58,3 +68,8 @@ def _are_complex(groups: list[Any]) -> bool:
     for group in groups:
         parameters += group["params"] if isinstance(group, dict) else [group]
     return any(parameter.is_complex() for parameter in parameters)
+
+
+def _has_sparse_gradient(parameter: Any) -> bool:
+    """Returns whether the gradient of a parameter holds only some of its rows."""
+    return parameter.grad is not None and parameter.grad.is_sparse

@@ -76,3 +76,17 @@ def test_parts_of_a_batch_add_up_to_its_sparse_gradient(tmp_path):
 def test_a_sparse_gradient_that_torch_cannot_clip_is_refused_in_one_line(tmp_path):
     with pytest.raises(RunnerError, match=r"^optimizer\.max_grad_norm: torch cannot clip sparse gradients"):
         trained(tmp_path, pipeline_of(tmp_path, "optimizer.max_grad_norm=0.5"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_optimizer_without_a_fused_kernel_for_sparse_gradients_stays_as_it_is(kind, sparse, tmp_path):
+    sets = (f"optimizer.kind={kind}", f"model.sparse={sparse}".lower())
+    fused, _ = trained(tmp_path, pipeline_of(tmp_path, *sets, "optimization={fused_optimizer: on}"))
+    plain, _ = trained(tmp_path, pipeline_of(tmp_path, *sets))
+    torch.testing.assert_close(weights_of(fused), weights_of(plain))
+    notes = fused.pipeline.stages["fused_optimizer"].closing_notes()
+    name = {"sgd": "SGD", "adagrad": "Adagrad"}[kind]
+    expected = [f"sparse gradients have no fused kernel: {name} stays as it is"]
+    assert notes == (expected if sparse else [])
