@@ -192,13 +192,19 @@ def widen(subject: Subject) -> None:
         if isinstance(stateful, nn.Module):
             # ``double`` leaves complex numbers out.
             stateful._apply(widened)  # type: ignore[no-untyped-call]
-    for name, parameter in named_parameters(subject).items():
-        # No default type makes complex64 wider.
-        if parameter.is_complex():
-            parameter.data = widened(parameter.data)
+    parameters = named_parameters(subject)
+    widen_complex(parameters.values())
+    for name, parameter in parameters.items():
         if widened(parameter).dtype != parameter.dtype:
             hint = "build it in the default type, torch.float64 here"
             raise TypeError(f"'{name}' is still {parameter.dtype}; {hint}")
+
+
+def widen_complex(parameters: Iterable[Tensor]) -> None:
+    """Makes complex parameters complex128: no default type makes complex64 wider."""
+    for parameter in parameters:
+        if parameter.is_complex():
+            parameter.data = widened(parameter.data)
 
 
 def widen_held_modules(owner: Any, trained: Iterable[nn.Module]) -> None:

@@ -13,12 +13,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.proof.isolation import Isolation
 from runner.proof.subject import Build, Listener, Subject
-from runner.proof.subject_states import clones, widen_held_modules
+from runner.proof.subject_states import clones, widen_complex, widen_held_modules
 from runner.proof.trajectory import Update
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
@@ -276,8 +277,7 @@ class Training:
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline = pipeline
         self.complete_step = Step(pipeline)
-        if torch.get_default_dtype() == torch.float64:
-            widen_held_modules(pipeline.learner, pipeline.learner.modules().values())
+        widen_learner(pipeline.learner)
         # No evaluation of a training is compared here, but stages must follow changed rates.
         if pipeline.recipe.lr_scheduler.reacts_to_evaluations:
             self.complete_step.adaptive_rates = SimulatedRates(pipeline.progress)
@@ -351,6 +351,16 @@ class Training:
             raise ValueError(
                 "the state of a source is compared, but does not move between subjects"
             )
+
+
+def widen_learner(learner: Learner) -> None:
+    """Makes a learner that was built in float64 compute in it: its complex parameters and modules
+    that are not trained have the type with which they were made.
+    """
+    if torch.get_default_dtype() != torch.float64:
+        return
+    widen_complex(parameter for _, parameter in learner.named_parameters())
+    widen_held_modules(learner, learner.modules().values())
 
 
 def generator_states(pipeline: Assembly) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from runner.proof.trajectory import Update
 from runner.recipe.recipe import Recipe
 from runner.training.checkpoint import kept
 from runner.training.pipeline import Assembly, assemble
-from runner.verify.subjects import Recorded, Training, recipe_with
+from runner.verify.subjects import Recorded, Training, recipe_with, widen_learner
 
 MOST_MODULES = 2
 """Modules that are exported, at most."""
@@ -133,6 +133,7 @@ def restore(recipe: Recipe, registry: Registry, pipeline: Assembly) -> Assembly:
     }
     state = kept(model)
     restored = assemble(recipe, registry.files, resumed=state)
+    widen_learner(restored.learner)
     restored.load_learnt(state)
     return restored
 

@@ -23,9 +23,8 @@ class RotatedConfig(GradientLearnerConfig):
 class Module(nn.Module):
     def __init__(self, complex_numbers):
         super().__init__()
-        real = torch.get_default_dtype()
         self.embedding, self.head = nn.Embedding(12, 6), nn.Linear(6, 3)
-        dtype = torch.promote_types(real, torch.cfloat) if complex_numbers else real
+        dtype = torch.complex64 if complex_numbers else torch.get_default_dtype()
         self.matrix = nn.Parameter(torch.randn(6, 6, dtype=dtype) / 3)
 
     def forward(self, words):
