@@ -137,6 +137,16 @@ class Baseline:
             return questions(step.pipeline, batches, state)
 
     @cached_property
+    def answered_questions(self) -> list[Update]:
+        """The questions that the model answers; all of them if it refuses the first one."""
+        first, *others = self.questions
+        build = answers(self.recipe, self.registry, ())
+        answered = keep_answered(build, first.states or {}, [first])
+        if not answered:
+            return self.questions
+        return [first, *keep_answered(build, first.states or {}, others)]
+
+    @cached_property
     def other_shapes(self) -> list[Update]:
         """Inputs in other shapes than those of the training that the model accepts; none
         where predictions are slow.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
+from runner.proof.isolation import StepError
 from runner.proof.verdict import Verdict
+from runner.system.errors import RunnerError
 from runner.verify.evaluation_checks import SIZES, answers, same_answers
 from runner.verify.input_shapes import MOST_SHAPES
+from runner.verify.unexercised import NOT_EXERCISED
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -51,5 +55,16 @@ class PredictionsCheck(Check):
         shapes = pair.baseline.other_shapes
         if pair.is_traced:
             shapes = shapes[:_TRACED_SHAPES]
-        inputs = [*pair.baseline.questions, *shapes]
-        return same_answers(*pair.builds(answers), inputs, pair.contract)
+        builds = pair.builds(answers)
+        queries = [*pair.baseline.questions, *shapes]
+        try:
+            return same_answers(*builds, queries, pair.contract)
+        except (StepError, RunnerError):
+            # A layer may refuse some of them, as batch normalization does a single sample.
+            answered = [*pair.baseline.answered_questions, *shapes]
+            if len(answered) == len(queries):
+                raise
+        verdict = same_answers(*builds, answered, pair.contract)
+        refused = len(queries) - len(answered)
+        limit = f"{refused} of {len(queries)} predictions, which the baseline refuses"
+        return replace(verdict, evidence=verdict.evidence | {NOT_EXERCISED: [limit]})
