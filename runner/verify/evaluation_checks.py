@@ -74,6 +74,7 @@ class Query(NamedTuple):
         requests: Served requests that make the inputs.
         is_optional: Whether this and all later evaluations may be left out
             because evaluations are slow.
+        has_test: Whether the test part is measured, too, where the source has one.
     """
 
     inputs: Any = None
@@ -82,6 +83,7 @@ class Query(NamedTuple):
     stop_after: int | None = None
     requests: tuple[ServedRequest, ...] = ()
     is_optional: bool = False
+    has_test: bool = False
 
     @property
     def is_evaluation(self) -> bool:
@@ -138,10 +140,13 @@ def _evaluate(pipeline: Assembly, query: Query) -> dict[str, Any]:
         name: all(submodule.training for submodule in module.modules())
         for name, module in learner.modules().items()
     }
-    return {
+    result: dict[str, Any] = {
         "evaluate": metrics if query.stop_after is None else {},
         "training mode": modes,
     }
+    if query.has_test and pipeline.source.has_test():
+        result["test"] = evaluation.evaluated(pipeline, "test")
+    return result
 
 
 def _predict(pipeline: Assembly, query: Query) -> dict[str, Any]:
@@ -314,7 +319,8 @@ def evaluations(
 
     Two evaluations measure all held-out samples. The next one is interrupted after its
     first batch. Two more measure other parameters: those of a state that was loaded,
-    and those after a large step. Others measure a part of the samples, where a source
+    and those after a large step. The first, and that of a loaded state, also measure the
+    test part. Others measure a part of the samples, where a source
     can do so: their last batches have one sample less than a batch, or a single sample.
 
     Args:
@@ -327,13 +333,13 @@ def evaluations(
     last = first_updates[-1]
     changed = {name: changed_state(state) for name, state in (states or {}).items()}
     sequence = [
-        Update(Query(), states),
+        Update(Query(has_test=True), states),
         *first_updates[:-1],
         Update(Query()),
         last,
         Update(Query(stop_after=1)),
         last,
-        Update(Query(), changed or None),
+        Update(Query(has_test=True), changed or None),
         last,
         Update(Query(is_optional=True)),
         last,
