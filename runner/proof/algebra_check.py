@@ -237,14 +237,18 @@ def _perturbed_frames(
         yield frame
 
 
-def perturb(tensor: Tensor) -> Tensor:
+def perturb(tensor: Tensor, number: int = 0) -> Tensor:
     """Returns the tensor with each element changed by at most one ulp, deterministically.
 
     Integer and sparse tensors are returned unchanged.
+
+    Args:
+        tensor: The tensor.
+        number: Number of the perturbation; each number changes other elements.
     """
     if not tensor.is_floating_point() or tensor.layout != torch.strided:
         return tensor
-    generator = torch.Generator().manual_seed(tensor.numel())
+    generator = torch.Generator().manual_seed(tensor.numel() + number)
     shares = torch.rand(tensor.shape, dtype=torch.float64, generator=generator)
     epsilon = torch.finfo(tensor.dtype).eps
     return tensor * (1 + (2 * shares - 1) * epsilon).to(tensor.device)

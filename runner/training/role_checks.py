@@ -30,7 +30,9 @@ def complete_optimizers(learner: Learner) -> None:
         RunnerError: A role has no optimizer, or another object as its optimizer.
     """
     method = method_named(learner, "configure_optimizers")
-    for name, role in learner.roles.items():
+    # A learner with an ``optimizers`` of its own may keep them elsewhere.
+    has_roles = type(learner).optimizers is Learner.optimizers
+    for name, role in learner.roles.items() if has_roles else ():
         if isinstance(role, Role) and not hasattr(role, "optimizer"):
             raise RunnerError(f"{method} should set the optimizer of role '{name}'")
     for name, optimizer in learner.optimizers():

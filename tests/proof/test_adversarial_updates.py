@@ -306,10 +306,16 @@ def recurrent(last_step):
     return iterated
 
 
-def test_rounding_that_a_chaotic_baseline_magnifies_is_no_difference():
+@pytest.mark.parametrize("units", [1, 2, 3, 5, -2])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rounding_that_a_chaotic_baseline_magnifies_is_no_difference(units, batch):
     baseline = Loop(forward=recurrent(lambda y, _: y))
-    rounding = Loop(forward=lambda model, x: recurrent(lambda y, _: y)(model, x * (1 + 2**-51)))
-    assert compare_extreme_cases(baseline, rounding, BATCHES[-1], "Close", 0, float64=True)
+    rounding = Loop(forward=lambda model, x: recurrent(lambda y, _: y)(model, x * (1 + units * 2**-52)))
+    assert compare_extreme_cases(baseline, rounding, batch, "Close", 0, float64=True)
+
+
+def test_what_a_chaotic_baseline_does_not_explain_is_a_difference():
+    baseline = Loop(forward=recurrent(lambda y, _: y))
     wrong = Loop(forward=recurrent(lambda y, factor: torch.where(factor > 20, 1e3 * y, y)))
     found = compare_extreme_cases(baseline, wrong, BATCHES[-1], "Close", 0, float64=True)
     assert found.outcome is Outcome.FAIL
