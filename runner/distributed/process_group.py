@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,11 @@ def _end_threads() -> None:
         ending = threading.Thread(target=dist.destroy_process_group, daemon=True)
         ending.start()
         ending.join(_END_SECONDS)
+
+
+def _informed_key(rank: int) -> str:
+    """Returns the key that a process sets as soon as it has read the first failure."""
+    return f"informed/{rank}"
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ class ProcessGroup:
                 timeout=timedelta(seconds=self._timeout_s),
             )
         Heartbeat(self._store, self.rank)
-        atexit.register(_end_threads)
+        atexit.register(self._end)
 
     def rows(self, size: int) -> slice:
         """Returns the samples of this process in a batch of that size.
@@ -329,11 +334,28 @@ class ProcessGroup:
         is_missing = isinstance(error, MissingPeerError)
         try:
             self._wait_for_first()
-            return self._claim(PeerFailure(self.rank, int(exit_code), message, is_missing))
+            first_failure = self._claim(PeerFailure(self.rank, int(exit_code), message, is_missing))
+            self._store.set(_informed_key(self.rank), "1")
+            return first_failure
         # The process with the store may be gone.
         except RuntimeError:
             record_failure(PeerFailure(self.rank, int(exit_code), message, is_missing))
             return None
+
+    def _end(self) -> None:
+        """Ends torch's threads, and keeps the store until the others have read a failure."""
+        _end_threads()
+        # The first process may have the store, without which the others cannot read the reason.
+        if self.vote.is_failing and self.rank == 0:
+            self._wait_until_informed()
+
+    def _wait_until_informed(self) -> None:
+        keys = [_informed_key(rank) for rank in range(1, self.count)]
+        end = time.monotonic() + _ANSWER_SECONDS
+        # The store may be that of a launcher that has ended.
+        with suppress(RuntimeError):
+            while not all(self._store.check([key]) for key in keys) and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
 
     def claim_stop(self, exit_code: ExitCode, reason: str) -> None:
         """Reports that this process ends because of a signal before the others agreed."""

@@ -6,7 +6,9 @@ import time
 import pytest
 from torch.distributed import HashStore
 
+from runner.distributed import process_group
 from runner.distributed.process_group import MissingPeerError, ProcessGroup
+from runner.system.errors import RunnerError
 
 
 def groups(limit_s):
@@ -51,3 +53,26 @@ def test_a_process_that_has_not_connected_yet_is_waited_for():
     deciding.start()
     assert second.decide(lambda: None) == 7
     deciding.join()
+
+
+def test_the_first_process_stays_until_the_others_know_why_it_failed(monkeypatch):
+    store, first, second = groups(1.0)
+    assert first.claim_failure(RunnerError("diverged")) is None
+    failures = []
+    claiming = threading.Timer(0.5, lambda: failures.append(second.claim_failure(RunnerError("diverged"))))
+    claiming.start()
+    monkeypatch.setattr(process_group, "_ANSWER_SECONDS", 60.0)
+    first._end()
+    assert store.check(["informed/1"])
+    claiming.join()
+    assert [failure.message for failure in failures] == ["diverged"]
+
+
+def test_the_first_process_does_not_wait_for_ever_or_without_a_failure(monkeypatch):
+    _, first, _ = groups(1.0)
+    # Would wait for a minute.
+    monkeypatch.setattr(process_group, "_ANSWER_SECONDS", 60.0)
+    first._end()
+    first.claim_failure(RunnerError("diverged"))
+    monkeypatch.setattr(process_group, "_ANSWER_SECONDS", 0.1)
+    first._end()
