@@ -14,7 +14,7 @@ from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.tracking.workspace import Workspace
 
-BROKEN = (EntryPoint("model.mine", "mine:Mine", "runner.plugins"),)
+BROKEN = (EntryPoint("model.mine", "a_module_that_is_missing:Mine", "runner.plugins"),)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_package_that_is_too_old_or_missing_fails(checks, monkeypatch):
 
 def test_a_broken_plugin_is_named_with_its_reason(checks):
     found = checks(installed=BROKEN)
-    assert found["plugin model.mine"].found.endswith("No module named 'mine'")
+    assert found["plugin model.mine"].found.endswith("No module named 'a_module_that_is_missing'")
     assert "plugins" not in found
 
 
