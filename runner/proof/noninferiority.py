@@ -132,7 +132,8 @@ class NonInferiority:
     one. The test looks after some of them. A PASS, from the eighth pair on, has two meanings, each
     with an error rate of ``alpha``:
 
-    * The mean loss is below the margin. That rate is simulated, not proven: with the usual
+    * The mean loss is below the margin; a relative one is a share of the mean of the baseline's
+      values that were added. That rate is simulated, not proven: with the usual
       ``alpha`` of 5 %, at most 6 % pass whose mean loss equals the margin, if differences are
       normal, Student's t with 3 degrees of freedom, uniform, exponential or lognormal (sigma 1)
       with the tail on either side, or bimodal. No test of a mean can guarantee it for every
@@ -150,7 +151,7 @@ class NonInferiority:
 
     Args:
         margin: The largest acceptable loss, in the metric's unit, or as a share of the
-            baseline's mean.
+            baseline's mean over the pairs.
         most: The largest number of pairs; with fewer than eight a PASS is impossible.
         relative: Whether ``margin`` is a share, which requires a metric far from zero.
         looks: Increasing numbers of pairs after which to look; by default 5, 8, 12, 16 and so on.
@@ -317,10 +318,8 @@ class NonInferiority:
         """Returns the statistics for the change being better than "worse by the
         margin", and for being worse.
         """
-        shifted = [
-            gain + margin
-            for gain, margin in zip(self._gains(), self._margins(), strict=True)
-        ]
+        margin = self._margin()
+        shifted = [gain + margin for gain in self._gains()]
         if min(shifted) == max(shifted):
             first = shifted[0]
             better = math.copysign(math.inf, first) if first else 0.0
@@ -329,11 +328,3 @@ class NonInferiority:
         samples = torch.tensor([shifted, opposite], dtype=torch.float64)
         better, worse = hall(samples).tolist()
         return better, worse
-
-    def _margins(self) -> list[float]:
-        """Returns the margin of each pair; a relative one is a share of the mean's size."""
-        values = [baseline for baseline, _ in self.pairs]
-        if not self.relative:
-            return [self.margin] * len(values)
-        side = math.copysign(1.0, fmean(values))
-        return [self.margin * (side * value) for value in values]

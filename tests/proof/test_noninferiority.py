@@ -203,3 +203,25 @@ def test_a_relative_margin_is_a_share_of_the_mean_and_not_of_the_sizes(side):
     assert lossy.conclude() is not Outcome.PASS
     assert lossy.evidence()["margin"] == pytest.approx(0.05)
     assert harmless.conclude() is Outcome.PASS
+
+
+@given(
+    st.lists(st.floats(1.0, 100.0), min_size=8, max_size=8),
+    st.floats(0.0, 0.09),
+    st.sampled_from([1, -1]),
+)
+def test_seeds_that_learn_more_or_less_do_not_hide_that_nothing_is_lost(baseline, loss, side):
+    test = NonInferiority(0.1, relative=True, most=8, looks=[8])
+    size = sum(baseline) / len(baseline)
+    for number, value in enumerate(baseline):
+        # Small differences, whose mean loss is less than the margin.
+        test.add(side * value, side * value - loss * size + 0.002 * size * (number % 3 - 1))
+    assert test.conclude() is Outcome.PASS
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=20, max_size=20), st.floats(1.02, 5.0))
+def test_a_loss_of_more_than_the_share_never_passes_however_seeds_differ(baseline, factor):
+    test = NonInferiority(0.1, relative=True, most=20, looks=[20])
+    for value in baseline:
+        test.add(value, value * (1 - 0.1 * factor))
+    assert test.conclude() is not Outcome.PASS
