@@ -20,6 +20,10 @@ from runner.study.leases import Lease
 # The attribute of a trial with its attempts.
 ATTEMPTS = "runner.attempts"
 KILLED = "killed with its worker"
+CLOCK_CHANGED = "clock_changed"
+"""Key of an attempt during which the system's clock did not run like the monotonic one."""
+_CLOCK_TOLERANCE = 1.0
+"""Seconds that both clocks may differ by, which the correction of a clock by NTP does not exceed."""
 
 
 class Attempts:
@@ -47,12 +51,16 @@ class Attempts:
         STOPPED unless another is set.
         """
         attempt: dict[str, Any] = {"begin": time.time(), "seed": seed}
+        started = time.monotonic()
         self._all.append(attempt)
         self._trial.set_user_attr(ATTEMPTS, self._all)
         try:
             yield attempt
         finally:
-            attempt |= {"end": time.time(), "cause": attempt.get("cause", Cause.STOPPED)}
+            end = attempt["begin"] + time.monotonic() - started
+            if abs(time.time() - end) > _CLOCK_TOLERANCE:
+                attempt[CLOCK_CHANGED] = True
+            attempt |= {"end": end, "cause": attempt.get("cause", Cause.STOPPED)}
             if not self._lost.is_set():
                 self._trial.set_user_attr(ATTEMPTS, self._all)
 

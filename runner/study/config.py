@@ -287,15 +287,19 @@ class StudyConfig(Config):
         return self
 
     @property
-    def timed(self) -> list[str]:
-        """The metrics that depend on how fast the machine is at the moment."""
-        times = [
+    def times(self) -> list[str]:
+        """Returns the objectives that are measured in seconds."""
+        return [
             name
             for name, objective in self.objectives.items()
             if objective.reach is not None and objective.reach_in != "progress"
         ]
+
+    @property
+    def timed(self) -> list[str]:
+        """The metrics that depend on how fast the machine is at the moment."""
         speeds = [name for name in (*self.objectives, *self.constraints) if name.startswith("perf/")]
-        return [*times, *speeds]
+        return [*self.times, *speeds]
 
     @property
     def pruner_kind(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from runner.study.config import ObjectiveConfig, StudyConfig
 from runner.study.intervals import Interval, union
 from runner.system.errors import UsageError
 from runner.system.suggestions import suggestion
+from runner.tracking.keys import mlflow_key
 from runner.tracking.spool import lines
 
 
@@ -27,13 +28,20 @@ class Point(NamedTuple):
 Logged = Mapping[str, Sequence[Point]]
 
 
-def logged_by(spool: Path, prefix: str) -> Logged:
-    """Returns all logged values of a training, by metric, in order."""
+def logged_by(spool: Path, prefix: str, names: Iterable[str] = ()) -> Logged:
+    """Returns all logged values of a training, by metric, in order.
+
+    Args:
+        spool: The log of the training.
+        prefix: Of the keys of its metrics.
+        names: Metrics that are returned by their names, also where these are no keys of MLflow.
+    """
+    names_by_key = {mlflow_key(prefix + name): name for name in names}
     points: dict[str, list[Point]] = defaultdict(list)
     for line, _ in lines(spool):
         seconds = line.t / 1e3
-        for name, value in line.metrics.items():
-            metric = name.removeprefix(prefix)
+        for key, value in line.metrics.items():
+            metric = names_by_key.get(key, key.removeprefix(prefix))
             points[metric].append(Point(seconds, line.step, value))
     return points
 
@@ -49,20 +57,23 @@ def objectives(config: StudyConfig, logged: Logged, active: Sequence[Interval]) 
     }
 
 
-def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
-    """Returns by how much the last value of every bounded metric exceeds its bound; 0 or less is
-    within. Raises as above.
-    """
-    excesses = {}
-    for name, bound in config.constraints.items():
-        if isinstance(bound, str):
-            # The verdict of the gate is not logged by a training.
-            continue
-        last = _points(name, logged)[-1].value
-        over_maximum = -math.inf if bound.max is None else last - bound.max
-        under_minimum = -math.inf if bound.min is None else -(last - bound.min)
-        excesses[name] = math.inf if math.isnan(last) else max(under_minimum, over_maximum)
-    return excesses
+def bounded_values(config: StudyConfig, logged: Logged) -> dict[str, float]:
+    """Returns the last value of every metric that has a bound. Raises as above."""
+    # The verdict of the gate, whose bound is a text, is not logged by a training.
+    names = [name for name, bound in config.constraints.items() if not isinstance(bound, str)]
+    return {name: _points(name, logged)[-1].value for name in names}
+
+
+def excesses(config: StudyConfig, values: Mapping[str, float]) -> dict[str, float]:
+    """Returns by how much bounded metrics exceed their bounds; 0 or less is within."""
+    result = {}
+    for name, value in values.items():
+        bound = config.constraints[name]
+        assert not isinstance(bound, str)
+        over_maximum = -math.inf if bound.max is None else value - bound.max
+        under_minimum = -math.inf if bound.min is None else -(value - bound.min)
+        result[name] = math.inf if math.isnan(value) else max(under_minimum, over_maximum)
+    return result
 
 
 def _objective_value(objective: ObjectiveConfig, points: Sequence[Point], active: Sequence[Interval]) -> float | None:

@@ -21,10 +21,10 @@ from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.recipe.yaml_nodes import RecipeError
 from runner.study import summary
-from runner.study.attempts import KILLED, Attempts, neighbours
+from runner.study.attempts import CLOCK_CHANGED, KILLED, Attempts, neighbours
 from runner.study.config import VERIFY, label
 from runner.study.definition import Definition
-from runner.study.logged_values import bounds, logged_by, objectives
+from runner.study.logged_values import Logged, bounded_values, excesses, logged_by, objectives
 from runner.study.publish import Publisher
 from runner.study.space import spelled
 from runner.study.store import data_attribute, title_of, verdict_key
@@ -43,6 +43,8 @@ from runner.training.signals import Stop
 FEASIBLE = "trained"
 _GATE = "gate"
 _NOT_REACHED = "not reached"
+# The configuration is not to blame.
+_NOT_MEASURED = "not measured"
 # These belong to the configuration, which would end like that again:
 _INFEASIBLE = (
     Cause.OUT_OF_MEMORY,
@@ -203,18 +205,21 @@ class TrialRun:
     def _train(self, settled: Mapping[str, Any]) -> TrainingOutcome:
         """Trains with every seed; the mean counts."""
         objectives_by_seed: list[dict[str, float]] = []
-        violations_by_seed: list[dict[str, float]] = []
+        bounded_by_seed: list[dict[str, float]] = []
         seeds = self._definition.seeds
         for number, seed in enumerate(seeds, start=1):
             prefix = f"seed_{seed}/" if len(seeds) > 1 else ""
             folder = self._folder / f"seed-{seed}"
             outcome = self._train_seed(self._recipe(settled, seed), folder, prefix)
-            if outcome.cause == Cause.DONE:
-                outcome = self._evaluate_seed(seed, folder, prefix)
+            if outcome.cause != Cause.DONE:
+                return outcome
+            metrics = [*self._config.objectives, *self._config.constraints]
+            logged = logged_by(folder / SPOOL, prefix, metrics)
+            outcome = self._evaluate_seed(seed, logged)
             if outcome.cause != Cause.DONE:
                 return outcome
             objectives_by_seed.append(dict(outcome.objectives))
-            violations_by_seed.append(dict(outcome.violations))
+            bounded_by_seed.append(bounded_values(self._config, logged))
 
             if self._config.pruner_kind == "wilcoxon":
                 first_objective = next(iter(outcome.objectives.values()))
@@ -225,13 +230,16 @@ class TrialRun:
 
         return TrainingOutcome(
             objectives=_mean_by_name(objectives_by_seed),
-            violations=_mean_by_name(violations_by_seed),
+            violations=excesses(self._config, _mean_by_name(bounded_by_seed)),
         )
 
-    def _evaluate_seed(self, seed: int, folder: Path, prefix: str) -> TrainingOutcome:
-        """Returns objectives and violations of a complete training, or why it does not count."""
-        logged = logged_by(folder / SPOOL, prefix)
-        intervals = [(attempt["begin"], attempt["end"]) for attempt in self._attempts.of(seed) if "end" in attempt]
+    def _evaluate_seed(self, seed: int, logged: Logged) -> TrainingOutcome:
+        """Returns the objectives of a complete training, or why it does not count."""
+        attempts = self._attempts.of(seed)
+        intervals = [(attempt["begin"], attempt["end"]) for attempt in attempts if "end" in attempt]
+        if self._config.times and any(CLOCK_CHANGED in attempt for attempt in attempts):
+            names = ", ".join(self._config.times)
+            return TrainingOutcome(_NOT_MEASURED, f"{names}: the clock was set, or the machine slept, meanwhile")
         values: dict[str, float] = {}
         for name, value in objectives(self._config, logged, intervals).items():
             if value is None:
@@ -240,8 +248,7 @@ class TrialRun:
             if not math.isfinite(value):
                 return TrainingOutcome(Cause.DIVERGED, f"{name} is {value}")
             values[name] = value
-        violations = bounds(self._config, logged)
-        return TrainingOutcome(objectives=values, violations=violations)
+        return TrainingOutcome(objectives=values)
 
     def _train_seed(self, recipe: Recipe, folder: Path, prefix: str) -> TrainingOutcome:
         """Performs one training, which continues after interruptions that may not be repeated."""
@@ -251,6 +258,8 @@ class TrialRun:
         metric = next(iter(self._config.objectives)) if prunes_by_step else ""
         goal = recipe.length[1]
         must_restart = False
+        if prunes_by_step and self._attempts.of(seed) and self._was_hopeless(goal):
+            return TrainingOutcome(PRUNED)
 
         def is_worth_continuing(value: float, step: int) -> bool:
             # Optuna learns of the last value, too; but a complete training is not pruned.
@@ -352,7 +361,15 @@ class TrialRun:
         # A resumed training repeats the steps after its checkpoint, and Optuna warns of a second value.
         if step not in stored_trial.intermediate_values:
             self._trial.report(value, step)
-        return not self._trial.should_prune()
+        is_hopeless = self._trial.should_prune()
+        reach("study.judged")
+        return not is_hopeless
+
+    def _was_hopeless(self, goal: int) -> bool:
+        """Returns whether the trial is pruned by what its previous worker reported last."""
+        reported_steps = self._trial.study.get_trials(deepcopy=False)[self._trial.number].intermediate_values
+        # A complete training is not pruned.
+        return max(reported_steps, default=goal) < goal and self._trial.should_prune()
 
     def _finish(self, outcome: TrainingOutcome) -> None:
         """Writes the result of the trial to Optuna and MLflow."""
@@ -390,5 +407,9 @@ class TrialRun:
 
 
 def _mean_by_name(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of every value over mappings with the same names."""
-    return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+    """Returns the mean of every value over mappings with the same names; NaN of opposite infinities."""
+    means = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        means[name] = math.nan if {math.inf, -math.inf} <= set(values) else statistics.fmean(values)
+    return means

@@ -38,6 +38,7 @@ POINTS = (
     "study.claimed",  # a worker holds a trial that has not started
     "study.begun",  # Optuna has the trial as running, nothing is suggested
     "study.suggested",  # all settings are suggested, nothing is trained
+    "study.judged",  # the pruner has judged a value, and the training does not know it yet
     "study.trained",  # the trial is trained, and has no result
     "study.told",  # the trial has a result, the lease is still held
 )

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 
 from runner.cli.study import app
 from runner.plugin.registry import Registry
+from runner.study import trial_run
+from runner.study.config import StudyConfig
 from runner.study.definition import load_study
+from runner.study.logged_values import excesses
 from runner.study.store import StudyStore
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
@@ -121,6 +124,43 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migr
     assert search(tmp_path, path).wait() == 0
     assert came_to(trials_of(root=elsewhere)) == expected
     assert not trainings(elsewhere)
+
+
+def test_a_trial_that_was_killed_after_it_was_pruned_stays_pruned(tmp_path, migrated_workspace, monkeypatch):
+    written(tmp_path)
+    path = write_study(
+        tmp_path, recipe="toy.yaml", set=["train.updates=12", "train.evaluate_every=2", "train.checkpoint_every=2"],
+        space={"optimizer.lr": {"float": [1e-9, 0.1], "log": True}}, objectives={"eval/loss": "minimize"},
+        pruner={"kind": "median", "startup": 1}, budget={"trials": 2},
+    )  # fmt: skip
+    rates = [{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-9}]
+    queue(path, *rates, plugins=[TOYS])
+    child = search(tmp_path, path, "--plugin", str(TOYS))
+    assert child.wait() == 0, child.stderr
+    complete, pruned = trials_of()
+    assert (complete.state.name, pruned.state.name) == ("COMPLETE", "PRUNED")
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(tmp_path / "elsewhere"))
+    queue(path, *rates, plugins=[TOYS])
+    visit = len(complete.intermediate_values) + len(pruned.intermediate_values)
+    child = search(tmp_path, path, "--plugin", str(TOYS), RUNNER_FAULTS=f"study.judged=kill@{visit}")
+    assert child.wait() == -signal.SIGKILL, child.stderr
+    child = search(tmp_path, path, "--plugin", str(TOYS))
+    assert child.wait() == 0, child.stderr
+    again = trials_of(root=tmp_path / "elsewhere")
+    assert came_to(again) == came_to([complete, pruned])
+    assert again[1].intermediate_values == pruned.intermediate_values
+
+
+@pytest.mark.parametrize(("values", "is_feasible"), [((2.0, 1.0, 3.0), True), ((3.0, 3.0, 1.0), False)])
+def test_a_bound_is_met_by_the_mean_of_the_seeds(values, is_feasible):
+    means = {"eval/x": sum(values) / 3}
+    config = StudyConfig(
+        kind="study", name="mine", recipe="r", space={"model.lr": {"float": [0.0, 1.0]}},
+        objectives={"eval/return": "maximize"}, constraints={"eval/x": {"min": 1.9, "max": 2.1}},
+    )  # fmt: skip
+    rows = [{"eval/x": value} for value in values]
+    assert trial_run._mean_by_name(rows) == pytest.approx(means)
+    assert (excesses(config, trial_run._mean_by_name(rows))["eval/x"] <= 0) == is_feasible
 
 
 def test_the_best_recipe_is_one_that_run_accepts_and_that_comes_to_the_same(tmp_path, migrated_workspace):

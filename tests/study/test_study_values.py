@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from runner.study.config import StudyConfig
 from runner.study.intervals import union
-from runner.study.logged_values import Point, bounds, logged_by, objectives
+from runner.study.logged_values import Point, bounded_values, excesses, logged_by, objectives
 from runner.system.errors import UsageError
+from runner.tracking.keys import mlflow_key
 
 NAME = "eval/return"
 
@@ -23,6 +24,10 @@ def config(objective="maximize", constraints=None):
 def logged(*values, name=NAME, begin=100.0):
     """A metric that was logged every ten seconds."""
     return {name: [Point(begin + 10 * step, step, value) for step, value in enumerate(values)]}
+
+
+def bounds(config, found):
+    return excesses(config, bounded_values(config, found))
 
 
 def value(objective, found, active=()):
@@ -165,3 +170,12 @@ def test_a_history_is_read_from_a_spool_without_the_prefix(tmp_path):
     assert [(point.at, point.step) for point in found["eval/return"]] == [(1.5, 1), (2.5, 2), (3.5, 3)]
     assert math.isnan(found["eval/return"][1].value)
     assert logged_by(tmp_path / "absent.jsonl", "") == {}
+
+
+@pytest.mark.parametrize("name", ["eval/odd@1", "eval/a<5", "eval/" + "x" * 260, "eval/plain"])
+@pytest.mark.parametrize("prefix", ["", "seed_7/"])
+def test_a_metric_is_read_by_its_name_also_where_mlflow_has_another(name, prefix, tmp_path):
+    key = mlflow_key(prefix + name)
+    spool = tmp_path / "spool.jsonl"
+    spool.write_text(json.dumps({"t": 1500, "step": 1, "metrics": {key: 2.0}}) + "\n")
+    assert logged_by(spool, prefix, [name])[name] == [Point(1.5, 1, 2.0)]
