@@ -41,9 +41,13 @@ class Grid:
         return {**data, "settings": self.settings}
 
     def best(self, objective: "Objective | None") -> int | None:
-        """Returns the number of the run whose last evaluation is best; None if that is not clear."""
+        """Returns the number of the finished run whose last evaluation is best; None if that is not clear."""
         values = self.result.values.get(objective.name, {}) if objective is not None else {}
-        finite = {number: value for number, value in values.items() if math.isfinite(value)}
+        finite = {
+            number: value
+            for number, value in values.items()
+            if math.isfinite(value) and number not in self.result.unfinished
+        }
         if objective is None or not finite or len(values) < 2:
             return None
         choose = max if objective.direction == "maximize" else min
@@ -104,7 +108,7 @@ def run_grid(
 
         with display.phase("training"):
             result = train_seeds(
-                recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover, varied,
+                recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover, "grid", varied,
                 allow_drift,
             )  # fmt: skip
     grid = Grid(result, settings)

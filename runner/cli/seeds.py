@@ -76,6 +76,7 @@ def run_seeds(
                 note,
                 again,
                 takeover,
+                option,
                 ("seed",) if option == "seeds" else (FOLD,),
                 allow_drift,
             )
@@ -106,6 +107,9 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, word: str, 
         console.print(next(fitting, tables[-1]))
     else:
         console.print(CleanText("not all were evaluated at the same step", style="dim"))
+    for step in sorted(set(result.steps.values())):
+        metrics = ", ".join(name for name in names if result.steps[name] == step)
+        print_wrapped(f"after step {step:,}, the last that all {word}s reached: {metrics}", console)
     for seed, reason in result.failures.items():
         print_wrapped(f"{word} {seed}: {reason}", console, style="red")
     next_command = again
@@ -153,6 +157,10 @@ def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     word = compared["kind"]
     pairing = f"paired by {word.removesuffix('s')}" if compared["paired"] else f"with other {word}"
     print_wrapped(f"{first_group} and {second_group}, {pairing}", console)
+    for group, members in compared["left_out"].items():
+        numbers = ", ".join(map(str, members))
+        reason = "not finished here or in the other group"
+        print_wrapped(f"{group}: without {word} {numbers}, {reason}", console, style="yellow")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("metric", "first", "second", "difference [95 %]", "", "second larger"):
         table.add_column(title, no_wrap=title != "second larger")

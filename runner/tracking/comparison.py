@@ -19,8 +19,9 @@ from runner.system.synthetic import DATA_TAG, SMOKE_TAG, SYNTHETIC
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.access import is_http
 from runner.tracking.lookup import pick
+from runner.tracking.spool import unsent
 from runner.tracking.store import HEADLINE, HOST, OBJECTIVE, PORT, STATUS, USER_TAGS, VIEW, Store, shown
-from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import RunFolder, Workspace, folder_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,12 +37,12 @@ _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "thread
 def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
     """Compares runs of a workspace, each named as ``pick`` understands it; a ``UsageError`` if there are not two.
 
-    Plain data: ``runs`` in the order of the names; ``settings``, ``tags``, ``environment`` and
-    ``metrics`` (last values) have a row for whatever differs, with one value a run, None where a
-    run has none and text for a number that is not finite; ``objective`` is the metric that decides
-    and its direction, if all runs have the same; ``link`` is MLflow's page with their learning
-    curves, or with their results if they are of several experiments; ``served`` is whether an
-    MLflow server has that page now.
+    Plain data: ``runs`` in the order of the names, with ``unsent_bytes`` of their logs; ``settings``,
+    ``tags``, ``environment`` and ``metrics`` (last values) have a row for whatever differs, with one
+    value a run, None where a run has none and text for a number that is not finite; ``objective`` is
+    the metric that decides and its direction, if all runs have the same; ``link`` is MLflow's page
+    with their learning curves, or with their results if they are of several experiments; ``served``
+    is whether an MLflow server has that page now.
     """
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
@@ -58,7 +59,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
     metrics = [_metrics(run) for run in runs]
     headlines = ",".join(run.data.tags.get(HEADLINE, "") for run in runs)
     return {
-        "runs": [_identity(run) for run in runs],
+        "runs": [_identity(run, workspace) for run in runs],
         "headline": _rows(metrics, dict.fromkeys(headlines.split(","))),
         "objective": _objective(runs),
         "settings": redact_values(_differing([run.data.params for run in runs])),
@@ -70,7 +71,8 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _identity(run: Run) -> dict[str, Any]:
+def _identity(run: Run, workspace: Workspace) -> dict[str, Any]:
+    folder = RunFolder(workspace.runs / folder_name(str(run.info.run_name)))
     return {
         "run_id": run.info.run_id,
         "name": run.info.run_name,
@@ -78,6 +80,8 @@ def _identity(run: Run) -> dict[str, Any]:
         "experiment_id": run.info.experiment_id,
         "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
         "smoke": SMOKE_TAG in run.data.tags,
+        # What MLflow does not have yet may be later values of every metric.
+        "unsent_bytes": 0 if folder.alive() else unsent(folder.spool),
     }
 
 

@@ -45,6 +45,10 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
     synthetic = [letter for letter, run in zip(letters, runs, strict=True) if run.get("synthetic", False)]
     if synthetic:
         print_wrapped(f"{', '.join(synthetic)}: data {SYNTHETIC_REMARK}", console, style="yellow")
+    for letter, run in zip(letters, runs, strict=True):
+        if run.get("unsent_bytes", 0):
+            advice = f"its last values are not in MLflow yet, and not here: runner sync {run['name']}"
+            print_wrapped(f"{letter}: {advice}", console, style="yellow")
     smoke = [letter for letter, run in zip(letters, runs, strict=True) if run.get("smoke", False)]
     if smoke:
         print_wrapped(f"{', '.join(smoke)}: smoke test, {SMOKE_REMARK}", console, style="yellow")

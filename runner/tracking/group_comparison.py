@@ -27,12 +27,13 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
 
     Groups are named as ``find`` understands it. The result is plain data: ``groups``; ``kind``,
     seeds or folds; ``paired``, whether every run has a counterpart with the same seed or held-out
-    samples; and for every metric of both ``values`` by seed or fold of each, and ``difference``
-    with its interval.
+    samples; ``left_out``, seeds or folds by group whose training has not finished or, in groups of
+    the same seeds or folds, has no finished counterpart; and for every metric of both ``values`` by
+    seed or fold of each, and ``difference`` with its interval.
 
     Raises:
-        UsageError: One group is of seeds and the other of folds, or a group has fewer than two runs
-            that were evaluated.
+        UsageError: One group is of seeds and the other of folds, or a group has fewer than two
+            finished runs that were evaluated.
     """
     records = [_group(workspace, name) for name in names]
     pair = [record for record in records if record is not None]
@@ -43,11 +44,17 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
         groups = " and ".join(f"{group.name} is of {group.kind}" for group in pair)
         raise UsageError(f"{groups}: compare two groups of the same kind")
 
-    runs = [runs_of(workspace, group) for group in pair]
+    runs = [_finished_runs(workspace, group) for group in pair]
+    if pair[0].digests.keys() == pair[1].digests.keys():
+        shared = runs[0].keys() & runs[1].keys()
+        runs = [{key: folder for key, folder in side.items() if key in shared} for side in runs]
     results = [last(evaluations(group_runs)) for group_runs in runs]
     for group, values in zip(pair, results, strict=True):
         if max(map(len, values.values()), default=0) < 2:
-            raise UsageError(f"{group.name} has no two {kind} that were evaluated: continue it first")
+            raise UsageError(
+                f"{group.name} has no two {kind} that finished and were evaluated, "
+                "here and in the other group: continue it first"
+            )
 
     is_divided_alike = kind == "seeds" or _divisions(runs[0]) == _divisions(runs[1])
     baseline, candidate = results
@@ -68,6 +75,11 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
         "groups": [group.name for group in pair],
         "kind": kind,
         "paired": paired,
+        "left_out": {
+            group.name: sorted(group.digests.keys() - side.keys())
+            for group, side in zip(pair, runs, strict=True)
+            if group.digests.keys() - side.keys()
+        },
         "synthetic": [group.name for group in pair if group.synthetic],
         "metrics": metrics,
     }
@@ -111,6 +123,16 @@ def difference(baseline: Values, candidate: Values, is_paired: bool, has_folds: 
     freedom = total**2 / sum(squares)
     half_width = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(total)
     return Interval(center, center - half_width, center + half_width)
+
+
+def _finished_runs(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
+    """Returns the finished runs of a group, by seed or fold: others have values of earlier steps."""
+    finished = {}
+    for key, folder in runs_of(workspace, group).items():
+        record = folder.record()
+        if record is not None and record.status == "FINISHED":
+            finished[key] = folder
+    return finished
 
 
 def _divisions(runs: Mapping[int, RunFolder]) -> dict[int, Any]:

@@ -4,6 +4,7 @@ process works on it and at its end.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from runner.tracking.record import Record
 from runner.tracking.workspace import RunFolder
 
 _BEAT_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -44,4 +46,8 @@ def heartbeat(folder: RunFolder, record: Record, progress: Callable[[], Mapping[
         raise
     finally:
         beat.stop()
-        write(**final_values)
+        try:
+            write(**final_values)
+        except OSError as error:
+            # The result is printed, and a full disk must not cost that.
+            _log.warning("the record of %s was not written: %s", folder.name, error.strerror or error)

@@ -262,6 +262,9 @@ class Shipper:
                 _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
             self._failing = True
         else:
+            # An abandoned ``ship`` may have sent nothing.
+            if self.abandoned.is_set() and self.pending:
+                return False
             if self._failing:
                 _log.warning("MLflow takes metrics again; nothing was lost")
             self._failing = False

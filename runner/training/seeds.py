@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -46,6 +46,7 @@ from runner.training.signals import Stop, stop_on_signals
 
 FOLD = "data.folds.index"
 """Dotted path of the setting in which the runs of a cross-validation differ."""
+GroupKind = Literal["seeds", "folds", "grid"]
 _log = logging.getLogger(__name__)
 
 
@@ -66,13 +67,16 @@ class SeedsResult:
         run_id: The run of the group in MLflow.
         folder: The folder of the group.
         runs: Names by seed, of the runs that have started.
-        values: The last evaluation, by metric and seed.
+        values: The last evaluation, by metric and seed; that at ``steps`` in a group of repetitions
+            that has not finished.
         means: Means of metrics that all seeds have, at the last step that they have in common.
         failures: Error messages by seed.
         seconds: Wall-clock time.
         exit_code: The exit code of the command.
         synthetic: Whether the data are synthetic.
         predictions: The file with the predictions of a finished cross-validation.
+        steps: Steps of the means by metric, if the group has not finished.
+        unfinished: Seeds of the runs that have started and not finished.
     """
 
     name: str
@@ -87,6 +91,8 @@ class SeedsResult:
     exit_code: ExitCode
     synthetic: bool = False
     predictions: str | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    unfinished: tuple[int, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Returns the fields as a JSON object."""
@@ -118,6 +124,7 @@ def train_seeds(
     note: str,
     resume_command: str,
     takeover: bool = False,
+    kind: GroupKind = "seeds",
     varied: Sequence[str] = ("seed",),
     allow_drift: bool = False,
 ) -> SeedsResult:
@@ -138,8 +145,10 @@ def train_seeds(
         note: The user's description of every run.
         resume_command: The command that continues the group.
         takeover: Whether a process on another machine that may own the group counts as dead.
-        varied: Dotted paths of the settings in which the recipes differ: the seed, or the fold.
-            With others, the group is a grid, whose runs have no mean, and ``recipes`` are numbered.
+        kind: What the runs are. Those of a grid are no repetitions, have no mean, and are numbered
+            in ``recipes``.
+        varied: Dotted paths of the settings in which the recipes differ; those of a grid may be
+            the seed, too.
         allow_drift: Whether a group is continued although code, packages or data have changed.
 
     Raises:
@@ -153,9 +162,9 @@ def train_seeds(
     recipe = next(iter(recipes.values()))
     group = None
     if go_on:
-        group = _unfinished_group(recipes, workspace, takeover)
+        group = _unfinished_group(recipes, kind, workspace, takeover)
     if group is None:
-        group = _new_group(recipes, workspace, store, group_tags, note, varied)
+        group = _new_group(recipes, workspace, store, group_tags, note, kind, varied)
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
     computation = _recorded_computation(folder, recipes, registry, allow_drift)
@@ -305,18 +314,27 @@ def _outcome(
         # Trainings that ended early are compared by their last evaluations.
         if status == "FINISHED":
             means += seed_groups.final_means(curves, count, group.bounds, widening)
+    values = seed_groups.last(curves)
+    steps: dict[str, int] = {}
+    if status != "FINISHED":
+        # The last mean of a metric remains. Values at other steps would not be those of the mean.
+        steps = {name: step for name, step, _ in means}
+        for name, step in steps.items():
+            values[name] = {seed: curve[step] for seed, curve in curves[name].items()}
     result = SeedsResult(
         name=group.name,
         status=status,
         run_id=str(group.run_id),
         folder=str(folder),
         runs={seed: run.name for seed, run in runs.items()},
-        values=seed_groups.last(curves),
+        values=values,
         means={name: mean for name, _, mean in means},
         failures={seed: str(error) for seed, error in failures.items()},
         seconds=seconds,
         synthetic=group.synthetic,
         exit_code=exit_code,
+        steps=steps,
+        unfinished=tuple(seed for seed, run in runs.items() if not _is_finished(run)),
     )
     return _Outcome(result, curves, means)
 
@@ -343,12 +361,16 @@ def _widening(group: Record) -> float:
 
 
 def _unfinished_group(
-    recipes: Mapping[int, Recipe], workspace: Workspace, takeover: bool
+    recipes: Mapping[int, Recipe],
+    kind: GroupKind,
+    workspace: Workspace,
+    takeover: bool,
 ) -> Record | None:
     """Returns the newest unfinished group of these recipes, which is then this process's."""
     digests = {seed: recipe.digest for seed, recipe in recipes.items()}
     for group in seed_groups.groups(workspace):
-        if group.digests == digests and group.status != "FINISHED":
+        is_same = group.kind == kind and group.digests == digests
+        if is_same and group.status != "FINISHED":
             RunFolder(workspace.seeds / group.name).confirm_abandoned(takeover)
             changes = {
                 "status": "RUNNING",
@@ -359,23 +381,16 @@ def _unfinished_group(
     return None
 
 
-def _kind(varied: Sequence[str]) -> Literal["seeds", "folds", "grid"]:
-    """Returns the kind of a group whose runs differ in these settings."""
-    if tuple(varied) == ("seed",):
-        return "seeds"
-    return "folds" if tuple(varied) == (FOLD,) else "grid"
-
-
 def _new_group(
     recipes: Mapping[int, Recipe],
     workspace: Workspace,
     store: Store,
     tags: Mapping[str, str],
     note: str,
+    kind: GroupKind,
     varied: Sequence[str],
 ) -> Record:
     """Creates a group in MLflow."""
-    kind = _kind(varied)
     recipe = next(iter(recipes.values()))
     started = time.time()
     name = f"{folder_name(recipe.name)}-{kind}"
@@ -419,7 +434,7 @@ def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     for name, _, mean in means:
         metrics.update(_keyed(name, mean))
     # MLflow stores no infinite bounds, which the interval of a single seed has.
-    return {key: value for key, value in metrics.items() if math.isfinite(value)}
+    return {key: value for key, value in metrics.items() if not math.isinf(value)}
 
 
 def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float]:
@@ -427,7 +442,11 @@ def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float
     objective = recipe.objective
     if group.kind in REPEATED or objective is None:
         return {}
-    values = list(filter(math.isfinite, result.values.get(objective.name, {}).values()))
+    values = [
+        value
+        for seed, value in result.values.get(objective.name, {}).items()
+        if math.isfinite(value) and seed not in result.unfinished
+    ]
     if not values:
         return {}
     select = max if objective.direction == "maximize" else min
@@ -507,7 +526,7 @@ def _publish(
         (key, value, milliseconds, step)
         for name, step, mean in (outcome.means if outcome else ())
         for key, value in _keyed(name, mean)
-        if math.isfinite(value)
+        if not math.isinf(value)
     ]
     values = {
         path: value for path, value in flatten(recipe.values()) if path not in varied

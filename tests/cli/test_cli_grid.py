@@ -91,6 +91,35 @@ def test_the_best_run_is_named_where_it_is_clear(values, direction, best):
     assert grid.best(None) is None
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_the_best_run_is_one_that_has_finished(direction):
+    values = {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    result = SeedsResult(
+        "toy-grid", "FAILED", "id", "/folder", {}, {"loss": values}, {}, {}, 1.0, ExitCode.DIVERGED, unfinished=(1, 4)
+    )
+    grid = Grid(result, {number: {"optimizer.lr": number} for number in values})
+    assert grid.best(Objective("loss", direction)) == (2 if direction == "minimize" else 3)
+
+
+@pytest.mark.parametrize(
+    ("sets", "settings"),
+    [
+        (["seed=2,3"], ["seed=2", "seed=3"]),
+        (["data.folds.count=3", "data.folds.index=1,2"], ["data.folds.index=1", "data.folds.index=2"]),
+    ],
+)
+def test_values_of_a_seed_or_a_fold_are_a_grid_like_any_other(sets, settings, tmp_path, migrated_workspace):
+    words = written(tmp_path, "train.updates=2")
+    words.remove("--json")
+    result = forked(*words, *sets)
+    assert result.returncode == 0, result.stderr
+    runs = listing(Workspace())
+    assert [run["kind"] for run in runs if run["kind"] != "run"] == ["grid"]
+    overrides = {f"{name}={value}" for run in runs for name, value in run["overrides"].items() if run["kind"] == "run"}
+    assert set(settings) <= overrides
+    assert "mean" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -12,8 +12,9 @@ from runner.system.errors import UsageError
 from runner.system.secrets import MASK
 from runner.tracking.comparison import compare
 from runner.tracking.comparison_view import show
+from runner.tracking.spool import Spool
 from runner.tracking.store import Store
-from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import RunFolder, Workspace
 
 
 @pytest.fixture
@@ -239,3 +240,21 @@ def test_headline_metrics_are_told_where_they_are_equal_too(record):
     assert found["headline"] == {"eval/return": [1.0, 2.0], "eval/rate": [0.5, 0.5]}
     assert list(found["headline"]) == ["eval/return", "eval/rate"]
     assert found["environment"] == {}
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_run_whose_log_is_not_completely_sent_is_named(width, record):
+    names = [record(name, metrics={"eval/loss": [2.0, 1.0]}) for name in ("sent", "waiting")]
+    folder = Workspace().runs / f"waiting-{names[1][:8]}"
+    folder.mkdir(parents=True)
+    compared = compare(Workspace(), names)
+    assert [run["unsent_bytes"] for run in compared["runs"]] == [0, 0]
+    spool = Spool(RunFolder(folder).spool)
+    spool.append(t=3, step=2, metrics={"eval/loss": 0.5})
+    spool.close()
+    compared = compare(Workspace(), names)
+    assert [run["unsent_bytes"] > 0 for run in compared["runs"]] == [False, True]
+    stream = io.StringIO()
+    show(compared, False, Console(file=stream, width=width))
+    text = " ".join(stream.getvalue().replace("\\\n", " ").split())
+    assert f"B: its last values are not in MLflow yet, and not here: runner sync {folder.name}" in text

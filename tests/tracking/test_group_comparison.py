@@ -114,3 +114,32 @@ def test_folds_and_seeds_are_not_compared(isolated_workspace):
         compare(Workspace(), [group.name, folds.name])
     expected = f"{group.name} is of seeds and {folds.name} is of folds: compare two groups of the same kind"
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED", "RUNNING", "PREEMPTED"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_runs_that_have_not_finished_are_left_out_with_their_counterparts(status, side, isolated_workspace):
+    groups = [seed_group(10, 14, 19), seed_group(10, 14, 19, began=10.0)]
+    folder = groups[side][1][1]
+    folder.write(folder.record().model_copy(update={"status": status}))
+    compared = compare(Workspace(), [group.name for group, _ in groups])
+    assert compared["paired"]
+    assert compared["metrics"]["return"]["values"] == [{10: 10.0, 19: 19.0}] * 2
+    assert compared["left_out"] == {group.name: [14] for group, _ in groups}
+    assert "without seeds 14, not finished here or in the other group" in " ".join(shown(compared, 200).split())
+
+
+def test_other_seeds_are_compared_without_those_that_have_not_finished(isolated_workspace):
+    (group, _), (other, runs) = seed_group(10, 14), seed_group(1, 2, 3, began=10.0)
+    runs[0].write(runs[0].record().model_copy(update={"status": "FAILED"}))
+    compared = compare(Workspace(), [group.name, other.name])
+    assert not compared["paired"]
+    assert compared["metrics"]["return"]["values"] == [{10: 10.0, 14: 14.0}, {2: 2.0, 3: 3.0}]
+    assert compared["left_out"] == {other.name: [1]}
+
+
+def test_a_single_finished_pair_is_no_comparison(isolated_workspace):
+    (group, runs), (other, _) = seed_group(10, 14), seed_group(10, 14, began=10.0)
+    runs[0].write(runs[0].record().model_copy(update={"status": "FAILED"}))
+    with pytest.raises(UsageError, match="has no two seeds that finished and were evaluated"):
+        compare(Workspace(), [group.name, other.name])

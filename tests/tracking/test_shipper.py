@@ -197,3 +197,17 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_shipping(store, run_id
     assert shipper.pending == 0
     assert len(history(store, run_id, "loss")) == 2
     assert reached(spool.path) == 0
+
+
+def test_what_was_abandoned_is_not_said_to_be_sent(store, run_id, spool, caplog, monkeypatch):
+    shipper = Shipper(store, run_id, spool.path)
+    spool.append(t=1, step=1, metrics={"loss": 0.5})
+    with monkeypatch.context() as context:
+        context.setattr(store, "send", lambda *_: 1 / 0)
+        assert not shipper.try_to_ship()
+    shipper.abandoned.set()
+    assert not shipper.try_to_ship()
+    assert "nothing was lost" not in caplog.text
+    shipper.abandoned.clear()
+    assert shipper.try_to_ship()
+    assert "nothing was lost" in caplog.text

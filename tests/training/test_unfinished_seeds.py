@@ -1,0 +1,116 @@
+"""Results of a group whose members have not all finished."""
+
+import errno
+import io
+import math
+import os
+
+import mlflow
+import pytest
+from run_folders import run_folder
+from toy_runs import TOYS, toy
+
+from runner.cli.seeds import show
+from runner.plugin.registry import Registry
+from runner.system.console import Console
+from runner.system.stored_json import json_number
+from runner.tracking import RunFolder, Workspace
+from runner.tracking.seeds import groups
+from runner.tracking.spool import Spool
+from runner.training.outputs import NoOutput
+from runner.training.seeds import train_seeds
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+
+class SilentSeeds(NoOutput):
+    """Displays nothing about several trainings."""
+
+    def show_seeds(self, steps):
+        """Shows nothing."""
+
+
+@pytest.fixture
+def group_of(tmp_path, monkeypatch):
+    """Returns the result of a group whose trainings log these losses by step."""
+
+    def group_of(curves, statuses, **options):
+        def train_seed(recipe, registry, run, threads, options, *rest):
+            folder = run_folder(digest=recipe.digest, group=options["group"][0], status=statuses[recipe.seed])
+            spool = Spool(folder.spool)
+            for step, loss in curves[recipe.seed].items():
+                spool.append(t=step, step=step, metrics={"eval/loss": json_number(loss)})
+            spool.close()
+
+        monkeypatch.setattr("runner.training.seeds.train_seed", train_seed)
+        recipes = {seed: toy(tmp_path, "train.updates=4", f"seed={seed}") for seed in curves}
+        return train_seeds(
+            recipes, Registry([TOYS]), Workspace(), SilentSeeds(), 1, go_on=False, tags={}, note="",
+            resume_command="", **options,
+        )  # fmt: skip
+
+    return group_of
+
+
+CURVES = {5: {2: 1.0, 4: 0.1}, 6: {2: 3.0}, 7: {2: 2.0, 4: 0.3}}
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED", "RUNNING"])
+def test_values_of_an_unfinished_group_are_those_of_its_mean(status, group_of):
+    result = group_of(CURVES, {5: "FINISHED", 6: status, 7: "FINISHED"})
+    assert result.status == "FAILED"
+    assert result.unfinished == (6,)
+    assert result.steps == {"loss": 2}
+    assert result.values == {"loss": {5: 1.0, 6: 3.0, 7: 2.0}}
+    assert result.means["loss"].mean == pytest.approx(2.0)
+    assert result.data()["steps"] == {"loss": 2}
+    for width in (80, 160):
+        screen = io.StringIO()
+        show(result, ["loss"], "again", "seed", Console(file=screen, width=width))
+        assert "after step 2, the last that all seeds reached: loss" in " ".join(screen.getvalue().split())
+
+
+def test_values_of_a_finished_group_are_the_last_ones(group_of):
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    assert (result.status, result.unfinished, result.steps) == ("FINISHED", (), {})
+    assert result.values == {"loss": {5: 0.1, 6: 3.0, 7: 0.3}}
+
+
+def test_the_best_value_of_a_grid_is_of_a_finished_run(group_of):
+    curves = {5: {2: 1.0}, 6: {2: 0.1}, 7: {2: 2.0}}
+    statuses = {5: "FINISHED", 6: "FAILED", 7: "FINISHED"}
+    group_of(curves, statuses, kind="grid", varied=("seed",))
+    (group,) = groups(Workspace())
+    assert (group.kind, group.metrics["eval/loss"]) == ("grid", 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_mean_that_is_nan_replaces_earlier_ones(value, group_of):
+    curves = {5: {2: 1.0, 4: 0.5}, 6: {2: 2.0, 4: value}}
+    result = group_of(curves, dict.fromkeys(curves, "FINISHED"))
+    (group,) = groups(Workspace())
+    assert math.isnan(group.metrics["eval/loss"])
+    client = mlflow.MlflowClient(Workspace().resolved_uri(group.tracking_uri))
+    assert math.isnan(client.get_run(result.run_id).data.metrics["eval/loss"])
+
+
+def test_a_group_of_seeds_is_not_continued_as_a_grid(group_of):
+    statuses = {5: "FAILED", 6: "FINISHED", 7: "FINISHED"}
+    group_of(CURVES, statuses)
+    group_of(CURVES, statuses, kind="grid", varied=("seed",))
+    assert [group.kind for group in groups(Workspace())] == ["grid", "seeds"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_at_the_end_does_not_cost_the_result(number, group_of, monkeypatch, caplog):
+    write = RunFolder.write
+
+    def write_unless_last(folder, record):
+        if record.kind == "seeds" and record.status == "FINISHED":
+            raise OSError(number, os.strerror(number))
+        write(folder, record)
+
+    monkeypatch.setattr(RunFolder, "write", write_unless_last)
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    assert result.status == "FINISHED"
+    assert f"the record of {result.name} was not written: {os.strerror(number)}" in caplog.text
