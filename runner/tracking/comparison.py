@@ -80,7 +80,7 @@ def _identity(run: Run, workspace: Workspace) -> dict[str, Any]:
         "experiment_id": run.info.experiment_id,
         "synthetic": run.data.tags.get(DATA_TAG) == SYNTHETIC,
         "smoke": SMOKE_TAG in run.data.tags,
-        # What MLflow does not have yet may be later values of every metric.
+        # Lines that were not sent may contain later values of every metric.
         "unsent_bytes": 0 if folder.alive() else unsent(folder.spool),
     }
 
