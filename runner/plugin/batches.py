@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
 
-from runner.plugin.collating import Collate, collated, list_indices
+from runner.plugin.collating import Collate, collated, copy_samples, list_indices
 from runner.plugin.context import derived_seed
 from runner.plugin.dataset_epochs import set_epoch
 from runner.plugin.failures import (
@@ -214,14 +215,17 @@ class Opening:
     rest of it.
     """
 
-    def __init__(self, data: Any, size: int, seed: int, data_name: str) -> None:
+    def __init__(
+        self, data: Any, collate: Collate, size: int, seed: int, data_name: str
+    ) -> None:
         """Reads as many samples as the first batch of ``StreamedBatches`` with this seed has."""
         set_epoch(data, 0)
-        with seeded(derived_seed(seed, "stream/0")):
+        generators = find_generators(collate)
+        with seeded(derived_seed(seed, "stream/0"), generators=generators):
             self.stream = iter(data)
-        with seeded(derived_seed(seed, "batch/0")):
+        with seeded(derived_seed(seed, "batch/0"), generators=generators):
             self.samples = next_samples(self.stream, size, 0, data_name)
-            self.states = HostGeneratorStates()
+            self.states = HostGeneratorStates(generators)
 
 
 class PassEnd:
@@ -230,7 +234,9 @@ class PassEnd:
 
 class StreamedBatches(IterableDataset[Any]):
     """The batches of one pass over a stream, or of all passes; the number of a batch seeds the
-    global generators.
+    global generators and those of ``collate``.
+
+    A generator that belongs to the stream continues: it may be part of the state of a pass.
     """
 
     def __init__(
@@ -270,9 +276,13 @@ class StreamedBatches(IterableDataset[Any]):
         self.drop_last = drop_last
         self.opening = opening
         self.reading = _Reading(workers)
+        self.generators: list[Any] = []
+        """Generators of ``collate``, found by the process that makes batches."""
+        self.has_collated = False
 
     def __iter__(self) -> Iterator[Batch]:
         try:
+            self.generators = find_generators(self.collate)
             yield from self._passes() if self.endless else self._batches(0, 0)
         except Exception as error:
             yield fail(error)
@@ -293,14 +303,14 @@ class StreamedBatches(IterableDataset[Any]):
         pending: list[Any] = []
         if opening is None:
             set_epoch(self.data, epoch)
-            with seeded(derived_seed(self.seed, f"stream/{first}")):
+            with self._seeded(f"stream/{first}"):
                 stream = iter(self.data)
         else:
             stream = opening.stream
             pending = opening.samples
         for number in itertools.count(first):
             start = (number - first) * self.size
-            with seeded(derived_seed(self.seed, f"batch/{number}")):
+            with self._seeded(f"batch/{number}"):
                 # The first samples were read under the same seed, and the generators continue
                 # after them.
                 if opening is not None and number == first:
@@ -315,8 +325,30 @@ class StreamedBatches(IterableDataset[Any]):
                 if not samples or (self.drop_last and len(samples) < self.size):
                     return
                 indices = range(start, start + len(samples))
-                batch = collated(self.collate, samples, indices, self.data_name)
+                batch = self._collated(number, samples, indices)
             yield batch
+
+    def _seeded(self, name: str) -> AbstractContextManager[None]:
+        return seeded(derived_seed(self.seed, name), generators=self.generators)
+
+    def _collated(
+        self, number: int, samples: list[Any], indices: Sequence[int]
+    ) -> Batch:
+        """Makes samples into the batch with this number."""
+        if self.has_collated:
+            return collated(self.collate, samples, indices, self.data_name)
+        states = HostGeneratorStates(self.generators)
+        copies = copy_samples(samples)
+        batch = collated(self.collate, samples, indices, self.data_name)
+        self.has_collated = True
+        generators = find_generators(self.collate)
+        if list(map(id, generators)) == list(map(id, self.generators)):
+            return batch
+        # The first call has made a generator, which was not seeded.
+        self.generators = generators
+        with self._seeded(f"batch/{number}"):
+            states.restore()
+            return collated(self.collate, copies, indices, self.data_name)
 
 
 def next_samples(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from runner.plugin.attributes import attributes_of, has_parts
 from runner.plugin.failures import add_place, is_shortage
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import leaves
+from runner.system.tensor_trees import children, leaves
 
 Collate = Callable[[Sequence[Any]], Batch]
 _LISTED_SAMPLES = 8
@@ -46,6 +48,48 @@ def collated(
         problem = f"no batch can be made of samples of the {location}"
         hint = "write collate(samples) to pad, crop or select them"
         raise RunnerError(f"{problem}; {hint} ({reason})") from error
+
+
+def copy_samples(samples: Sequence[Any]) -> list[Any]:
+    """Returns copies of samples, which ``collate`` may change in place.
+
+    A value that cannot be copied, such as an open file, is the same object in the copy.
+    """
+    # The list keeps other objects from getting the identities of tensors that a mapping makes.
+    originals = list(_tensors_in(samples))
+    # Otherwise torch copies the entire storage of a view, and refuses results of computations.
+    clones = {id(tensor): tensor.clone() for tensor in originals}
+    try:
+        return copy.deepcopy(list(samples), dict[int, Any](clones))
+    except Exception:
+        return [_copied(sample, clones) for sample in samples]
+
+
+def _copied(value: Any, clones: dict[int, Tensor]) -> Any:
+    """Returns a copy of a tree with those of its values that can be copied."""
+    if type(value) is dict:
+        return {key: _copied(entry, clones) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(entry, clones) for entry in value)
+    try:
+        return copy.deepcopy(value, dict[int, Any](clones))
+    except Exception:
+        return value
+
+
+def _tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yields the tensors in trees, and in attributes of objects there."""
+    visited: dict[int, Any] = {}
+    pending = [tree]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif has_parts(value) and id(value) not in visited:
+            # The reference keeps another object from getting this identity.
+            visited[id(value)] = value
+            pending += (children(value) or {}).values()
+            pending += attributes_of(value).values()
 
 
 def _is_of_torch(error: Exception) -> bool:

@@ -161,7 +161,11 @@ class DatasetSource(DataParts):
             workers = min(self.config.workers, 1)
             if is_stream(train) and not workers:
                 self._opening = Opening(
-                    train, self.context.batch_size, self.context.seed, _TRAINING
+                    train,
+                    self.collate,
+                    self.context.batch_size,
+                    self.context.seed,
+                    _TRAINING,
                 )
                 inspection.samples = self._opening.samples
             (facts,) = load_batches(

@@ -17,10 +17,10 @@ from runner.plugin.batches import (
     next_samples,
     read_sample,
 )
-from runner.plugin.collating import Collate, collated
+from runner.plugin.collating import Collate, collated, copy_samples
 from runner.plugin.dataset_epochs import set_epoch
 from runner.plugin.failures import Failure
-from runner.plugin.generators import seeded
+from runner.plugin.generators import find_generators, seeded
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tensor_trees import BatchLayout, inferred_layout, leaves
@@ -68,8 +68,9 @@ class Inspection(Dataset[Any]):
     def __getitem__(self, number: int) -> Facts | Failure:
         """Returns the facts."""
         try:
+            generators = find_generators(self.train, self.collate)
             # Reading a sample may use random numbers, which the training must not notice.
-            with seeded(number):
+            with seeded(number, generators=generators):
                 return self._facts()
         except Exception as error:
             return fail(error)
@@ -87,8 +88,10 @@ class Inspection(Dataset[Any]):
         sample = self._first_sample()
 
         def repeat(times: int) -> Batch:
+            # ``collate`` may change samples in place, and they may be used again.
+            samples = [copy_samples([sample])[0] for _ in range(times)]
             return as_tensors(
-                collated(self.collate, times * [sample], times * [0], "training data")
+                collated(self.collate, samples, times * [0], "training data")
             )
 
         return Facts(count, held_out, test, *shapes_and_layout(repeat))
