@@ -310,6 +310,8 @@ class StreamedBatches(IterableDataset[Any]):
             pending = opening.samples
         for number in itertools.count(first):
             start = (number - first) * self.size
+            # The evaluation of a held-out stream with the same reader has set another one.
+            set_epoch(self.data, epoch)
             with self._seeded(f"batch/{number}"):
                 # The first samples were read under the same seed, and the generators continue
                 # after them.

@@ -149,3 +149,27 @@ def test_generators_of_collate_are_seeded_by_the_number_of_the_batch(kind, is_ma
     resumed = source_of(Stream(), Stream(), kind=kind, rng=GENERATORS[kind](8) if is_made_early else None)
     resumed.load_state_dict({"consumed": 3})
     assert changed(drawn(resumed, 1)) == streams[0][0][3:]
+
+
+@pytest.mark.parametrize("stream", [Stream, Forwarding])
+def test_an_evaluation_leaves_the_epoch_of_a_shared_reader_alone(stream):
+    reader = Reader()
+    source = source_of(stream(reader), stream(reader, 4))
+    expected = drawn(source_of(Forwarding(Reader())), 6)
+    batches = []
+    for _ in range(6):
+        batches += drawn(source, 1)
+        (held_out,) = source.held_out_batches()
+        assert held_out["index"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [batch["index"].tolist() for batch in batches] == [batch["index"].tolist() for batch in expected]
+
+
+def test_an_epoch_is_told_once_unless_another_dataset_is_told():
+    told = []
+
+    class Noting(Forwarding):
+        def set_epoch(self, epoch):
+            told.append(epoch)
+
+    drawn(source_of(Noting(Reader())), 6)
+    assert told == [0, 1, 2]
