@@ -77,6 +77,7 @@ _HEAVY = {
     "Loss": "runner.plugin.loss",
     "SampleReader": "runner.plugin.repeatability",
     "describe_randomness": "runner.plugin.repeatability",
+    "has_numbers": "runner.plugin.inspection",
     "Role": "runner.plugin.role",
     **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
     **dict.fromkeys(("Effect", "Ratio", "effect", "ratio"), "runner.proof.ratios"),

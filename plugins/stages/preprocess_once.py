@@ -46,15 +46,16 @@ class PreprocessOnce(Stage):
         Raises:
             UsageError: Samples differ at each access, or the dataset has no samples by number.
         """
-        from runner.api import describe_randomness
+        from runner.api import describe_randomness, has_numbers
 
         source = cast("DatasetSource", pipeline.source)
-        if not hasattr(source.train, "__getitem__"):
+        if not has_numbers(source.train):
             raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
         if reason := describe_randomness(source):
             raise UsageError(f"preprocess_once would freeze random samples: {reason}")
         self.kept = Kept(source.train)
-        source.replace_data(self.kept, Kept(source.held_out))
+        held_out = source.held_out
+        source.replace_data(self.kept, Kept(held_out) if has_numbers(held_out) else held_out)
 
     def closing_notes(self) -> Sequence[str]:
         """Returns how many samples were found in the cache; workers are not counted."""

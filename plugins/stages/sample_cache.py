@@ -96,14 +96,14 @@ class SampleCache(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the training and the held-out data in caches."""
-        from runner.api import DatasetSource, Rows, describe_randomness
+        from runner.api import DatasetSource, Rows, describe_randomness, has_numbers
 
         source = cast("DatasetSource", pipeline.source)
         self.caches: list[CachedSamples] = []
         if isinstance(source.train, Rows):
             pipeline.deactivate("the data are in memory as they are used")
             return
-        if not hasattr(source.train, "__getitem__"):
+        if not has_numbers(source.train):
             kind = type(source.train).__name__
             pipeline.deactivate(f"{kind} is a stream, whose samples have no numbers")
             return
@@ -116,7 +116,7 @@ class SampleCache(Stage):
         fingerprint = None if is_default else source.fingerprint()
         train = self._cached(source.train, fingerprint)
         held_out = source.held_out
-        if hasattr(held_out, "__getitem__") and not isinstance(held_out, Rows):
+        if has_numbers(held_out):
             held_out = self._cached(held_out, fingerprint)
         source.replace_data(train, held_out)
         if self.disk is not None and any(cached.key is None for cached in self.caches):

@@ -52,14 +52,16 @@ class SortedEvaluation(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Selects the samples in another order."""
+        from runner.api import has_numbers
+
         source = cast("DatasetSource", pipeline.source)
-        if not hasattr(source.held_out, "__getitem__"):
+        if not has_numbers(source.held_out):
             kind = type(source.held_out).__name__
             pipeline.deactivate(f"{kind} is a stream, whose samples have no numbers")
             return
         source.replace_data(source.train, source.held_out)
         source.select(held_out=_order(source))
-        if source.has_test():
+        if has_numbers(source.test):
             with source.testing():
                 order = _order(source)
             source.select(test=order)

@@ -21,6 +21,7 @@ from runner.plugin.collating import Collate, collated, copy_samples
 from runner.plugin.dataset_epochs import set_epoch
 from runner.plugin.failures import Failure
 from runner.plugin.generators import find_generators, seeded
+from runner.plugin.rows import Rows
 from runner.plugin.source import Batch
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tensor_trees import BatchLayout, inferred_layout, leaves
@@ -134,6 +135,12 @@ def is_stream(data: Any) -> bool:
     if isinstance(data, IterableDataset):
         return True
     return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+
+
+def has_numbers(data: Any) -> bool:
+    """Returns whether samples are read one by one, by their numbers."""
+    is_table = isinstance(data, Rows)
+    return hasattr(data, "__getitem__") and not is_table and not is_stream(data)
 
 
 def length(data: Any) -> int | None:
