@@ -56,6 +56,7 @@ from runner.system.tensor_trees import BatchLayout, map_tensors, nbytes, stored_
 if TYPE_CHECKING:
     from runner.plugin.chunked_dataset import ChunkedDataset
     from runner.plugin.dataset import DatasetSource
+    from runner.plugin.generators import HostGeneratorStates, find_generators
     from runner.plugin.gradient_bucket import GradientBucket
     from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
     "GradientBucket": "runner.plugin.gradient_bucket",
+    **dict.fromkeys(("HostGeneratorStates", "find_generators"), "runner.plugin.generators"),
     "ChunkedDataset": "runner.plugin.chunked_dataset",
     "Hdf5Dataset": "runner.plugin.hdf5_dataset",
     "ZarrDataset": "runner.plugin.zarr_dataset",
@@ -91,7 +93,7 @@ __all__ = [
     "ClassWeightsConfig", "Close", "Config", "Context", "Contract",
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
-    "Hdf5Dataset", "Learner", "LearnerConfig",
+    "Hdf5Dataset", "HostGeneratorStates", "Learner", "LearnerConfig",
     "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",
@@ -99,7 +101,7 @@ __all__ = [
     "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
     "TensorRows", "Unit", "UsageError", "ZarrDataset", "available_memory", "describe_randomness",
     "effect", "files_of_data",
-    "fingerprint_of_data", "fingerprint_of_files", "format_size",
+    "find_generators", "fingerprint_of_data", "fingerprint_of_files", "format_size",
     "map_tensors", "nbytes", "parse_size", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",
     "stored_tensors", "tensors",
 ]  # fmt: skip

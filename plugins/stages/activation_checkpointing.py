@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import Exact, MemoryChoice, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import Exact, MemoryChoice, Pipeline, RunnerError, Setting, Stage, StageConfig, UsageError
 
 from .block_segments import divide, postpone
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    _Buffers = dict[nn.Module, dict[str, Tensor | None]]
+    from torch import nn
 
 
 class ActivationCheckpointingConfig(StageConfig):
     """Keeps only the inputs of the model's blocks for the backward pass, which computes the rest a second time.
 
-    ``Learner.blocks`` determines the blocks. Random numbers of a block (dropout) are repeated, and
-    buffers that it writes (running statistics) are written once. The second computation starts from
-    copies of all buffers of the block, which are kept until the backward pass.
+    ``Learner.blocks`` determines the blocks. Random numbers of a block (dropout) are repeated, whether
+    torch, NumPy or Python generates them. Buffers that it writes (running statistics) and attributes
+    that it assigns (a counter, a hidden state) are written once: the second computation starts from
+    copies of all buffers of the block and from its attributes, which are kept until the backward pass.
+    Inputs of a block and tensors in its attributes that are written in place meanwhile are refused.
 
     With ``segments``, consecutive blocks form groups of about equal length, and only the input of
     a group is kept. The last group is not computed again, because its backward pass comes first.
@@ -41,6 +41,8 @@ class ActivationCheckpointingConfig(StageConfig):
     kind: ClassVar[str] = "activation_checkpointing"
     implementation = "ActivationCheckpointing"
     phase: ClassVar[int] = 2
+    wraps: ClassVar[frozenset[str]] = frozenset({"backward"})
+    works_through: ClassVar[frozenset[str] | None] = frozenset()
 
     segments: Annotated[int, Field(ge=2)] | None = None
     """Number of groups of consecutive blocks; by default, each block is computed again by itself."""
@@ -70,6 +72,7 @@ class ActivationCheckpointing(Stage):
             raise UsageError(
                 f"activation_checkpointing: learner '{owner}' names no blocks (Learner.blocks); switch the stage off"
             )
+        pipeline.slots.wrap("backward", _explained)
         segments = self.config.segments
         if segments is None:
             for block in blocks:
@@ -94,61 +97,58 @@ def _recomputed(blocks: Sequence[nn.Module], forward: Callable[..., Any]) -> Cal
     import torch
     from torch.utils.checkpoint import checkpoint
 
+    from runner.api import find_generators
+
+    generators = find_generators(*blocks)
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    # Without buffers there is nothing to copy, and entering the contexts takes time.
+    traced = dict(settings)
     if any(module._buffers for block in blocks for module in block.modules()):
-        settings["context_fn"] = partial(_first_and_again, blocks)
+        traced["context_fn"] = partial(_first_and_second, blocks, (), generators)
 
     def checkpointed(*inputs: Any, **named: Any) -> Any:
         # Without a backward pass, nothing is held that could be computed again.
         if not torch.is_grad_enabled():
             return forward(*inputs, **named)
-        return checkpoint(forward, *inputs, **settings, **named)
+        # torch.compile repeats attributes and random numbers itself, and refuses buffers.
+        if torch.compiler.is_compiling():
+            return checkpoint(forward, *inputs, **traced, **named)
+        # torch compares the versions of tensors that are inputs themselves.
+        nested = [value for value in inputs if not isinstance(value, torch.Tensor)]
+        contexts = partial(_first_and_second, blocks, (nested, named), generators)
+        return checkpoint(forward, *inputs, context_fn=contexts, **settings, **named)
 
     return checkpointed
 
 
-def _first_and_again(
-    blocks: Sequence[nn.Module],
+def _first_and_second(
+    blocks: Sequence[nn.Module], inputs: Any, generators: Sequence[Any]
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _StartBuffers(blocks)
+    """Returns the contexts of the two computations of blocks."""
+    from .block_state import FirstForward, StartState
+
+    start = StartState(blocks, inputs, generators)
+    return FirstForward(start), start
 
 
-class _StartBuffers(AbstractContextManager[None]):
-    """The buffers of blocks at the start of a forward.
+def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a backward pass whose errors name the stage."""
+    import torch
+    from torch.utils.checkpoint import CheckpointError
 
-    Inside the ``with``, the blocks have these numbers again, as a power iteration or a cumulative
-    average needs them, and the buffers that they write or register are discarded. A graph that
-    is kept for several backward passes enters it several times.
+    def explained(*inputs: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return backward(*inputs, **options)
+        try:
+            return backward(*inputs, **options)
+        except CheckpointError as error:
+            problem = "the second computation of a block has other tensors than the first"
+            hint = "it reads something that is neither an input nor an attribute of it, and has changed since"
+            raise RunnerError(f"activation_checkpointing: {problem}: {hint}; switch the stage off") from error
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            problem = "a tensor was written in place between the forward and the backward pass"
+            hint = "if this trains without the stage, it is an input of a block: pass a copy (tensor.clone())"
+            raise RunnerError(f"activation_checkpointing: {problem}; {hint}") from error
 
-    Args:
-        blocks: The blocks that the forward computes.
-    """
-
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        modules = dict.fromkeys(module for block in blocks for module in block.modules())
-        self._start = _copies({module: module._buffers for module in modules})
-        self._current: _Buffers = {}
-
-    def __enter__(self) -> None:
-        self._current = {module: dict(module._buffers) for module in self._start}
-        # Blocks write to copies, because the graph may be computed once more.
-        _assign(_copies(self._start))
-
-    def __exit__(self, *_: object) -> None:
-        # The current buffers themselves are assigned, which must keep the same memory.
-        _assign(self._current)
-        self._current = {}
-
-
-def _copies(buffers: _Buffers) -> _Buffers:
-    """Returns copies of buffers; one that several modules share stays shared."""
-    tensors = {id(tensor): tensor for named in buffers.values() for tensor in named.values()}
-    copies = {key: None if tensor is None else tensor.clone() for key, tensor in tensors.items()}
-    return {module: {name: copies[id(tensor)] for name, tensor in named.items()} for module, named in buffers.items()}
-
-
-def _assign(buffers: _Buffers) -> None:
-    for module, named in buffers.items():
-        module._buffers.clear()
-        module._buffers.update(named)
+    return explained

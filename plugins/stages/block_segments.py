@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from runner.api import RunnerError
 
@@ -42,17 +41,13 @@ def postpone(blocks: Sequence[nn.Module], wrap: Callable[[Forward], Forward]) ->
         block.forward = partial(_call, forwards[position], together, position, last)
 
 
-@dataclass(frozen=True)
-class Call:
-    """The inputs of a block other than the first one.
-
-    Attributes:
-        inputs: Positional inputs.
-        named: Named inputs.
-    """
+class Call(NamedTuple):
+    """The inputs of a block other than the first one."""
 
     inputs: tuple[Any, ...]
+    """Positional inputs."""
     named: dict[str, Any]
+    """Named inputs."""
 
 
 class Postponed:
