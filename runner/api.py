@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from runner.plugin.hdf5_dataset import Hdf5Dataset
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
+    from runner.plugin.part_counts import PartCounts
     from runner.plugin.repeatability import describe_randomness
     from runner.plugin.role import Role
     from runner.plugin.rows import Rows, TensorRows
@@ -77,6 +78,7 @@ _HEAVY = {
     "ZarrDataset": "runner.plugin.zarr_dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
+    "PartCounts": "runner.plugin.part_counts",
     "SampleReader": "runner.plugin.repeatability",
     "describe_randomness": "runner.plugin.repeatability",
     "has_numbers": "runner.plugin.inspection",
@@ -94,7 +96,8 @@ __all__ = [
     "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "EndTraining", "Exact",
     "FileDatasetConfig", "GradientBucket", "GradientLearner", "GradientLearnerConfig",
     "Hdf5Dataset", "HostGeneratorStates", "Learner", "LearnerConfig",
-    "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "Pipeline", "Plan", "Probe",
+    "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "OptimizerSettings", "PartCounts",
+    "Pipeline", "Plan", "Probe",
     "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
     "RunnerError", "ScheduleConfig", "ScheduleState",
     "ServedRequest", "ServedResponse", "Setting", "Sink", "Slots", "Source", "SourceConfig",

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from runner.api import Batch, Close, Pipeline, Progress, Setting, Source, SourceConfig, Stage, StageConfig, UsageError
+from runner.api import (
+    Batch,
+    Close,
+    Pipeline,
+    Progress,
+    RunnerError,
+    Setting,
+    Source,
+    SourceConfig,
+    Stage,
+    StageConfig,
+    UsageError,
+    tensors,
+)
 
 if TYPE_CHECKING:
-    from runner.api import Loss
+    from runner.api import Learner, Loss
 
 
 class BucketingConfig(StageConfig):
@@ -62,6 +75,10 @@ class Bucketing(Stage):
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:
             import torch
 
+            from runner.api import PartCounts
+
+            part_counts = PartCounts(self.config.kind, pipeline.learner, source)
+
             def loss(batch: Batch, noise: Batch, progress: Progress) -> Loss:
                 rows = source.size(batch)
                 layout = pipeline.learner.noise_layout
@@ -70,8 +87,15 @@ class Bucketing(Stage):
                 for index, bucket in source.buckets(batch):
                     # A sample keeps its random numbers, whatever bucket it is in.
                     bucket_noise = layout.take(noise, index, rows)
-                    losses.append(step(bucket, bucket_noise, progress))
+                    try:
+                        losses.append(step(bucket, bucket_noise, progress))
+                    except torch.OutOfMemoryError:
+                        raise
+                    except RuntimeError as error:
+                        _explain(error, pipeline.learner, noise, (batch, bucket))
+                        raise
                     indices.append(index)
+                part_counts.check(batch, list(map(len, indices)), losses)
                 total: Loss = type(losses[0]).total(losses)
                 if total.samples is None:
                     return total
@@ -82,3 +106,15 @@ class Bucketing(Stage):
             return loss
 
         pipeline.slots.wrap("loss", wrapper)
+
+
+def _explain(error: RuntimeError, learner: Learner, noise: Batch, batches: tuple[Batch, Batch]) -> None:
+    """Raises a RunnerError if noise has the size of a padded batch, which a bucket has not."""
+    for padded, cut in zip(*map(tensors, batches), strict=False):
+        for tensor in tensors(noise):
+            if tensor.shape == padded.shape and padded.shape[1:] != cut.shape[1:]:
+                problem = (
+                    f"its shape {list(tensor.shape)} is that of the padded batch, and a bucket has {list(cut.shape)}"
+                )
+                hint = "cut it to the size of the batch in loss, or switch bucketing off"
+                raise RunnerError(f"bucketing: {type(learner).__name__}.noise: {problem}; {hint}") from error

@@ -153,8 +153,11 @@ class GradientAccumulation(Stage):
         """Replaces the gradient of a batch by the sum of the gradients of its parts."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
+        from runner.api import PartCounts
+
         self.learner = pipeline.learner
         self.source = pipeline.source
+        self.part_counts = PartCounts(self.config.kind, self.learner, self.source)
         largest_part = self.config.largest_part(pipeline.batch_size)
         if largest_part >= pipeline.batch_size and not self.config.divisors:
             pipeline.note(f"a batch of {pipeline.batch_size} is one part: there is nothing to cut")
@@ -192,6 +195,7 @@ class GradientAccumulation(Stage):
         size = self.source.size(batch)
         start = 0
         losses: list[Loss] = []
+        sizes: list[int] = []
         divisor: Any = None
 
         def share(count: Any) -> Any:
@@ -215,7 +219,9 @@ class GradientAccumulation(Stage):
             micro_size = self.source.size(micro_batch)
             part_of_noise = self._part_of_noise(noise, size, slice(start, start + micro_size))
             losses.append(self.whole(micro_batch, part_of_noise, progress, share, **options))
+            sizes.append(micro_size)
             start += micro_size
+        self.part_counts.check(batch, sizes, losses)
         loss = type(losses[0]).total(losses)
         # Parts with other counts than the first one (padding) make the extrapolation wrong.
         count = loss.count if denominator is None else denominator(loss.count)

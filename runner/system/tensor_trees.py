@@ -173,16 +173,20 @@ class BatchLayout:
             numbers need not be named.
         unknown: Dotted names of entries that may be either; a batch with such an entry
             is never cut.
+        totals: Dotted names of numbers without dimensions that grow with the samples,
+            such as a count of tokens.
     """
 
     shared: Collection[str] = frozenset()
     columns: Collection[str] = frozenset()
     lists: Collection[str] = frozenset()
     unknown: Collection[str] = frozenset()
+    totals: Collection[str] = frozenset()
 
     def size(self, batch: Any) -> int:
         """Number of samples of a batch: the rows of its first entry that has rows."""
-        entries = self._entries(batch, "")
+        # Rows of an entry that may belong to the entire batch need not be those of samples.
+        entries = iter(sorted(self._entries(batch, ""), key=lambda entry: entry[0] in self.unknown))
         sizes = (entry.shape[1] if name in self.columns else len(entry) for name, entry in entries)
         size = next(sizes, None)
         if size is None:
@@ -204,13 +208,19 @@ class BatchLayout:
 
     def _entries(self, tree: Any, name: str) -> Iterator[tuple[str, Any]]:
         """Entries with one row per sample, by dotted name."""
-        if name in self.shared:
+        if name in self.shared or self._is_empty(tree, name):
             return
         if name in self.unknown or self._has_rows(tree, name):
             yield name, tree
             return
         for key, child in (children(tree) or {}).items():
             yield from self._entries(child, _joined(name, key))
+
+    def _is_empty(self, entry: Any, name: str) -> bool:
+        """Returns whether all parts of an entry are the same, because it has no rows."""
+        import torch
+
+        return name in self.unknown and isinstance(entry, torch.Tensor) and entry.shape[:1] == (0,)
 
     def _has_rows(self, entry: Any, name: str) -> bool:
         import torch
@@ -229,7 +239,7 @@ def _is_nested(item: Any) -> bool:
 
 
 def _taken(layout: BatchLayout, tree: Any, index: Index, size: int, name: str) -> Any:
-    if name in layout.shared:
+    if name in layout.shared or layout._is_empty(tree, name):
         return tree
     if name in layout.unknown:
         raise ValueError(f"'{name}' may not have one row per sample")
@@ -276,7 +286,7 @@ def inferred_layout(batch: Any, repeat: Callable[[int], Any]) -> BatchLayout:
         # Some data can only be trained on sample by sample. Such batches need not be cut.
         return BatchLayout(unknown={""})
     differences = list(_differences(batch, double, ""))
-    names: dict[str, set[str]] = {kind: set() for kind in ("shared", "lists", "unknown", "rows")}
+    names: dict[str, set[str]] = {kind: set() for kind in ("shared", "lists", "unknown", "rows", "totals")}
     for kind, name in differences:
         names[kind].add(name)
     # Data that ignore which samples are requested consist of one sample (a graph).
@@ -286,6 +296,7 @@ def inferred_layout(batch: Any, repeat: Callable[[int], Any]) -> BatchLayout:
         shared=frozenset(names["shared"]),
         lists=frozenset(names["lists"]),
         unknown=frozenset(names["unknown"]),
+        totals=frozenset(names["totals"]),
     )
 
 
@@ -300,6 +311,11 @@ def _differences(single: Any, double: Any, name: str) -> Iterator[tuple[str, str
     if isinstance(single, torch.Tensor) and isinstance(double, torch.Tensor):
         if single.dim() or double.dim():
             yield _tensor_difference(single, double), name
+        elif not torch.equal(single, double):
+            yield "totals", name
+        return
+    if isinstance(single, int | float) and single != double:
+        yield "totals", name
         return
     entries = children(single)
     double_entries = children(double)
@@ -320,7 +336,10 @@ def _differences(single: Any, double: Any, name: str) -> Iterator[tuple[str, str
 def _tensor_difference(single: Tensor, double: Tensor) -> str:
     if single.shape[:1] == (1,) and double.shape[:1] == (2,) and single.shape[1:] == double.shape[1:]:
         return "rows"
-    return "shared" if single.shape == double.shape else "unknown"
+    # Other samples may have elements in it, one after another.
+    if single.shape != double.shape or not single.numel():
+        return "unknown"
+    return "shared"
 
 
 def described(tree: Any) -> str:

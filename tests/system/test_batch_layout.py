@@ -58,6 +58,35 @@ def test_what_has_no_row_per_sample_is_not_cut(repeat, text):
         layout.take(repeat(8), slice(0, 4))
 
 
+@pytest.mark.parametrize("letters", [0, 1, 2])
+def test_an_entry_without_elements_in_the_first_sample_is_not_shared(letters):
+    """Targets of all samples, one after another, may be in front of or after the rows."""
+
+    def repeat(count):
+        targets = torch.ones(letters * count)
+        return {"first": targets, "x": torch.zeros(count, 2), "last": targets}
+
+    layout = inferred_layout(repeat(1), repeat)
+    batch = {"first": torch.ones(14), "x": torch.zeros(8, 2), "last": torch.ones(14)}
+    with pytest.raises(ValueError, match=r"'(first|last)' (may not have one row|has 14 rows)"):
+        layout.take(batch, slice(0, 4), 8)
+
+
+def test_an_entry_that_never_has_elements_is_in_each_part():
+    def repeat(count):
+        return {"empty": torch.zeros(0, 3), "x": torch.zeros(count, 2), "wide": torch.zeros(count, 0)}
+
+    layout = inferred_layout(repeat(1), repeat)
+    assert layout.size(repeat(8)) == 8
+    part = layout.take(repeat(8), slice(0, 4))
+    assert {name: tuple(entry.shape) for name, entry in part.items()} == {"empty": (0, 3), "x": (4, 2), "wide": (4, 0)}
+
+
+def test_the_size_is_that_of_an_entry_with_one_row_per_sample():
+    layout = BatchLayout(unknown={"targets"})
+    assert layout.size({"targets": torch.zeros(14), "x": torch.zeros(8, 2)}) == 8
+
+
 def test_an_entry_of_another_length_is_named_with_what_to_do():
     source = source_of(list(numbered(8)))
     with pytest.raises(RunnerError, match=r"'scale' has 9 rows in a batch of 8 samples; name .*Source\.layout = Batch"):
