@@ -99,8 +99,7 @@ class GradientAccumulationConfig(StageConfig):
     def inactive(self, setting: Setting) -> str | None:
         """Returns None; raises a UsageError for divisors of data without epochs."""
         if self.divisors and "epochs" not in setting.data.units:
-            problem = f"'{setting.data.kind}' has no epochs: use micro_batch"
-            raise UsageError(f"gradient_accumulation.divisors: {problem}")
+            raise _without_epochs(setting.data.kind)
         return None
 
     def largest_part(self, batch_size: int) -> int:
@@ -150,13 +149,20 @@ class GradientAccumulation(Stage):
     """Calls ``forward_backward`` once for each part."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Replaces the gradient of a batch by the sum of the gradients of its parts."""
+        """Replaces the gradient of a batch by the sum of the gradients of its parts.
+
+        Raises:
+            UsageError: There are divisors, and the data have no epochs.
+        """
         from torch.nn.modules.batchnorm import _BatchNorm
 
         from runner.api import PartCounts
 
         self.learner = pipeline.learner
         self.source = pipeline.source
+        # Settings do not show whether a stream has a length.
+        if self.config.divisors and self.source.epoch_samples(pipeline.batch_size) is None:
+            raise _without_epochs(type(self.source).__name__)
         self.part_counts = PartCounts(self.config.kind, self.learner, self.source)
         largest_part = self.config.largest_part(pipeline.batch_size)
         if largest_part >= pipeline.batch_size and not self.config.divisors:
@@ -247,6 +253,10 @@ class GradientAccumulation(Stage):
             owner = type(self.learner).__name__
             hint = f"name entries of the entire batch in {owner}.noise_layout = BatchLayout(shared={{...}})"
             raise RunnerError(f"gradient_accumulation: the noise of {owner} cannot be cut: {error}; {hint}") from None
+
+
+def _without_epochs(data: str) -> UsageError:
+    return UsageError(f"gradient_accumulation.divisors: '{data}' has no epochs: use micro_batch")
 
 
 def _scale(denominator: Any, count: Any) -> Any:

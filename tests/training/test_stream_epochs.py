@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 from toys import LENGTH, WORDS, ToyConfig
 
-from runner.api import DatasetConfig, DatasetSource
+from runner.api import DatasetConfig, DatasetSource, UsageError
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
@@ -69,13 +69,14 @@ class StreamSource(DatasetSource):
         return STREAMS[config.stream](), [words(number) for number in range(8)]
 
 
-def pipeline(**settings):
+def pipeline(optimization=None, **settings):
     values = {
         "name": "stream",
         "device": "cpu",
         "model": {"kind": "toy"},
         "data": {"kind": "toy_stream", "stream": settings.pop("stream")},
         "train": {"batch_size": 8, **settings},
+        "optimization": optimization or {},
     }
     return assemble(load(values, [], Registry([ToyConfig, StreamConfig])))
 
@@ -97,3 +98,17 @@ def test_other_units_of_such_a_stream_are_trained(stream):
 def test_epochs_of_a_stream_with_a_length_are_trained():
     made = pipeline(stream="measured", epochs=20)
     assert made.progress.epoch_samples == 24
+
+
+DIVISORS = {"gradient_accumulation": {"micro_batch": 4, "divisors": [{"epoch": 1, "divisor": 4}]}}
+
+
+@pytest.mark.parametrize("stream", ["plain", "sharded", "unmeasured", "chained"])
+def test_parts_by_epoch_of_a_stream_without_a_length_are_refused(stream):
+    with pytest.raises(UsageError, match=r"gradient_accumulation\.divisors: .* has no epochs: use micro_batch"):
+        pipeline(stream=stream, updates=4, optimization=DIVISORS)
+
+
+def test_parts_by_epoch_of_a_stream_with_a_length_are_computed():
+    made = pipeline(stream="measured", updates=4, optimization=DIVISORS)
+    assert made.stages["gradient_accumulation"].config.part_size(8, 1) == 2
