@@ -1,6 +1,6 @@
 """A learner with bad batches, for tests: ``--plugin`` takes this file."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -61,3 +61,36 @@ class Poisoned(GradientLearner):
         is_bad = self.module.training and progress.updates in self.config.bad
         metric = torch.tensor(float(self.config.what) if is_bad else 1.0)
         return Loss(loss, following.numel(), {"rare": Mean(metric, 1)})
+
+
+class CarryingConfig(PoisonedConfig):
+    """Keeps numbers between batches, in attributes that are in its state."""
+
+    kind: ClassVar[str] = "carrying"
+    implementation = "Carrying"
+    in_place: bool = False
+
+
+class Carrying(Poisoned):
+    carry: Any = None
+
+    def loss(self, batch, noise, progress):
+        loss = super().loss(batch, noise, progress)
+        if not self.module.training:
+            return loss
+        if self.carry is None:
+            self.carry = {"mean": torch.zeros(()), "calls": [0]}
+        mean = 0.5 * self.carry["mean"].detach() + loss.sum / loss.count
+        if self.config.in_place:
+            self.carry["mean"].copy_(mean.detach())
+            self.carry["calls"][0] += 1
+        else:
+            self.carry = {"mean": mean.detach(), "calls": [self.carry["calls"][0] + 1]}
+        return loss._replace(sum=loss.sum + mean)
+
+    def state_dict(self):
+        return super().state_dict() | {"carry": self.carry}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.carry = state["carry"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runner.plugin.learner import Learner
 from runner.plugin.module_state import BufferSnapshot
 from runner.system.errors import DivergedError
-from runner.system.tensor_trees import stored_numbers
+from runner.system.tensor_trees import map_tensors, stored_numbers
 
 if TYPE_CHECKING:
     from runner.plugin.loss import Loss
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from runner.training.guards import FiniteGuard
     from runner.training.pipeline import Assembly
 
+_UNCHANGED = frozenset({"modules", "optimizers"})
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +41,8 @@ class SkippedUpdates:
     """Leaves an update between its backward and its optimizer, if a number is not finite.
 
     Parameters, optimizers and averages are not touched by then. Buffers are: they are copied before
-    every update, and restored. With loss scaling, gradients that overflow are the scaler's affair,
+    every update, and restored, as are further entries of the learner's ``state_dict``, such as a
+    hidden state. With loss scaling, gradients that overflow are the scaler's affair,
     which skips the step and lowers the scale; only the loss is looked at.
 
     Args:
@@ -56,6 +60,9 @@ class SkippedUpdates:
         self._learner = pipeline.learner
         self._progress = pipeline.progress
         self._guard = guard
+        self._has_further_state = (
+            type(pipeline.learner).state_dict is not Learner.state_dict
+        )
         stages = pipeline.stages.values()
         self._looks_at_gradients = not any(stage.checks_gradients for stage in stages)
         # Outside of all stages: the loss of all micro-batches, and nothing but the update.
@@ -115,13 +122,29 @@ class SkippedUpdates:
     def _wrap_update(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def update(*arguments: Any) -> Any:
             buffers = BufferSnapshot(self._learner.modules().values())
+            further = self._further_state() if self._has_further_state else {}
             try:
                 return step(*arguments)
             except _NotFinite as bad:
                 buffers.restore()
+                if further:
+                    self._learner.load_state_dict(
+                        {**self._learner.state_dict(), **further}
+                    )
                 return Skipped(bad.loss.means())
 
         return update
+
+    def _further_state(self) -> State:
+        """Returns copies of what the learner saves in addition to modules and optimizers."""
+        state = self._learner.state_dict()
+        entries = {
+            name: value for name, value in state.items() if name not in _UNCHANGED
+        }
+        self._has_further_state = bool(entries)
+        # A tensor with a graph cannot be copied.
+        copies: State = copy.deepcopy(map_tensors(torch.Tensor.detach, entries))
+        return copies
 
     def _is_finite(self, loss: Loss) -> bool:
         """Returns whether the loss and the gradients of an update are finite; waits for a GPU."""

@@ -91,6 +91,17 @@ def test_a_skipped_update_changes_nothing(what, sets, tmp_path, caplog):
     assert loop.skipped.summary() == "2 of 12 updates, whose loss or gradients were not finite (at most 10)"
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_learner_keeps_between_batches_is_restored(in_place, tmp_path):
+    """Otherwise, a number that is not finite would spoil all later updates."""
+    loop, notes = trained(tmp_path, pipeline_of(tmp_path, SKIP, "model.kind=carrying", f"model.in_place={in_place}"))
+    assert (loop.skipped.count, loop.progress.updates) == (2, 12)
+    carry = loop.pipeline.learner.carry
+    assert carry["calls"] == [10]
+    assert carry["mean"].isfinite()
+    assert all(math.isfinite(value) for _, value in notes.points["train/loss"])
+
+
 def test_without_a_bad_batch_the_setting_changes_no_bit(tmp_path):
     stopped, _ = trained(tmp_path, pipeline_of(tmp_path, "model.bad=[]"))
     skipping, notes = trained(tmp_path, pipeline_of(tmp_path, "model.bad=[]", SKIP))
