@@ -74,7 +74,7 @@ class StartState(AbstractContextManager[None]):
     def __enter__(self) -> None:
         for tensor, version in self._inputs:
             if _version(tensor) != version:
-                _refuse(f"an input of {self._blocks} was written in place before the backward pass; pass a copy")
+                _refuse(f"an input of {self._blocks} was written in place before the backward pass", "pass a copy")
         for name, tensor, version in self._attributes:
             if _version(tensor) != version:
                 _refuse(f"{name} was written in place before the backward pass")
@@ -100,8 +100,7 @@ class StartState(AbstractContextManager[None]):
         self._outer_generators = None
 
 
-def _refuse(problem: str) -> NoReturn:
-    hint = "assign a new tensor, or make it a buffer (register_buffer)"
+def _refuse(problem: str, hint: str = "assign a new tensor, or make it a buffer (register_buffer)") -> NoReturn:
     raise RunnerError(f"activation_checkpointing: {problem}; {hint}, or switch the stage off")
 
 
