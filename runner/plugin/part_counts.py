@@ -73,8 +73,8 @@ class PartCounts:
             return False
         if isinstance(entry, Tensor) and all(count is entry for count in counts):
             return True
-        # Another number may have the same value by chance, unless it grows with the samples or
-        # parts of different sizes have the same count.
+        # The equal value of another number may be a coincidence, unless it grows with the
+        # samples or parts of different sizes have the same count.
         grows = name in self._source.layout.totals
         if not grows and len(set(sizes)) == 1:
             return False
