@@ -235,13 +235,16 @@ class Shipper:
         """Bytes of the spool that MLflow does not have yet."""
         return max(0, _whole_size(self._spool) - self._offset)
 
-    def ship(self) -> None:
-        """Sends everything that is in the spool now; raises whatever MLflow's database and network drivers raise."""
+    def ship(self) -> bool:
+        """Sends everything that is in the spool now, and returns whether it was not abandoned before the end.
+
+        Raises whatever MLflow's database and network drivers raise.
+        """
         pending_lines = lines(self._spool, self._offset)
         while not self.abandoned.is_set():
             batch = list(islice(pending_lines, _BATCH_LINES))
             if not batch:
-                return
+                return True
             self._deliver([line for line, _ in batch])
             _, self._offset = batch[-1]
             # If the disk is full, the next process sends this batch again, which changes nothing.
@@ -249,21 +252,21 @@ class Shipper:
                 reach("ship.sent")
                 write_durably(offset_file(self._spool), str(self._offset))
                 reach("ship.placed")
+        return False
 
     def try_to_ship(self) -> bool:
         """Sends records; reports once when MLflow becomes unreachable and once
         when it is available again.
         """
         try:
-            self.ship()
+            is_complete = self.ship()
         except Exception as error:
             if not self._failing:
                 reason = str(error).partition("\n")[0]
                 _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
             self._failing = True
         else:
-            # An abandoned ``ship`` may have sent nothing.
-            if self.abandoned.is_set() and self.pending:
+            if not is_complete:
                 return False
             if self._failing:
                 _log.warning("MLflow takes metrics again; nothing was lost")

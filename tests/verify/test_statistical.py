@@ -81,7 +81,7 @@ def gains(share, spread=0.002):
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 @pytest.mark.parametrize(
-    ("share", "outcome", "pairs"), [(1.0, "PASS", 8), (1.2, "PASS", 8), (0.98, "PASS", 8), (0.85, "FAIL", 5)]
+    ("share", "outcome", "pairs"), [(1.0, "PASS", 8), (1.2, "PASS", 8), (0.98, "PASS", 8), (0.85, "FAIL", 8)]
 )
 def test_it_is_clear_after_few_seeds_that_differ_from_the_recipes_own(share, outcome, pairs, direction):
     verdict, trained = judged(gains(share), direction=direction, seeds=20)
