@@ -156,12 +156,13 @@ class GradientAccumulation(Stage):
         """
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        from runner.api import PartCounts
+        from runner.api import PartCounts, has_numbers
 
         self.learner = pipeline.learner
         self.source = pipeline.source
-        # Settings do not show whether a stream has a length.
-        if self.config.divisors and self.source.epoch_samples(pipeline.batch_size) is None:
+        # Settings do not show whether a stream has a length. A plan of the memory has no data.
+        is_stream = not has_numbers(getattr(self.source, "train", ()))
+        if self.config.divisors and is_stream and self.source.epoch_samples(pipeline.batch_size) is None:
             raise _without_epochs(type(self.source).__name__)
         self.part_counts = PartCounts(self.config.kind, self.learner, self.source)
         largest_part = self.config.largest_part(pipeline.batch_size)
