@@ -40,9 +40,10 @@ from runner.plugin.optimizer import OptimizerSettings, restore
 from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
+from runner.plugin.ring import Ring
 from runner.plugin.schedule_state import ScheduleState
 from runner.plugin.sink import Sink
-from runner.plugin.source import Batch, Ring, Source, State
+from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.plugin.tuning import Choices
 from runner.system.byte_size import format_size, parse_size

@@ -20,6 +20,7 @@ BUFFERS = {
     "growing": lambda: torch.zeros(0, 2),
     "none": lambda: None,
     "late_fraction": lambda: torch.tensor(3),
+    "versioned": lambda: torch.tensor(3),
 }
 
 
@@ -36,10 +37,21 @@ class OddConfig(GradientLearnerConfig):
     """What it remembers: numbers, tuples, functions, late, lost, or changed."""
 
 
+class Negated(nn.Linear):
+    """A layer whose states of version 1 had the opposite sign."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < self._version:
+            state_dict[f"{prefix}weight"] = -state_dict[f"{prefix}weight"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
 class Net(nn.Module):
     def __init__(self, buffer):
         super().__init__()
-        self.layer = nn.Linear(1, 1)
+        self.layer = (Negated if buffer == "versioned" else nn.Linear)(1, 1)
         self.register_buffer("odd", BUFFERS[buffer]())
         self.buffer = buffer
         self.calls = 0

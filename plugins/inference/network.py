@@ -62,7 +62,7 @@ def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
     with learner.evaluating():
         # Averaged parameters are in the module only while it is evaluated.
         weights = {
-            name: map_tensors(torch.clone, dict(module.state_dict()))
+            name: map_tensors(torch.clone, module.state_dict())
             for name, module in learner.modules().items()
         }
     learner.averages = None

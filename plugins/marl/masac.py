@@ -454,8 +454,8 @@ class Masac(Learner):
     def state_dict(self) -> State:
         """Returns parameters, target critics and optimizers."""
         return {
-            "model": dict(self.model.state_dict()),
-            "target_critics": dict(self.target_critics.state_dict()),
+            "model": self.model.state_dict(),
+            "target_critics": self.target_critics.state_dict(),
             "roles": {
                 name: role.state_dict() for name, role in self.roles.items()
             },

@@ -18,7 +18,7 @@ import torch
 
 from runner.plugin.contract import Close, Statistical
 from runner.plugin.source import State
-from runner.proof.subject_states import clones, on_host
+from runner.proof.trees import clones, on_host
 from runner.proof.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.training.step import Drawn, Step
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.plugin.source import Ring, State
+from runner.plugin.ring import Ring
+from runner.plugin.source import State
 from runner.system.tensor_trees import map_leaves
 
 if TYPE_CHECKING:

@@ -320,7 +320,7 @@ class Learner(ABC):
         """
         modules = {}
         for name, module in self.modules().items():
-            modules[name] = dict(module.state_dict())
+            modules[name] = module.state_dict()
         optimizers = {}
         for name, optimizer in self.optimizers():
             optimizers[name] = optimizer.state_dict()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,8 @@ def load_module(
     Raises:
         RuntimeError: names or shapes of parameters differ.
     """
-    loaded = dict(state)
+    # A copy has the versions of modules, too, which are an attribute of the mapping.
+    loaded = cast("dict[str, Any]", copy.copy(state))
     is_recast = _is_recast(module, state)
     for submodule, name, key in _persistent_buffers(module):
         value = state.get(key)

@@ -30,19 +30,21 @@ from runner.proof.isolation import Frame, Isolation, Location, StepError
 from runner.proof.modes import Probabilities
 from runner.proof.reproduction import Reproduction
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import (
+from runner.proof.subject_states import named_parameters, saved
+from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import (
     leaves,
-    named_parameters,
+    map_named,
+    map_tensors,
+    named_tensors,
     on_host,
-    saved,
     scaled,
     to_float64,
     with_first_row,
 )
-from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import as_float64, map_tensors
+from runner.system.tensor_trees import as_float64, has_arithmetic
 
 STALE = "with the same batch again and other parameters, "
 _REUSED_MEMORY = "with another batch in the memory of the one before, "
@@ -353,53 +355,46 @@ def _between(start: Update, end: Update, share: float) -> Update:
 
 
 def _blend(start: Any, end: Any, share: float) -> Any:
-    tensors: list[Tensor] = []
+    targets = named_tensors(end)
 
-    def collect(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
+    def blend(name: str, tensor: Tensor) -> Tensor:
+        if has_arithmetic(tensor) or tensor.is_complex():
+            return tensor + share * (targets[name] - tensor)
         return tensor
 
-    map_tensors(collect, end)
-    remaining = iter(tensors)
-
-    def blend(tensor: Tensor) -> Tensor:
-        target = next(remaining)
-        if tensor.is_floating_point() or tensor.is_complex():
-            return tensor + share * (target - tensor)
-        return tensor
-
-    return map_tensors(blend, start)
+    return map_named(blend, start)
 
 
 def _extremes(batch: Any, state: Mapping[str, Any]) -> Iterator[_ExtremeInput]:
     """Yields a batch whose flags (a mask, an end) are all equal, or with other integers; larger
     numbers in it or in a state.
     """
-    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    flags = {id(tensor) for tensor in tensors if _is_flag(tensor)}
+    tensors = named_tensors(batch)
+    flags = {name for name, tensor in tensors.items() if _is_flag(tensor)}
     if flags:
         for value in (0, 1):
-            filled = map_tensors(partial(_filled, flags, value), batch)
+            filled = map_named(partial(_filled, flags, value), batch)
             name = f"with every flag of the batch {value}, "
             yield _ExtremeInput(name, filled, state)
         # A mask that is nearly full may take another branch than a full one and that of a batch.
-        nearly_full = map_tensors(partial(_all_but_one, flags), batch)
+        nearly_full = map_named(partial(_all_but_one, flags), batch)
         name = "with every flag of the batch 1 but one, "
         yield _ExtremeInput(name, nearly_full, state)
-    lengths = {len(tensor) for tensor in tensors if tensor.dim()}
+    lengths = {len(tensor) for tensor in tensors.values() if tensor.dim()}
+    integers = {
+        name: _renumbered(tensor)
+        for name, tensor in tensors.items()
+        if name not in flags and _can_be_renumbered(lengths, tensor)
+    }
 
-    def renumber(tensor: Tensor) -> Tensor:
-        return tensor if id(tensor) in flags else _renumbered(lengths, tensor)
+    def enlarge(name: str, tensor: Tensor) -> Tensor:
+        return tensor if name in flags else scaled(_LARGER, tensor)
 
-    def enlarge(tensor: Tensor) -> Tensor:
-        return tensor if id(tensor) in flags else scaled(_LARGER, tensor)
-
-    renumbered = map_tensors(renumber, batch)
-    pairs = zip(leaves(renumbered), leaves(batch), strict=True)
-    if any(leaf is not original for (_, leaf), (_, original) in pairs):
+    if integers:
+        renumbered = map_named(integers.get, batch)
         yield _ExtremeInput("with other integers in the batch, ", renumbered, state)
     name = f"with a batch {_LARGER} times as large, "
-    yield _ExtremeInput(name, map_tensors(enlarge, batch), state)
+    yield _ExtremeInput(name, map_named(enlarge, batch), state)
     for factor in _GROWN:
         name = f"with a state {factor} times as large, "
         yield _ExtremeInput(name, batch, scaled(factor, state))
@@ -417,36 +412,43 @@ def _moved(
     current = {name: state.state_dict() for name, state in subject.state.items()}
     current_leaves = dict(leaves(current))
     biases = set()
-    for name, copy in leaves(state):
+    for name in dict(leaves(state)):
         tensor = current_leaves.get(name)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             continue
         if tensor.data_ptr() in addresses:
-            biases.add(id(copy))
+            biases.add(name)
     for distance in _MOVED:
         direction = "less" if distance < 0 else "more"
         name = f"with biases {abs(distance)} {direction}, "
-        moved = map_tensors(partial(_added, biases, distance), state)
+        moved = map_named(partial(_added, biases, distance), state)
         yield _ExtremeInput(name, batch, moved)
 
 
-def _added(biases: Container[int], distance: float, tensor: Tensor) -> Tensor:
-    return tensor + distance if id(tensor) in biases else tensor
+def _added(
+    biases: Container[str], distance: float, name: str, tensor: Tensor
+) -> Tensor:
+    return tensor + distance if name in biases else tensor
 
 
-def _renumbered(lengths: Container[int], tensor: Tensor) -> Tensor:
-    """Returns every integer between the smallest and the largest, in random order.
+def _can_be_renumbered(lengths: Container[int], tensor: Tensor) -> bool:
+    """Returns whether a tensor has integers whose order means nothing.
 
     A sorted tensor may contain starts of parts, and one that adds up to the length of another may
-    contain lengths: these are unchanged.
+    contain lengths.
     """
-    if tensor.layout != torch.strided or not tensor.numel():
-        return tensor
+    if tensor.layout != torch.strided or not tensor.numel() or tensor.is_quantized:
+        return False
     if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        return tensor
+        return False
     flat = tensor.reshape(-1)
-    if bool((flat[1:] >= flat[:-1]).all()) or int(flat.sum()) in lengths:
-        return tensor
+    is_sorted = bool((flat[1:] >= flat[:-1]).all())
+    return not is_sorted and int(flat.sum()) not in lengths
+
+
+def _renumbered(tensor: Tensor) -> Tensor:
+    """Returns every integer between the smallest and the largest, in random order."""
+    flat = tensor.reshape(-1)
     least = int(flat.min())
     count = int(flat.max()) - least + 1
     integers = torch.arange(flat.numel(), device=tensor.device) % count + least
@@ -455,12 +457,12 @@ def _renumbered(lengths: Container[int], tensor: Tensor) -> Tensor:
     return integers[order].to(tensor.dtype).reshape(tensor.shape)
 
 
-def _filled(flags: Container[int], value: int, tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, value) if id(tensor) in flags else tensor
+def _filled(flags: Container[str], value: int, name: str, tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, value) if name in flags else tensor
 
 
-def _all_but_one(flags: Container[int], tensor: Tensor) -> Tensor:
-    if id(tensor) not in flags:
+def _all_but_one(flags: Container[str], name: str, tensor: Tensor) -> Tensor:
+    if name not in flags:
         return tensor
     filled = torch.ones_like(tensor)
     filled.view(-1)[-1] = 0
@@ -519,16 +521,14 @@ def _failing_batches(batch: Any) -> Iterator[tuple[str, Any]]:
     An update may crop other rows. A limit of a loss hides infinity and keeps NaN.
     """
     candidates = [
-        id(leaf)
-        for _, leaf in leaves(batch, has_means=False)
-        if isinstance(leaf, Tensor) and _can_hold_nan(leaf)
+        name for name, tensor in named_tensors(batch).items() if _can_hold_nan(tensor)
     ]
-    for name, number in (("NaN", math.nan), ("infinity", math.inf)):
-        for identity in candidates[:_MOST_FAILING]:
-            yield name, with_first_row(batch, identity, number)
+    for description, number in (("NaN", math.nan), ("infinity", math.inf)):
+        for name in candidates[:_MOST_FAILING]:
+            yield description, with_first_row(batch, name, number)
 
 
 def _can_hold_nan(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+    if not has_arithmetic(tensor) or tensor.layout != torch.strided:
         return False
     return not _is_flag(tensor)

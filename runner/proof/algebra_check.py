@@ -34,10 +34,11 @@ from runner.proof.modes import Casts, OtherFormat
 from runner.proof.reproduction import Reproduction
 from runner.proof.sensitivity import Sensitivity
 from runner.proof.subject import Build
-from runner.proof.subject_states import saved, to_float64
+from runner.proof.subject_states import saved
 from runner.proof.trajectory import Trajectory
+from runner.proof.trees import map_tensors, to_float64
 from runner.proof.verdict import Outcome, Verdict
-from runner.system.tensor_trees import map_tensors
+from runner.system.tensor_trees import has_arithmetic
 
 CONTRACT = Close.__name__
 NARROWS = "narrows"
@@ -246,7 +247,7 @@ def perturb(tensor: Tensor, number: int = 0) -> Tensor:
         tensor: The tensor.
         number: Number of the perturbation; each number changes other elements.
     """
-    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+    if not has_arithmetic(tensor) or tensor.layout != torch.strided:
         return tensor
     generator = torch.Generator().manual_seed(tensor.numel() + number)
     shares = torch.rand(tensor.shape, dtype=torch.float64, generator=generator)

@@ -11,8 +11,9 @@ from runner.proof.fingerprints import WHOLE_PROCESS, Fingerprints, fingerprints,
 from runner.proof.isolation import StepError
 from runner.proof.rounding_check import rounding
 from runner.proof.subject import Build
-from runner.proof.subject_states import on_host, saved
+from runner.proof.subject_states import saved
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import on_host
 from runner.proof.verdict import Outcome, Verdict, worst
 
 

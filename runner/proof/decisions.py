@@ -26,10 +26,10 @@ from runner.proof.difference import (
 )
 from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.subject import Build
-from runner.proof.subject_states import on_host, scaled
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import map_tensors, on_host, scaled
 from runner.system.errors import RunnerError
-from runner.system.tensor_trees import map_tensors
+from runner.system.tensor_trees import has_arithmetic
 
 Signature = tuple[tuple[str, bool | None], ...]
 """The operators of an update, with the result of each operator that decides."""
@@ -237,7 +237,7 @@ def _perturb(update: Update, number: int) -> Update:
     generator = torch.Generator().manual_seed(number)
 
     def perturb(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        if not has_arithmetic(tensor) or tensor.layout != torch.strided:
             return tensor
         shares = _PERTURBATION * torch.randn(
             tensor.shape, generator=generator, dtype=torch.float64

@@ -310,12 +310,16 @@ def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
 
 
 def relative_errors(
-    truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}
+    truth: Frame,
+    frame: Frame,
+    usual: Mapping[Location, float] = {},
+    types: Mapping[Location, str] = {},
 ) -> dict[Location, float]:
     """Returns the Euclidean error of every number in both frames that is not a setting (a rate), by
     its group's size.
 
-    An output's size is at least the ``usual`` one.
+    An output's size is at least the ``usual`` one. Values with different ``types`` are in different
+    groups.
     """
     errors: dict[Location, float] = {}
     sizes: dict[Location, float] = defaultdict(float)
@@ -323,40 +327,48 @@ def relative_errors(
         error = absolute_difference(exact, frame.get(location))
         is_setting = location.kind == "state" and not isinstance(exact, Tensor)
         if error is not None and _is_number(exact) and not is_setting:
-            group = _group_of(location)
+            group = _group_of(location, types)
             errors[location] = float(error.norm())
             sizes[group] = math.hypot(sizes[group], float(as_float64(exact).norm()))
     for group, size in sizes.items():
         sizes[group] = max(usual.get(group, 0.0), size)
     return {
-        location: error / (sizes[_group_of(location)] or 1.0)
+        location: error / (sizes[_group_of(location, types)] or 1.0)
         for location, error in errors.items()
     }
 
 
 def by_group(
-    truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}
+    truth: Frame,
+    frame: Frame,
+    usual: Mapping[Location, float] = {},
+    types: Mapping[Location, str] = {},
 ) -> dict[Location, float]:
     """Returns the errors of groups after an update: all outputs, all gradients, and the state by
     its last names.
     """
     errors: dict[Location, float] = defaultdict(float)
-    for location, error in relative_errors(truth, frame, usual).items():
-        if location.kind == "output":
-            group = location._replace(name="outputs")
-        else:
-            group = _group_of(location)
+    for location, error in relative_errors(truth, frame, usual, types).items():
+        group = rounding_group(location, types)
         errors[group] = math.hypot(errors[group], error)
     return errors
 
 
-def _group_of(location: Location) -> Location:
+def rounding_group(location: Location, types: Mapping[Location, str] = {}) -> Location:
+    """Returns a location that represents all locations whose rounding is compared together."""
+    if location.kind == "output":
+        return location._replace(name="outputs")
+    return _group_of(location, types)
+
+
+def _group_of(location: Location, types: Mapping[Location, str] = {}) -> Location:
     """Returns a location that represents all locations with the same size."""
     if location.kind == "output":
         return location
-    if location.kind == "gradient":
-        return location._replace(name="")
-    return location._replace(name=location.name.rpartition(".")[2])
+    name = "" if location.kind == "gradient" else location.name.rpartition(".")[2]
+    if location in types:
+        name += f" of {types[location]}"
+    return location._replace(name=name)
 
 
 def comparable(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.proof.difference import comparable, digest, newly_untrained, shared
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WHOLE_PROCESS = "whole_process"
 """Key of the evidence that makes other comparisons in this process invalid."""
+# Shapes that a message names.
+_SHOWN = 3
 Fingerprints = list[dict[Location, bytes]]
 """Fingerprints of all visible values before the first update and after each."""
 
@@ -29,6 +31,7 @@ class SideEffects(NamedTuple):
             returned them.
         settings: Settings of torch, as the subject has left them.
         autocasts: Types to which autocast casts, with the update in which it did first.
+        unlisted: Shapes of parameters that an optimizer trains and no part of the state has.
     """
 
     parts: list[str]
@@ -36,6 +39,7 @@ class SideEffects(NamedTuple):
     overwritten: Mapping[str, int]
     settings: Mapping[str, Any]
     autocasts: Mapping[str, int]
+    unlisted: Sequence[tuple[int, ...]]
 
     @classmethod
     def of(cls, isolation: Isolation) -> SideEffects:
@@ -46,6 +50,7 @@ class SideEffects(NamedTuple):
             overwritten=isolation.overwritten,
             settings=isolation.settings,
             autocasts=isolation.autocasts,
+            unlisted=isolation.unlisted,
         )
 
 
@@ -123,6 +128,7 @@ def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
     }
     return {
         "not_compared": sorted({*baseline.parts, *changed.parts} - {*names}),
+        "unlisted": [list(shape) for shape in baseline.unlisted],
         "missing": [name for name in baseline.parts if name not in names],
         "without_gradient": newly_untrained(baseline.untrained, changed.untrained),
         "overwritten": _new_items(baseline.overwritten, changed.overwritten),
@@ -150,6 +156,16 @@ def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
             for name, update in evidence.get("autocasts", {}).items()
         ]
     verdicts = [Verdict(Outcome.FAIL, contract, summary) for summary in summaries]
+    unlisted = evidence.get("unlisted")
+    if unlisted:
+        shapes = ", ".join(str(shape) for shape in unlisted[:_SHOWN])
+        if len(unlisted) > _SHOWN:
+            shapes += f" and {len(unlisted) - _SHOWN} more"
+        summary = (
+            f"an optimizer trains parameters that no part of the baseline's state has ({shapes}): "
+            "add their module to `state`"
+        )
+        verdicts.append(Verdict(Outcome.INCONCLUSIVE, contract, summary))
     missing = evidence.get("missing")
     if missing:
         names = ", ".join(f"'{name}'" for name in missing)

@@ -22,8 +22,9 @@ from runner.proof.operators import TRUSTED, OperatorRecorder
 from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_error import MOST_ULPS
 from runner.proof.subject import Build
-from runner.proof.subject_states import leaves, named_parameters, saved
+from runner.proof.subject_states import named_parameters, saved
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import leaves
 from runner.proof.values import ValueTable
 from runner.proof.verdict import Outcome, Verdict
 

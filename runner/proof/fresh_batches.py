@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from runner.proof.difference import digest
-from runner.proof.subject_states import leaves
-from runner.system import tensor_trees
+from runner.proof.trees import clones, leaves, map_named, named_tensors
+from runner.system.tensor_trees import has_arithmetic
 
 POOL = 16
 """Batches from which further ones are made if a callable or an iterator has repeated one."""
@@ -65,11 +64,11 @@ class FreshBatches:
             self._source_count += 1
             # Copies, because a loader may reuse the memory of its batches, and a step may write
             # into it.
-            self._pool.append(_copy(source_batch))
+            self._pool.append(clones(source_batch))
             # Without a batch, the step draws its data itself.
             if source_batch is None:
                 return None
-            batch = _copy(source_batch)
+            batch = clones(source_batch)
             if self._is_new(batch):
                 return batch
         if not self._pool:
@@ -84,7 +83,7 @@ class FreshBatches:
             if self._is_new(batch):
                 return batch
         if self._may_repeat:
-            return _copy(self._pool[-1])
+            return clones(self._pool[-1])
         raise ValueError(
             f"batches: {self._source_count} are too few for steps that never get the same one "
             "again, and no further ones can be made of them; give a function that returns a new "
@@ -156,7 +155,7 @@ class FreshBatches:
         return self._pool[int(number)]
 
     def _shrunk(self, value: Tensor, shrinks_integers: bool) -> Tensor:
-        if not value.is_floating_point() or value.layout != torch.strided:
+        if not has_arithmetic(value) or value.layout != torch.strided:
             return value.detach().clone()
         if not shrinks_integers and bool((value == value.round()).all()):
             return value.detach().clone()
@@ -166,10 +165,10 @@ class FreshBatches:
 
     def _reordered(self, batch: Any) -> Any:
         """Puts single sequences of integers in another order, the same for all tensors."""
-        arrays = list(_arrays(batch))
-        lengths = {value.shape[-1] for value in arrays if value.ndim}
-        has_floats = any(torch.as_tensor(value).is_floating_point() for value in arrays)
-        has_rows = any(len(value) > 1 for value in arrays if value.ndim > 1)
+        values = list(named_tensors(batch).values())
+        lengths = {value.shape[-1] for value in values if value.ndim}
+        has_floats = any(value.is_floating_point() for value in values)
+        has_rows = any(len(value) > 1 for value in values if value.ndim > 1)
         if has_floats or has_rows or len(lengths) != 1:
             return batch
         order = torch.randperm(lengths.pop(), generator=self._generator)
@@ -204,21 +203,15 @@ def _restarted(batches: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def _arrays(batch: Any) -> Iterator[Any]:
-    for _, leaf in tensor_trees.leaves(batch):
-        if isinstance(leaf, Tensor | np.ndarray):
-            yield leaf
-
-
 def _rows(batch: Any) -> int:
     """Returns the number of samples; 0 if tensors have different first dimensions, or there is
     none.
     """
     counts = set()
-    for value in _arrays(batch):
+    for value in named_tensors(batch).values():
         if not value.ndim:
             continue
-        if isinstance(value, Tensor) and value.layout != torch.strided:
+        if value.layout != torch.strided:
             return 0
         counts.add(len(value))
     return counts.pop() if len(counts) == 1 else 0
@@ -227,8 +220,8 @@ def _rows(batch: Any) -> int:
 def _form(batch: Any) -> list[Any]:
     """Returns names, types and shapes: batches with the same form can exchange samples."""
     form: list[Any] = []
-    for name, leaf in tensor_trees.leaves(batch):
-        if isinstance(leaf, Tensor | np.ndarray):
+    for name, leaf in leaves(batch, has_means=False):
+        if isinstance(leaf, Tensor):
             form.append((name, leaf.dtype, leaf.shape))
         else:
             form.append((name, repr(leaf)))
@@ -241,21 +234,13 @@ def _take(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second])[order.to(first.device)]
 
 
-def _copy(batch: Any) -> Any:
-    return _map_pairs(lambda value, _: value.detach().clone(), batch, batch)
-
-
 def _map_pairs(
     change: Callable[[Tensor, Tensor], Tensor], first: Any, second: Any
 ) -> Any:
     """Applies a function to the tensors and arrays of two trees of one form, as tensors."""
-    second_values = _arrays(second)
+    seconds = named_tensors(second)
 
-    def changed(value: Any) -> Any:
-        second_value = next(second_values)
-        if isinstance(value, np.ndarray):
-            first_tensor = torch.from_numpy(value)
-            return change(first_tensor, torch.from_numpy(second_value)).numpy()
-        return change(value, second_value).requires_grad_(value.requires_grad)
+    def changed(name: str, value: Tensor) -> Tensor:
+        return change(value, seconds[name]).requires_grad_(value.requires_grad)
 
-    return tensor_trees.map_leaves(changed, first, (Tensor, np.ndarray))
+    return map_named(changed, first)

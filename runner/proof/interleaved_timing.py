@@ -22,13 +22,14 @@ from runner.proof.difference import digest
 from runner.proof.fresh_batches import FreshBatches
 from runner.proof.ratios import FEWEST_ROUNDS, NO_RATIO, Effect, Ratio, effect, ratio
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, leaves, load, saved
+from runner.proof.subject_states import load, saved
 from runner.proof.timekeeping import (
     LEAST_DEFERRED,
     Timekeepers,
     deferred_seconds,
     read_results,
 )
+from runner.proof.trees import clones, leaves
 from runner.proof.warm_up import WarmUp, warm_up
 from runner.proof.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.system import generators

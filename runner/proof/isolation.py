@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -20,17 +20,8 @@ from torch.optim.optimizer import (
 )
 
 from runner.proof.subject import Build
-from runner.proof.subject_states import (
-    clones,
-    have_equal_leaves,
-    leaves,
-    load,
-    named_parameters,
-    on_host,
-    saved,
-    to_float64,
-    widen,
-)
+from runner.proof.subject_states import load, named_parameters, saved, widen
+from runner.proof.trees import clones, have_equal_leaves, leaves, on_host, to_float64
 from runner.proof.verdict import Outcome, Verdict
 from runner.system import generators, torch_settings
 from runner.system.errors import RunnerError
@@ -38,6 +29,8 @@ from runner.system.errors import RunnerError
 Result = TypeVar("Result")
 # Number of later steps after which a returned tensor is still compared with its copy.
 _LOOK_BACK = 3
+FAILED_UPDATE = "failed_update"
+"""Key of the evidence for the update in which the baseline fails in float64."""
 STEP = "step"
 """The slot that represents the entire update."""
 
@@ -90,7 +83,9 @@ class StepError(Exception):
 
     def __init__(self, isolation: Isolation, cause: Exception) -> None:
         last = traceback.extract_tb(cause.__traceback__)[-1]
-        first_line = str(cause).strip().partition("\n")[0]
+        first_line, _, remaining = str(cause).strip().partition("\n")
+        if first_line.endswith(":"):
+            first_line += f" {remaining.strip().partition(chr(10))[0]}"
         line = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
         super().__init__(f"{type(cause).__name__}: {first_line} ({line})")
         self.build = isolation.build
@@ -107,7 +102,11 @@ class StepError(Exception):
         )
         if self.float64:
             summary = f"the algebra cannot be compared: in float64 {raising}"
-            return Verdict(Outcome.INCONCLUSIVE, contract, summary)
+            if "dtype" in str(self):
+                hint = "build what has no part in `state` in torch's default type"
+                summary += f"; {hint}"
+            evidence = {FAILED_UPDATE: self.update} if is_baseline else {}
+            return Verdict(Outcome.INCONCLUSIVE, contract, summary, evidence)
         if is_baseline:
             raise self
         summary = f"update {self.update}: {raising}"
@@ -127,6 +126,7 @@ class Isolation:
             the reason.
         autocasts: Types to which autocast casts, with the update in which it did first.
         overwritten: Outputs that a later step has overwritten, with the step that returned them.
+        unlisted: Shapes of parameters that an optimizer trains and no part of the state has.
     """
 
     def __init__(
@@ -151,12 +151,15 @@ class Isolation:
         self.events: Frame | None = None
         self.autocasts: dict[str, int] = {}
         self.overwritten: dict[str, int] = {}
+        self.unlisted: list[tuple[int, ...]] = []
         self._globals = generators.Globals()
         # Generators before the last step, and torch's settings in the optimizer's last step.
         self._random_before = self._globals.random
         self._optimizer_settings: dict[str, Any] = {}
         # A loaded state may have a seed, from which the seeds of updates are counted.
         self._seed_offset = 0
+        # Parameters of the optimizers that stepped in this update, by their ids.
+        self._trained: dict[int, Tensor] = {}
         # Gradients in this update, by the id of the parameter and of the gradient.
         self._gradients: dict[int, _OptimizerGradient] = {}
         self._visits: Counter[str] = Counter()
@@ -213,6 +216,7 @@ class Isolation:
         self.updates += 1
         self._visits.clear()
         self._gradients.clear()
+        self._trained.clear()
         with self._globals.apart(), self._failing():
             self._seed_step()
             self._random_before = generators.state_dict()
@@ -229,6 +233,7 @@ class Isolation:
             self.events = None
             frame = self._frame(STEP, 0, output)
             self._note_trained(frame)
+            self._note_unlisted()
             return observed | frame
 
     def _seed_step(self) -> None:
@@ -246,6 +251,21 @@ class Isolation:
                 self.untrained[location.name] = "receives a gradient of zeros alone"
             else:
                 del self.untrained[location.name]
+
+    def _note_unlisted(self) -> None:
+        """Notes parameters that an optimizer has trained and that cannot be compared."""
+        # A recipe lists its parameters itself.
+        if self.subject.parameters is not None or self.unlisted:
+            return
+        listed = {id(value) for value in named_parameters(self.subject).values()}
+        unlisted = [value for key, value in self._trained.items() if key not in listed]
+        if unlisted:
+            memory = {_address(value) for value in self._state(STEP).values()}
+            self.unlisted = [
+                tuple(value.shape)
+                for value in unlisted
+                if _address(value) not in memory
+            ]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -349,15 +369,25 @@ class Isolation:
         if _is_capturing():
             return
         self._optimizer_settings = torch_settings.read()
+        self._trained |= {
+            id(parameter): parameter
+            for parameter in _parameters(optimizer)
+            if parameter.grad is not None
+        }
+        # Until a closure computes the gradients, these are the ones of the last update.
+        if _has_closure(args, kwargs):
+            return
         for parameter in _parameters(optimizer):
-            gradient = parameter.grad
-            if gradient is not None:
-                version = gradient._version
-                copy = gradient.detach().clone()
-                self._record(parameter, _OptimizerGradient(gradient, version, copy))
+            if parameter.grad is not None:
+                self._record(parameter, _recorded(parameter.grad))
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
+            return
+        if _has_closure(args, kwargs):
+            for parameter in _parameters(optimizer):
+                if parameter.grad is not None:
+                    self._record(parameter, _recorded(parameter.grad))
             return
         # An optimizer that removes a gradient scaler's factor itself overwrites the gradients.
         unscales = getattr(optimizer, "grad_scale", None) is not None
@@ -436,6 +466,27 @@ def copy_outputs(output: Any) -> Frame:
         Location(STEP, "output", path or "output"): clones(value)
         for path, value in leaves(output)
     }
+
+
+def _address(value: Any) -> int | None:
+    """Returns the address of a tensor's memory; None for anything without memory."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage().data_ptr() or None
+
+
+def _recorded(gradient: Tensor) -> _OptimizerGradient:
+    """Returns a gradient with a copy of its current numbers."""
+    copy = gradient.detach().clone()
+    return _OptimizerGradient(gradient, gradient._version, copy)
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether these arguments of an optimizer's step have a function that computes
+    gradients.
+    """
+    # The first argument is the optimizer itself.
+    return any(callable(value) for value in (*args[1:], *kwargs.values()))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

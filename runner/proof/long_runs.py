@@ -47,10 +47,9 @@ from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_check import ALLOWED_ONCE, group_name
 from runner.proof.rounding_error import MOST_ULPS
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, leaves, on_host, to_float64
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import clones, leaves, map_tensors, on_host, to_float64
 from runner.proof.verdict import Outcome, Verdict, excluded
-from runner.system.tensor_trees import map_tensors
 
 # Updates between two fingerprints of the state, where only bits count: an error stays in it.
 _PIECE = 50

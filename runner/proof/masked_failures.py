@@ -20,18 +20,19 @@ from runner.proof.isolation import Frame, Isolation, Location, StepError
 from runner.proof.modes import NarrowTypes
 from runner.proof.reproduction import Reproduction
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import (
+from runner.proof.subject_states import named_parameters, saved
+from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import (
     clones,
     leaves,
-    named_parameters,
+    map_tensors,
+    named_tensors,
     on_host,
-    saved,
     scaled,
     with_first_row,
 )
-from runner.proof.trajectory import Trajectory, Update
 from runner.proof.verdict import Outcome, Verdict
-from runner.system.tensor_trees import as_float64, map_tensors
+from runner.system.tensor_trees import as_float64, has_arithmetic
 
 # Tensors of a batch, and parameters, that get a NaN, one at a time.
 _MOST_TENSORS = 3
@@ -101,26 +102,24 @@ def unmasked(
 
 def _failing_updates(start: Update, subject: Subject) -> Iterator[_Failing]:
     """Yields updates with a NaN in one tensor of the batch, or in one parameter."""
-    tensors = [
-        (name, leaf)
-        for name, leaf in leaves(start.batch, has_means=False)
-        if _can_hold_nan(leaf)
+    names = [
+        name
+        for name, tensor in named_tensors(start.batch).items()
+        if _can_hold_nan(tensor)
     ]
-    for name, tensor in tensors[:_MOST_TENSORS]:
-        batch = with_first_row(start.batch, id(tensor), math.nan)
+    for name in names[:_MOST_TENSORS]:
+        batch = with_first_row(start.batch, name, math.nan)
         yield _Failing(f"NaN in '{name}' of the input", replace(start, batch=batch))
     states = start.states or {}
     parameters = list(_saved_parameters(states, subject))
     step = -(-len(parameters) // _MOST_TENSORS)
-    for name, tensor in parameters[:: max(1, step)]:
-        failing_states = with_first_row(states, id(tensor), math.nan)
+    for name in parameters[:: max(1, step)]:
+        failing_states = with_first_row(states, name, math.nan)
         yield _Failing(f"NaN in '{name}'", replace(start, states=failing_states))
 
 
-def _saved_parameters(
-    states: Mapping[str, Any], subject: Subject
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields the copies of trainable parameters in a saved state."""
+def _saved_parameters(states: Mapping[str, Any], subject: Subject) -> Iterator[str]:
+    """Yields the names of trainable parameters in a saved state."""
     parameters = named_parameters(subject).values()
     addresses = {parameter.data_ptr() for parameter in parameters}
     current = {name: state.state_dict() for name, state in subject.state.items()}
@@ -130,11 +129,11 @@ def _saved_parameters(
         if not isinstance(tensor, Tensor) or not _can_hold_nan(copy):
             continue
         if tensor.data_ptr() in addresses:
-            yield name, copy
+            yield name
 
 
 def _can_hold_nan(leaf: Any) -> bool:
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+    if not isinstance(leaf, Tensor) or not has_arithmetic(leaf):
         return False
     return leaf.layout == torch.strided and leaf.numel() > 0
 

@@ -24,8 +24,9 @@ from runner.proof.difference import (
 from runner.proof.isolation import Frame, Isolation, Location, StepError
 from runner.proof.slopes import compare_slopes, is_real
 from runner.proof.subject import Build
-from runner.proof.subject_states import on_host, saved
+from runner.proof.subject_states import saved
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import on_host
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.tensor_trees import as_float64
 

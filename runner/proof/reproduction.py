@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.proof.difference import Difference, compared_values, not_same_bits
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones
+from runner.proof.trees import clones
 from runner.proof.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:

@@ -18,10 +18,18 @@ from runner.proof.difference import Difference
 from runner.proof.isolation import Frame, Location
 from runner.proof.modes import OtherFormat, Sums
 from runner.proof.reproduction import Reproduction
-from runner.proof.rounding_error import MOST_ULPS, RoundingErrors, rounding_errors
-from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import named_parameters, on_host
+from runner.proof.rounding_error import (
+    MOST_ULPS,
+    Precisions,
+    RoundingErrors,
+    parameter_types,
+    precisions,
+    rounding_errors,
+    value_types,
+)
+from runner.proof.subject import Build
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import on_host
 from runner.proof.verdict import Outcome, Verdict
 from runner.system.stored_json import json_number
 from runner.system.tensor_trees import as_float64
@@ -97,14 +105,14 @@ class _Pair:
         changed: Makes the candidate.
         seed: Of the global random generators.
         parts: Names of the parts of the state that both have.
-        precision: Distance of two numbers around one in the baseline's least precise type.
+        precisions: Of the baseline's numbers.
     """
 
     baseline: Build
     changed: Build
     seed: int
     parts: Sequence[str]
-    precision: float
+    precisions: Precisions
 
     def fail(
         self,
@@ -135,14 +143,17 @@ class _Pair:
             for location in difference.in_order(truth, actual, self.parts)
             if location in truth
         }
-        baseline_errors = difference.relative_errors(exact_values, expected)
-        errors = difference.relative_errors(exact_values, actual)
+        types = self.precisions.types
+        baseline_errors = difference.relative_errors(
+            exact_values, expected, types=types
+        )
+        errors = difference.relative_errors(exact_values, actual, types=types)
         ratios = {
             location: _ratio(
                 location,
                 baseline_errors.get(location, 0.0),
                 error,
-                self.precision,
+                self.precisions.of(location),
                 units,
             )
             for location, error in errors.items()
@@ -174,18 +185,22 @@ def rounding(
     exact = in_float64.isolated(baseline)
     reference = trajectory.isolated(baseline)
     truth = [on_host(frame) for frame in in_float64.updated(exact)]
-    baseline_errors = rounding_errors(truth, trajectory.updated(reference))
+    parameters = parameter_types(reference.subject)
+    types = {}
+    if len(parameters) > 1:
+        types = value_types(next(trajectory.updated(reference)))
+    baseline_errors = rounding_errors(truth, trajectory.updated(reference), types)
     is_random = not reference.draws_as(exact)
     foreign = _foreign([errors.by_group for errors in baseline_errors], is_random)
     if foreign is not None:
         evidence = {"states": len(starts)}
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, evidence)
 
-    precision = _precision(reference.subject)
+    precision = precisions(baseline_errors, parameters, types)
     candidate = trajectory.isolated(changed)
     parts = difference.shared(reference.subject.state, candidate.subject.state)
     pair = _Pair(baseline, changed, seed, parts, precision)
-    candidate_errors = rounding_errors(truth, trajectory.updated(candidate))
+    candidate_errors = rounding_errors(truth, trajectory.updated(candidate), types)
     yardstick = baseline_errors
     errors = _paired(yardstick, candidate_errors)
     units = 1.0
@@ -201,7 +216,7 @@ def rounding(
     )
     # Or because its kernels have more digits in its memory format than in the other.
     if ratios.exceeding() or systematic:
-        relaid = _errors_in_other_format(baseline, trajectory, truth)
+        relaid = _errors_in_other_format(baseline, trajectory, truth, types)
         yardstick = _larger(baseline_errors, relaid)
         ratios = _ratios(_paired(yardstick, candidate_errors), precision, units)
     if ratios.exceeding() is None and systematic:
@@ -221,6 +236,9 @@ def _judge(
     medians = ratios.medians
     position = f"the median of {len(starts)} single updates"
     failed = ratios.exceeding()
+    if failed is None and not medians:
+        summary = "no output, gradient or tensor of the state has numbers that could be rounded"
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, evidence)
     if failed is None:
         largest = max(medians.values())
         summary = f"at most {largest:.2g} times the baseline's rounding in {position}"
@@ -255,13 +273,9 @@ def group_name(group: Location) -> str:
     """Returns the name of a group of numbers that share a size."""
     if group.kind == "state":
         return f"'{group.name}' of the state"
-    return f"{group.kind}s"
-
-
-def _precision(subject: Subject) -> float:
-    parameters = named_parameters(subject).values()
-    types = {parameter.dtype for parameter in parameters}
-    return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
+    return (
+        f"{group.kind}s{group.name}" if group.kind == "gradient" else f"{group.kind}s"
+    )
 
 
 def _foreign(errors: Sequence[Mapping[Location, float]], is_random: bool) -> str | None:
@@ -309,7 +323,10 @@ def _paired(
 
 
 def _errors_in_other_format(
-    baseline: Build, trajectory: Trajectory, truth: Sequence[Frame]
+    baseline: Build,
+    trajectory: Trajectory,
+    truth: Sequence[Frame],
+    types: Mapping[Location, str],
 ) -> list[RoundingErrors]:
     """Returns the errors of the baseline with images in the other memory format; none
     if it has no images.
@@ -319,7 +336,7 @@ def _errors_in_other_format(
     """
     isolation = trajectory.isolated(baseline)
     with OtherFormat() as mode:
-        errors = rounding_errors(truth, trajectory.updated(isolation))
+        errors = rounding_errors(truth, trajectory.updated(isolation), types)
     return errors if mode.format is not None else []
 
 
@@ -346,7 +363,7 @@ def _larger(
 def _systematic(
     baseline: Sequence[RoundingErrors],
     candidate: Sequence[RoundingErrors],
-    precision: float,
+    precision: Precisions,
 ) -> str | None:
     """Returns a message if gradients or outputs have a common factor beyond rounding, in the median
     of all updates.
@@ -359,14 +376,16 @@ def _systematic(
         factors = [update.factors.get(kind, 0.0) for update in candidate]
         factor = abs(statistics.median(factors))
         usual = statistics.median(sizes)
-        if factor > ALLOWED * max(usual, FACTOR_ULPS * precision):
+        if factor > ALLOWED * max(usual, FACTOR_ULPS * precision.of_kind(kind)):
             position = f"in the median of {len(candidate)} single updates"
             return f"all {kind}s are off by the factor {factor:.2g} {position}"
     return None
 
 
 def _ratios(
-    errors: Mapping[Location, Sequence[_ErrorPair]], precision: float, units: float
+    errors: Mapping[Location, Sequence[_ErrorPair]],
+    precisions: Precisions,
+    units: float,
 ) -> _Ratios:
     """Returns the ratios of the changed one's errors to the baseline's.
 
@@ -376,6 +395,7 @@ def _ratios(
     in_update: dict[Location, list[float]] = {}
     to_largest: dict[Location, list[float]] = {}
     for group, pairs in errors.items():
+        precision = precisions.by_group[group]
         in_update[group] = [
             _ratio(group, pair.baseline, pair.candidate, precision, units)
             for pair in pairs

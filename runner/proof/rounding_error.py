@@ -1,15 +1,20 @@
-"""Errors of single updates relative to float64."""
+"""Errors of single updates relative to float64, and the precision in which a baseline computes."""
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from runner.proof import difference
-from runner.proof.isolation import Frame, Location
+from runner.proof.isolation import STEP, Frame, Location
+from runner.proof.subject import Subject
+from runner.proof.subject_states import named_parameters
 from runner.system.tensor_trees import as_float64
 
 # Units of rounding, at most, where many numbers are added. Numbers of 16 bits are off by 65,000
@@ -32,15 +37,15 @@ class RoundingErrors(NamedTuple):
 
 
 def rounding_errors(
-    truth: Sequence[Frame], frames: Iterator[Frame]
+    truth: Sequence[Frame], frames: Iterator[Frame], types: Mapping[Location, str] = {}
 ) -> list[RoundingErrors]:
-    """Returns the errors of each update."""
+    """Returns the errors of each update; values of several ``types`` are in several groups."""
     usual = difference.usual_sizes(truth)
     errors = []
     for exact, frame in zip(truth, frames, strict=True):
         outputs = {location: exact[location] for location in usual if location in exact}
         update_errors = RoundingErrors(
-            by_group=difference.by_group(exact, frame),
+            by_group=difference.by_group(exact, frame, types=types),
             by_usual_size=difference.by_group(outputs, frame, usual),
             factors=_factors(exact, frame),
         )
@@ -67,3 +72,72 @@ def _factors(truth: Frame, frame: Frame) -> dict[str, float]:
             along[location.kind] += float(((actual - expected) * expected).sum())
             squares[location.kind] += float(expected.square().sum())
     return {kind: along[kind] / square for kind, square in squares.items() if square}
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """Distances of two numbers around one, by group.
+
+    Attributes:
+        by_group: The distance in the type in which the baseline computes a group.
+        types: Types of gradients and parts of the state, if parameters have several.
+    """
+
+    by_group: Mapping[Location, float]
+    types: Mapping[Location, str]
+
+    def of(self, location: Location) -> float:
+        """Returns the distance in the group of a location, in any slot."""
+        group = difference.rounding_group(location, self.types)
+        group = group._replace(slot=STEP, visit=0)
+        return self.by_group.get(group, max(self.by_group.values()))
+
+    def of_kind(self, kind: str) -> float:
+        """Returns the largest distance of all outputs, or of all gradients."""
+        of_kind = [
+            precision
+            for group, precision in self.by_group.items()
+            if group.kind == kind
+        ]
+        return max(of_kind or self.by_group.values())
+
+
+def parameter_types(subject: Subject) -> set[torch.dtype]:
+    """Returns the types of the trainable parameters; the default type if there is none."""
+    parameters = named_parameters(subject).values()
+    types = {parameter.dtype for parameter in parameters}
+    return types or {torch.get_default_dtype()}
+
+
+def value_types(frame: Frame) -> dict[Location, str]:
+    """Returns the types of all gradients and parts of the state."""
+    return {
+        location: str(value.dtype).removeprefix("torch.")
+        for location, value in frame.items()
+        if location.kind != "output" and isinstance(value, Tensor)
+    }
+
+
+def precisions(
+    errors: Sequence[RoundingErrors],
+    parameters: Collection[torch.dtype],
+    types: Mapping[Location, str],
+) -> Precisions:
+    """Returns the precision of every group: that of the most precise type of a parameter whose
+    rounding explains the baseline's errors.
+
+    One parameter in 16 bits does not make all others less precise.
+
+    Args:
+        errors: The baseline's errors in every update.
+        parameters: Types of the parameters.
+        types: Types of gradients and parts of the state.
+    """
+    distances = sorted(torch.finfo(dtype).eps for dtype in parameters)
+    by_group = {}
+    for group in {group for update in errors for group in update.by_group}:
+        in_updates = [update.by_group.get(group, 0.0) for update in errors]
+        usual = statistics.median(in_updates)
+        explaining = (eps for eps in distances if usual <= MOST_ULPS * eps)
+        by_group[group] = next(explaining, distances[-1])
+    return Precisions(by_group, types)

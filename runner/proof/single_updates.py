@@ -25,8 +25,8 @@ from runner.proof.isolation import (
 )
 from runner.proof.reproduction import Reproduction
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, to_float64
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import clones, to_float64
 from runner.proof.verdict import Outcome, Verdict
 
 

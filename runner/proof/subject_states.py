@@ -1,189 +1,34 @@
-"""Batches and states for comparisons: their leaves, copies, and loading them into a subject."""
+"""The state of a subject: copies of it, loading one, and its conversion to float64."""
 
 from __future__ import annotations
 
-import re
+import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.plugin.contract import Mean
 from runner.plugin.optimizer import load_exactly
-from runner.plugin.source import Ring
-from runner.proof.subject import Subject
-from runner.system import tensor_trees
-from runner.system.tensor_trees import map_tensors, summable, widened
-
-# The types of most leaves.
-_LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
-# Types of leaves that are yielded as they are.
-_VALUES = Tensor | bool | int | float | complex | str | bytes | None
-# Settings of an optimizer's implementation, which stay.
-IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
-_IMPLEMENTATION_SETTING = re.compile(
-    rf"param_groups\.\d+\.({'|'.join(IMPLEMENTATION_SETTINGS)})$"
+from runner.plugin.ring import Ring
+from runner.proof.subject import Stateful, Subject
+from runner.proof.trees import (
+    IMPLEMENTATION_SETTINGS,
+    clones,
+    containers,
+    leaves,
+    map_tensors,
+    plain_name,
+    to_float64,
 )
-
-
-def leaves(
-    value: Any, path: str = "", *, has_means: bool = True
-) -> Iterator[tuple[str, Any]]:
-    """Yields every leaf of nested mappings, sequences, dataclasses and rings, with its dotted path.
-
-    It is a tensor, a number, a text or None; of anything else only the name of its class. A sum
-    with its count becomes the mean, because the parts of a batch may be counted otherwise; without
-    ``has_means``, sums and counts stay the same tensors.
-    """
-    children = _children if has_means else _children_with_sums
-    for name, leaf in tensor_trees.leaves(value, path, children):
-        if name.endswith(IMPLEMENTATION_SETTINGS) and _IMPLEMENTATION_SETTING.search(
-            name
-        ):
-            continue
-        # Most leaves are of these types; the checks below take longer than all the rest.
-        if type(leaf) in _LEAVES:
-            yield _plain_name(name), leaf
-            continue
-        comparable: Any = leaf
-        if isinstance(leaf, np.ndarray | np.generic):
-            comparable = torch.as_tensor(leaf)
-        elif isinstance(leaf, torch.dtype | torch.device):
-            comparable = str(leaf)
-        elif not isinstance(leaf, _VALUES):
-            comparable = type(leaf).__qualname__
-        yield _plain_name(name), comparable
-
-
-def have_equal_leaves(left: Any, right: Any) -> bool:
-    """Returns whether all leaves of two trees of the same form are equal."""
-    for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
-        is_equal = torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
-        if not is_equal:
-            return False
-    return True
-
-
-def _children(value: Any) -> Mapping[Any, Any] | None:
-    if type(value) in _LEAVES:
-        return None
-    if isinstance(value, Mean):
-        # Parts of a batch are added up in wider types.
-        total, count = map(summable, value)
-        if not _is_counted(total):
-            return {"mean": _mean(total, count)}
-        # Integers are compared as they are, and not by their rounding errors.
-        if isinstance(count, float) and count.is_integer():
-            count = int(count)
-        return {"sum": total, "count": count}
-    return _children_with_sums(value)
-
-
-def _children_with_sums(value: Any) -> Mapping[Any, Any] | None:
-    if isinstance(value, Ring):
-        rows = [rows for _, rows in value.pieces()]
-        return {"written": value.written, "rows": torch.cat(rows) if rows else None}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return tensor_trees.children(value)
-
-
-def _is_counted(total: Any) -> bool:
-    """Returns whether a sum is a number of things, as of right answers, which rounding
-    may change by one.
-    """
-    if isinstance(total, Tensor):
-        return not (total.is_floating_point() or total.is_complex())
-    return not isinstance(total, float)
-
-
-def _mean(total: Any, count: Any) -> Any:
-    """Returns the mean; the sum if nothing was counted, because the mean is undefined."""
-    if not isinstance(count, Tensor) and not count:
-        return total
-    return total / count
-
-
-def _plain_name(name: str) -> str:
-    """Returns a parameter's name without the prefix that ``torch.compile`` adds to it."""
-    return name.replace("_orig_mod.", "")
-
-
-def clones(value: Any) -> Any:
-    """Returns a copy whose tensors have separate memory."""
-    return map_tensors(_clone, value)
-
-
-def _clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def on_host(value: Any) -> Any:
-    """Returns a copy whose tensors are in the host's memory."""
-    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
-
-
-def to_float64(value: Any) -> Any:
-    """Returns a copy whose floating-point tensors are float64, and whose complex ones are
-    complex128.
-    """
-    return map_tensors(widened, clones(value))
-
-
-def scaled(factor: float, value: Any) -> Any:
-    """Returns a tree whose floating-point tensors are multiplied by a factor."""
-
-    def scale(tensor: Tensor) -> Tensor:
-        return tensor * factor if tensor.is_floating_point() else tensor
-
-    return map_tensors(scale, value)
-
-
-def with_first_row(value: Any, identity: int, number: float) -> Any:
-    """Returns a copy with a number in the first row of the tensor that has this id."""
-
-    def fill(tensor: Tensor) -> Tensor:
-        copy = _clone(tensor)
-        if id(tensor) == identity:
-            with torch.no_grad():
-                (copy[:1] if copy.dim() else copy).fill_(number)
-        return copy
-
-    return map_tensors(fill, value)
-
-
-def put(value: Any, target: Any, in_memory: bool = True) -> Any:
-    """Copies a value into the objects of another tree, as far as both have the same form,
-    and optionally into its memory.
-    """
-    are_tensors = isinstance(value, Tensor) and isinstance(target, Tensor)
-    if in_memory and are_tensors and value.shape == target.shape:
-        # ``data`` is written without a change of the tensor's version.
-        target.data.copy_(value)
-        return target
-    children = tensor_trees.children(value)
-    targets = tensor_trees.children(target)
-    if children is None or targets is None or children.keys() != targets.keys():
-        return value
-    items = {
-        key: put(child, targets[key], in_memory) for key, child in children.items()
-    }
-    if isinstance(target, MutableMapping | list):
-        for key, item in items.items():
-            target[key] = item
-        return target
-    # A named tuple takes its fields one by one.
-    make = getattr(target, "_make", type(target))
-    return make(items.values())
+from runner.system import tensor_trees
+from runner.system.tensor_trees import widened
 
 
 def widen(subject: Subject) -> None:
-    """Makes modules float64.
+    """Makes the state float64.
 
     Raises:
         TypeError: A parameter has another type nevertheless.
@@ -192,12 +37,29 @@ def widen(subject: Subject) -> None:
         if isinstance(stateful, nn.Module):
             # ``double`` leaves complex numbers out.
             stateful._apply(widened)  # type: ignore[no-untyped-call]
+        else:
+            _widen_state(stateful)
     parameters = named_parameters(subject)
     widen_complex(parameters.values())
     for name, parameter in parameters.items():
         if widened(parameter).dtype != parameter.dtype:
             hint = "build it in the default type, torch.float64 here"
             raise TypeError(f"'{name}' is still {parameter.dtype}; {hint}")
+
+
+def _widen_state(stateful: Stateful) -> None:
+    """Loads the state of an object in float64: it may be made of parameters before these are
+    float64, as the first sums of an optimizer are.
+    """
+    state = stateful.state_dict()
+    narrow = (
+        leaf
+        for _, leaf in leaves(state)
+        if isinstance(leaf, Tensor) and widened(leaf).dtype != leaf.dtype
+    )
+    if any(True for _ in narrow):
+        with _exact_optimizers(keep_saved_types=True):
+            stateful.load_state_dict(to_float64(state))
 
 
 def widen_complex(parameters: Iterable[Tensor]) -> None:
@@ -244,7 +106,7 @@ def named_parameters(subject: Subject) -> dict[str, Tensor]:
             for name, parameter in module.named_parameters()
         ]
     return {
-        _plain_name(name): parameter
+        plain_name(name): parameter
         for name, parameter in parameters
         if parameter.requires_grad
     }
@@ -285,17 +147,17 @@ def _types(state: Any) -> Iterator[tuple[str, torch.dtype]]:
     """Yields the types of all tensors, with their dotted paths."""
     for name, leaf in tensor_trees.leaves(state, inside=_children_with_first_rows):
         if isinstance(leaf, Tensor):
-            yield _plain_name(name), leaf.dtype
+            yield plain_name(name), leaf.dtype
 
 
 def _children_with_first_rows(value: Any) -> Mapping[Any, Any] | None:
-    """Returns the children as ``leaves`` does, but not all rows of a ring: their type is that of
-    the first ones, and to join them copies a complete buffer.
+    """Returns the children as ``containers`` does, but not all rows of a ring: their type is
+    that of the first ones, and to join them copies a complete buffer.
     """
     if isinstance(value, Ring):
         first = next((rows for _, rows in value.pieces()), None)
         return {"rows": first}
-    return _children(value)
+    return containers(value)
 
 
 @contextmanager
@@ -319,23 +181,48 @@ def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
 def _adapted(state: Any, current: Any) -> Any:
     """Returns a state with the names and the implementation settings of the current one."""
     if isinstance(state, Mapping) and isinstance(current, Mapping):
-        names = {_plain_name(str(key)): key for key in current}
-        result: dict[Any, Any] = {}
+        names = {plain_name(str(key)): key for key in current}
+        result = _emptied(state, current)
         for key, child in state.items():
-            name = names.get(_plain_name(str(key)), key)
+            name = names.get(plain_name(str(key)), key)
             result[name] = _adapted(child, current.get(name))
         # Only a group of an optimizer has parameters under this name.
         if "params" in current:
             for name in IMPLEMENTATION_SETTINGS:
                 if name in current:
                     result[name] = current[name]
-            result |= _rate_of_its_kind(result.get("lr"), current.get("lr"))
+            result.update(_rate_of_its_kind(result.get("lr"), current.get("lr")))
         return result
     are_lists = isinstance(state, list) and isinstance(current, Sequence)
     if are_lists and len(state) == len(current):
         pairs = zip(state, current, strict=True)
         return [_adapted(child, current_child) for child, current_child in pairs]
     return state
+
+
+def _emptied(state: Mapping[Any, Any], current: Any) -> MutableMapping[Any, Any]:
+    """Returns a mapping of the same type without items, with the versions of modules by the
+    current names: a module of version 2 would convert a state without a version.
+    """
+    if not isinstance(state, MutableMapping):
+        return {}
+    result = copy.copy(state)
+    result.clear()
+    versions = getattr(state, "_metadata", None)
+    if isinstance(versions, Mapping):
+        current_names = getattr(current, "_metadata", {})
+        names = {_module_name(name): name for name in current_names}
+        # The metadata is an attribute of an ordered dictionary.
+        result._metadata = {  # type: ignore[attr-defined]
+            names.get(_module_name(name), name): version
+            for name, version in versions.items()
+        }
+    return result
+
+
+def _module_name(name: str) -> str:
+    """Returns the name of a module without the module that ``torch.compile`` adds around it."""
+    return plain_name(f"{name}.").removesuffix(".")
 
 
 def _rate_of_its_kind(rate: Any, current: Any) -> dict[str, Any]:

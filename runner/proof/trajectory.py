@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, put, to_float64
+from runner.proof.trees import clones, put, to_float64
 from runner.system.errors import RunnerError
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from runner.plugin.contract import Close, Exact
+from runner.proof.isolation import Isolation
 from runner.proof.randomness import compiled_graphs
 from runner.proof.subject import Build
 from runner.proof.subject_pair import FRESH, SubjectPair, Unlimited
@@ -36,7 +39,8 @@ def verify(
         seed: Of the global random generators of Python, NumPy and torch.
 
     Raises:
-        ValueError: The sequence of batches is empty, or nothing can be compared.
+        ValueError: The sequence of batches is empty, nothing can be compared, or ``baseline``
+            returns the same object twice.
         StepError: The baseline itself fails.
     """
     # The search is needed for a FAIL only.
@@ -56,6 +60,7 @@ def compare(
     # Other functions of the gate need no check.
     from runner.proof.checks import CHECKS
 
+    _refuse_repeated_objects(baseline, seed)
     # Code that was compiled before uses separate random numbers.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
@@ -64,6 +69,24 @@ def compare(
         if check.applies(pair):
             pair.results.append((check, check.run(pair, Unlimited())))
     return _conclude(pair)
+
+
+def _refuse_repeated_objects(baseline: Build, seed: int) -> None:
+    """Raises a ``ValueError`` if a part of the baseline's state is the same object in two builds:
+    updates of one would change the other.
+    """
+    first = {}
+    for name, stateful in Isolation(baseline, seed).subject.state.items():
+        # Not every type has weak references.
+        with suppress(TypeError):
+            first[name] = weakref.ref(stateful)
+    # A weak reference, because the memory may not have room for two subjects.
+    for name, stateful in Isolation(baseline, seed).subject.state.items():
+        if name in first and first[name]() is stateful:
+            raise ValueError(
+                f"state: '{name}' is the same object in two builds; make it inside of the function "
+                "that builds the subject"
+            )
 
 
 def _conclude(pair: SubjectPair) -> Verdict:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from runner.plugin.contract import Contract, Statistical
 from runner.proof.difference import digest
-from runner.proof.subject_states import leaves
-from runner.system.tensor_trees import map_tensors, tensors
+from runner.proof.trees import leaves, map_tensors
+from runner.system.tensor_trees import has_arithmetic, tensors
 
 UPDATES = 4
 """Updates of a window: few enough for rounding to stay small, enough to contain one that is
@@ -214,7 +214,7 @@ def rounded(state: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
 
     def perturb(tensor: Tensor) -> Tensor:
-        is_dense = tensor.is_floating_point() and tensor.layout == torch.strided
+        is_dense = has_arithmetic(tensor) and tensor.layout == torch.strided
         if not is_dense or not tensor.dim():
             return tensor
         shares = torch.rand(tensor.shape, dtype=torch.float64, generator=generator)

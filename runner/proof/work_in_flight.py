@@ -15,8 +15,8 @@ from runner.proof.device_queues import DeviceQueues
 from runner.proof.difference import Difference, describe_first, not_same_bits
 from runner.proof.isolation import Frame, Isolation, StepError, output_frame
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, on_host
 from runner.proof.trajectory import Trajectory
+from runner.proof.trees import clones, on_host
 from runner.proof.verdict import Outcome, Verdict
 
 FEWEST_SECONDS = 0.02

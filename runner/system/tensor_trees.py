@@ -105,9 +105,13 @@ def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...])
 
 
 def real_numbers(tensor: Tensor) -> Tensor:
-    """Returns a dense tensor of real numbers: complex numbers as pairs of them."""
+    """Returns a dense tensor of real numbers: complex numbers as pairs of them, quantised ones as the
+    numbers that they stand for.
+    """
     import torch
 
+    if tensor.is_quantized:
+        return tensor.dequantize()
     dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
     return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
@@ -135,11 +139,18 @@ def as_float64(value: Any) -> Tensor:
     return real_numbers(value.detach()).to("cpu", torch.float64)
 
 
+def has_arithmetic(tensor: Tensor) -> bool:
+    """Returns whether it holds floating-point numbers with which torch computes: more than 8 bits."""
+    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
+
+
 def widened(tensor: Tensor) -> Tensor:
-    """Returns a tensor of float64 or complex128 if it holds floating-point or complex numbers."""
+    """Returns a tensor of float64 or complex128 if it holds floating-point or complex numbers; those
+    of 8 bits stay, because code that uses them converts them.
+    """
     import torch
 
-    if tensor.is_floating_point() or tensor.is_complex():
+    if has_arithmetic(tensor) or tensor.is_complex():
         return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
     return tensor
 

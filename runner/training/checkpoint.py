@@ -27,7 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.plugin.source import Ring, State
+from runner.plugin.ring import Ring
+from runner.plugin.source import State
 from runner.recipe.keeping import KeepConfig
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.faults import reach

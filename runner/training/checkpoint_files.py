@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.files import read_regular, write_text
 from runner.system.manifest import FileDigest

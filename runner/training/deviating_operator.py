@@ -12,7 +12,7 @@ from runner.plugin.contract import Contract, Exact
 from runner.proof.operator_search import DivergingOperator, OperatorSearch, Recording
 from runner.proof.operators import OperatorRecorder
 from runner.proof.rounding_error import MOST_ULPS
-from runner.proof.subject_states import clones, leaves
+from runner.proof.trees import clones, leaves
 from runner.proof.values import ValueTable
 from runner.system import generators
 from runner.training.repetition import BaselineLearner, Snapshot

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -120,12 +121,10 @@ def start_from(learner: Learner, run: str) -> Start:
             "name a run of such a model"
         )
     for name, module in modules.items():
-        weights = {
-            key: value
-            for key, value in source.get(name, {}).items()
-            if f"{name}.{key}" in fitting
-        }
+        weights = source.get(name, {})
         # Other tensors stay as initialised.
+        for key in [key for key in weights if f"{name}.{key}" not in fitting]:
+            del weights[key]
         load_module(module, weights, strict=False)
     return Start(
         run=folder.name,
@@ -138,16 +137,16 @@ def start_from(learner: Learner, run: str) -> Start:
     )
 
 
-def _evaluated_weights(
-    learner: Learner, state: State
-) -> Mapping[str, Mapping[str, Tensor]]:
+def _evaluated_weights(learner: Learner, state: State) -> dict[str, dict[str, Tensor]]:
     """Returns the weights that the run evaluated: averages where it has them."""
     averages = saved_averages(state) or {}
     evaluated: dict[str, dict[str, Tensor]] = {}
     for name, weights in learner.weights(state).items():
-        evaluated[name] = {
-            key: averages.get(f"{name}.{key}", value) for key, value in weights.items()
-        }
+        # A copy has the versions of modules, too.
+        evaluated[name] = cast("dict[str, Tensor]", copy.copy(weights))
+        for key in weights:
+            if f"{name}.{key}" in averages:
+                evaluated[name][key] = averages[f"{name}.{key}"]
     return evaluated
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.plugin.source import Ring, State
+from runner.plugin.ring import Ring
+from runner.plugin.source import State
 from runner.system.errors import RunnerError
 
 # Characters of a tensor's name in a file; its number alone makes it unique.
@@ -56,6 +57,21 @@ _HINTS = {
 }
 # Containers inside one another; a reader's stack is limited.
 MOST_LEVELS = 100
+
+
+def module_versions(state: Any) -> dict[str, int]:
+    """Returns the versions of modules by name, except the first version, from what a module's
+    ``state_dict`` returned: a module may convert a state without a version when it is loaded.
+    """
+    versions = {
+        name: entry.get("version")
+        for name, entry in getattr(state, "_metadata", {}).items()
+    }
+    return {
+        name: version
+        for name, version in versions.items()
+        if type(version) is int and version > 1
+    }
 
 
 class UnpackableError(RunnerError, TypeError):
@@ -106,7 +122,8 @@ class Packer:
                 node["default"] = self._factory(value, entry)
             elif kind is not dict:
                 node["class"] = kind.__name__
-            return node
+            versions = module_versions(value)
+            return {**node, "versions": versions} if versions else node
         if kind is deque:
             return {"deque": self._members(value, entry), "maxlen": value.maxlen}
         for name, sequence in SEQUENCES.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.plugin.progress import Progress
-from runner.proof.subject_states import clones, leaves
+from runner.proof.trees import clones, leaves
 from runner.system import generators
 from runner.system.tensor_trees import map_tensors
 from runner.training.resuming import set_group_value

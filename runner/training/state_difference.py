@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.training.packing import sparse_parts, stored
 
 

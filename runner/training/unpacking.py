@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.system.stored_json import is_count
 from runner.training.packing import (
     COMPRESSED,
@@ -36,7 +36,7 @@ _COMPRESSED_NAMES = {
 # Sets of keys that a node may have in addition to its kind; other kinds have no more keys.
 _KEYS: dict[str, tuple[set[str], ...]] = {
     "tensor": ({"stride"}, {"stride", "dtype", "shape"}),
-    "items": (set(), {"default"}, {"class"}),
+    "items": (set(), {"default"}, {"class"}, {"class", "versions"}),
     "deque": ({"maxlen"},),
     "sparse": ({"size", "parts"}, {"size", "parts", "coalesced"}),
     "array": ({"shape", "dtype"},),
@@ -153,7 +153,7 @@ class _Unpacker:
             name = node["default"]
             return defaultdict(None if name is None else FACTORIES[name], items)
         if node.get("class") == "OrderedDict":
-            return OrderedDict(items)
+            return _with_versions(OrderedDict(items), node.get("versions", {}))
         if node.get("class") == "Counter":
             return Counter(dict(items))
         return dict(items)
@@ -226,6 +226,22 @@ def _of_type(name: str, tensor: Tensor, node: Mapping[str, Any]) -> Tensor:
         )
     # Copied first, because the bytes in a file may be misaligned for such a number.
     return tensor.clone().view(dtype).view(shape)
+
+
+def _with_versions(
+    state: OrderedDict[Any, Any], versions: Any
+) -> OrderedDict[Any, Any]:
+    """Returns the state of a module with the versions of its submodules, by name."""
+    if not isinstance(versions, dict) or not all(map(is_count, versions.values())):
+        raise ValueError(
+            f"versions of modules should be integers by name, got {versions!r:.60}"
+        )
+    if versions:
+        # The attribute in which torch keeps them.
+        state._metadata = {  # type: ignore[attr-defined]
+            name: {"version": version} for name, version in versions.items()
+        }
+    return state
 
 
 def _plain(value: Any) -> Any:

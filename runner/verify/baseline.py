@@ -11,8 +11,8 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import Source
 from runner.proof.isolation import Frame
 from runner.proof.long_runs import LongRun, long_run
-from runner.proof.subject_states import clones, on_host
 from runner.proof.trajectory import Update
+from runner.proof.trees import clones, on_host
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import resolve_device
 from runner.verify.evaluation_checks import (

@@ -12,8 +12,8 @@ from runner.plugin.registry import Registry
 from runner.proof.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.proof.reproduction import Reproduction
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import clones, leaves
 from runner.proof.trajectory import Trajectory
+from runner.proof.trees import clones, leaves
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.training.pipeline import assemble

@@ -33,8 +33,9 @@ from runner.proof.isolation import Frame, Isolation, StepError
 from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_check import ALLOWED_ONCE
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import on_host, widen_inputs
+from runner.proof.subject_states import widen_inputs
 from runner.proof.trajectory import Trajectory, Update
+from runner.proof.trees import on_host
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.system.errors import IndivisibleBatchError, RunnerError

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from runner.proof.isolation import Isolation, StepError
 from runner.proof.subject import Build
-from runner.proof.subject_states import clones, leaves, on_host, to_float64
 from runner.proof.trajectory import Update
+from runner.proof.trees import clones, leaves, on_host, to_float64
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import map_tensors, tensors
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.plugin.learner import Learner
-from runner.proof.subject_states import clones, leaves
+from runner.proof.trees import clones, leaves
 from runner.system.tensor_trees import map_tensors
 
 

@@ -17,7 +17,7 @@ from runner.plugin.inspection import is_stream, length
 from runner.plugin.rows import Rows
 from runner.plugin.source import Source
 from runner.proof.difference import MISSING, digest
-from runner.proof.subject_states import clones, leaves
+from runner.proof.trees import clones, leaves
 from runner.recipe.recipe import Recipe
 
 if TYPE_CHECKING:

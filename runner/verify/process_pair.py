@@ -13,7 +13,7 @@ import torch
 from runner.plugin.contract import Statistical
 from runner.proof.close_check import close
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import clones
+from runner.proof.trees import clones
 from runner.proof.verdict import Outcome, Verdict, excluded
 from runner.system import generators
 from runner.training.pipeline import Assembly, assemble, resolve_device

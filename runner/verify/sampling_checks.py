@@ -22,8 +22,8 @@ from runner.proof.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.proof.reproduction import Reproduction
 from runner.proof.rounding_error import MOST_ULPS
 from runner.proof.subject import Build, Stateful, Subject
-from runner.proof.subject_states import leaves
 from runner.proof.trajectory import Trajectory
+from runner.proof.trees import leaves
 from runner.proof.verdict import Outcome, Verdict
 from runner.recipe.recipe import Recipe
 from runner.system import generators

@@ -13,11 +13,12 @@ from torch import Tensor
 from runner.plugin.contract import Contract, Exact, Statistical
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
-from runner.plugin.source import Batch, Ring, Source, State
+from runner.plugin.ring import Ring
+from runner.plugin.source import Batch, Source, State
 from runner.proof.isolation import Frame, Isolation, Location
 from runner.proof.rounding_error import MOST_ULPS
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import clones, leaves
+from runner.proof.trees import clones, leaves
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runner.plugin.registry import Registry
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import clones
+from runner.proof.trees import clones
 from runner.recipe.recipe import Recipe
 from runner.system.tensor_trees import leaves, map_tensors, tensors
 from runner.training.pipeline import assemble

@@ -19,8 +19,9 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.proof.isolation import Isolation
 from runner.proof.subject import Build, Listener, Subject
-from runner.proof.subject_states import clones, widen_complex, widen_held_modules
+from runner.proof.subject_states import widen_complex, widen_held_modules
 from runner.proof.trajectory import Update
+from runner.proof.trees import clones
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators

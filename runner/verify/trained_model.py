@@ -17,8 +17,8 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import State
 from runner.proof.isolation import STEP, Frame, Isolation, Location
 from runner.proof.subject import Build, Subject
-from runner.proof.subject_states import clones, leaves
 from runner.proof.trajectory import Update
+from runner.proof.trees import clones, leaves
 from runner.recipe.recipe import Recipe
 from runner.training.checkpoint import kept
 from runner.training.pipeline import Assembly, assemble

@@ -7,7 +7,7 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 
 from runner.api import Mean
 from runner.proof import Close, Outcome, Subject, verify
-from runner.proof.subject_states import leaves
+from runner.proof.trees import leaves
 
 
 def table(count=6, rows=32):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runner.proof.difference import digest
 from runner.proof.fresh_batches import FreshBatches
-from runner.proof.subject_states import leaves
+from runner.proof.trees import leaves
 
 
 def content(batch):

@@ -1,110 +1,16 @@
 """Nested states: their leaves, copies of them, and how they move."""
 
 import sys
-from collections import OrderedDict, UserDict
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from loops import Loop, Net, batches
 from torch import nn
 
-from runner.api import Ring
 from runner.proof import Close, Subject, verify
-from runner.proof.subject_states import clones, leaves, load, named_parameters, saved, to_float64
-
-NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
-TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat]).map(
-    lambda dtype: torch.ones(2, 3).to(dtype)
-)
-NESTED = st.recursive(
-    NUMBERS | TENSORS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3) | st.tuples(inner)
-    ),
-    max_leaves=8,
-)
-
-
-class Pair(NamedTuple):
-    loss: torch.Tensor
-    error: float
-
-
-@dataclass
-class Output:
-    loss: torch.Tensor
-    logits: torch.Tensor | None = None
-
-
-def shape(value):
-    """The same nested value with types for tensors."""
-    if isinstance(value, dict):
-        return {key: shape(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(shape(child) for child in value)
-    return ("tensor", value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
-
-
-@given(NESTED)
-def test_copies_are_equal_and_share_nothing(value):
-    copied = clones(value)
-    assert shape(copied) == shape(value)
-    for (path, mine), (other, theirs) in zip(leaves(value), leaves(copied), strict=True):
-        assert path == other
-        if isinstance(mine, torch.Tensor):
-            assert torch.equal(mine, theirs)
-            assert mine.data_ptr() != theirs.data_ptr()
-
-
-@given(NESTED)
-def test_only_floating_point_and_complex_tensors_are_doubled(value):
-    for (_, mine), (_, theirs) in zip(leaves(value), leaves(to_float64(value)), strict=True):
-        if isinstance(mine, torch.Tensor):
-            doubled = torch.complex128 if mine.is_complex() else torch.float64
-            assert theirs.dtype == (doubled if mine.is_complex() or mine.is_floating_point() else mine.dtype)
-            assert torch.equal(mine.to(torch.complex128), theirs.to(torch.complex128))
-        else:
-            assert mine == theirs
-
-
-def test_containers_stay_what_they_are():
-    x = torch.ones(2, requires_grad=True)
-    batch = UserDict(a=x, b=OrderedDict(c=(x, [x])), d=Pair(x, 0.5))
-    copied = clones(batch)
-    assert isinstance(copied, UserDict)
-    assert isinstance(copied["b"], OrderedDict)
-    assert isinstance(copied["d"], Pair)
-    assert copied["d"].loss.requires_grad
-    assert copied["d"].loss is not x
-    assert batch["a"] is x
-
-
-def test_leaves_have_dotted_names():
-    ring = Ring(4, 6, lambda first, last: torch.arange(first, last))
-    value = {
-        "pair": Pair(torch.zeros(1), 0.5),
-        "output": Output(torch.zeros(2)),
-        "list": [1, {"x": "text"}],
-        "array": np.ones(3),
-        "kind": torch.float16,
-        "strange": object(),
-        "ring": ring,
-        "empty": {},
-    }
-    found = dict(leaves(value))
-    assert list(found) == [
-        "pair.loss", "pair.error", "output.loss", "output.logits", "list.0", "list.1.x", "array", "kind", "strange",
-        "ring.written", "ring.rows",
-    ]  # fmt: skip
-    assert found["array"].tolist() == [1, 1, 1]
-    assert found["kind"] == "torch.float16"
-    assert found["strange"] == "object"
-    assert found["ring.rows"].tolist() == [2, 3, 4, 5]
+from runner.proof.subject_states import load, named_parameters, saved
+from runner.proof.trees import leaves, to_float64
 
 
 @pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}, {}])

@@ -7,7 +7,7 @@ from toy_runs import RECIPE, TOYS, trained
 from runner.api import RunnerError
 from runner.plugin.registry import Registry
 from runner.proof.isolation import Isolation
-from runner.proof.subject_states import to_float64
+from runner.proof.trees import to_float64
 from runner.recipe.loader import load
 from runner.training.pipeline import assemble
 from runner.verify.subjects import recorded, subject

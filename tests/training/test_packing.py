@@ -13,7 +13,9 @@ import torch
 from runner.system.errors import RunnerError
 from runner.training import checkpoint
 from runner.training.checkpoint import Writer, kept
+from runner.training.packing import module_versions
 from runner.training.state_difference import differences
+from runner.training.unpacking import unpack
 
 EYE = torch.eye(4)
 TENSORS = {
@@ -181,3 +183,20 @@ def test_a_difference_names_its_entry(name):
     before, after, message = DIFFERENT[name]
     (line,) = differences({"x": before}, {"x": after})
     assert re.search(message, line)
+
+
+@pytest.mark.parametrize(
+    "module", [torch.nn.BatchNorm1d(2), torch.nn.Sequential(torch.nn.BatchNorm1d(2)), torch.nn.Linear(1, 1)]
+)
+def test_the_versions_of_modules_come_back(module, tmp_path):
+    state = module.state_dict()
+    after = written_and_read(tmp_path, {"module": state})["module"]
+    assert module_versions(after) == module_versions(state)
+    assert bool(module_versions(after)) is any(layer._version == 2 for layer in module.modules())
+
+
+@pytest.mark.parametrize("versions", [[1], {"a": -1}, {"a": 1.5}, {"a": None}, {"a": "2"}])
+def test_versions_of_another_form_are_refused(versions):
+    node = {"items": [], "class": "OrderedDict", "versions": versions}
+    with pytest.raises(ValueError, match="versions of modules should be integers by name"):
+        unpack(node, {}, None)

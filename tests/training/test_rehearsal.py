@@ -60,6 +60,12 @@ def test_a_buffer_of_any_kind_is_resumed_with_its_layout(buffer, tmp_path):
         assert after.shape == (4, 2)
 
 
+def test_a_module_loads_its_state_by_its_version(tmp_path):
+    loop, _ = trained(tmp_path, odd_pipeline(tmp_path, buffer="versioned"))
+    learner = resumed(tmp_path / "run", odd_pipeline(tmp_path, buffer="versioned")).pipeline.learner
+    assert not list(differences(loop.pipeline.learner.complete_state(), learner.complete_state()))
+
+
 @pytest.mark.parametrize("memory", ["numbers", "tuples"])
 def test_what_a_learner_remembers_is_resumed(memory, tmp_path):
     trained(tmp_path, odd_pipeline(tmp_path, memory=memory))

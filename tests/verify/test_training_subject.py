@@ -13,8 +13,9 @@ from running import tiny
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.proof.isolation import Isolation, Location
-from runner.proof.subject_states import clones, saved
+from runner.proof.subject_states import saved
 from runner.proof.trajectory import Trajectory
+from runner.proof.trees import clones
 from runner.recipe.loader import load
 from runner.recipe.yaml_nodes import RecipeError
 from runner.system import generators

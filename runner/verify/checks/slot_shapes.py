@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.plugin.check import Check
-from runner.proof.subject_states import on_host
 from runner.proof.trajectory import Update
+from runner.proof.trees import on_host
 from runner.proof.verdict import Verdict
 from runner.verify.evaluation_checks import same_answers
 from runner.verify.input_shapes import keep_answered, reshape_inputs
