@@ -11,7 +11,7 @@ import torch
 from children import start
 from running import RECIPES, settings_of
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.training import checkpoint
 
 

@@ -10,7 +10,7 @@ from running import tiny
 from runner.distributed.gathered_state import gathered_states, send_state
 from runner.plugin.context import Context
 from runner.plugin.registry import Registry
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.plugins.marl.simulator import SimulatorSource
 from runner.system.errors import RunnerError
 from runner.system.tensor_trees import map_tensors, widened

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from operator_graph import CaptureError, OperatorGraph, capture
 from running import tiny
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.plugins.marl.uav.environment import UavEnvironment
 from runner.plugins.stages import captured_call
 from runner.plugins.stages.captured_call import MOST_GRAPHS, UNCAPTURED_CALLS, CapturedCall, copied, copy_all

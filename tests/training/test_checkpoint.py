@@ -9,7 +9,7 @@ from builders import build_masac, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.system.errors import CheckpointError
 from runner.training import checkpoint
 from runner.training.checkpoint import Writer

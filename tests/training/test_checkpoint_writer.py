@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.training import checkpoint
 from runner.training.checkpoint import Writer
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from inference_stages.learnt import learnt
 from safetensors.torch import save
 
-from runner.plugin.source import Ring
+from runner.plugin.ring import Ring
 from runner.system.errors import CheckpointError, DamagedError
 from runner.system.files import sha256
 from runner.training import checkpoint
