@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ _LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})
 _VALUES = Tensor | bool | int | float | complex | str | bytes | None
 # Objects that are defined by their name.
 _NAMED = type | FunctionType | BuiltinFunctionType | MethodType | ModuleType
+_WITHOUT_CONTENTS = _VALUES | _NAMED
 # Settings of an optimizer's implementation, which stay.
 IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
 _IMPLEMENTATION_SETTING = re.compile(
@@ -56,7 +58,7 @@ def leaves(
         nodes = containers(node)
         if nodes is not None:
             return nodes
-        if id(node) in entered or isinstance(node, _VALUES | _NAMED):
+        if id(node) in entered or isinstance(node, _WITHOUT_CONTENTS):
             return None
         contents = _contents(node)
         if contents is not None:
@@ -89,10 +91,19 @@ def _comparable(leaf: Any) -> Any:
 
 def _as_tensor(array: np.ndarray[Any, Any] | np.generic) -> Tensor | None:
     """Returns a copy of an array as a tensor; None if torch has no type for its elements."""
+    # torch knows one byte order.
+    dtype = array.dtype.newbyteorder("=")
+    return torch.as_tensor(np.array(array, dtype)) if _is_known(dtype) else None
+
+
+@cache
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    """Returns whether torch has a type for elements of an array."""
     try:
-        return torch.as_tensor(np.array(array))
+        torch.as_tensor(np.empty(0, dtype))
     except TypeError:
-        return None
+        return False
+    return True
 
 
 def containers(value: Any) -> Mapping[Any, Any] | None:
@@ -110,8 +121,8 @@ def containers(value: Any) -> Mapping[Any, Any] | None:
 def _contents(value: Any) -> Mapping[Any, Any] | None:
     """Returns the values that ``pickle`` would save of an object, by names; None for a leaf."""
     if isinstance(value, np.ndarray | np.generic):
-        is_text = isinstance(value, np.ndarray) and _as_tensor(value) is None
-        return dict(enumerate(value.tolist())) if is_text and value.ndim else None
+        is_known = _is_known(value.dtype.newbyteorder("="))
+        return None if is_known or not value.ndim else dict(enumerate(value.tolist()))
     if isinstance(value, torch.dtype | torch.device):
         return None
     contents: dict[Any, Any] = {}
@@ -341,5 +352,5 @@ def _fits(value: Any, target: Any) -> bool:
         return value.shape == target.shape
     if not isinstance(value, np.ndarray) or not isinstance(target, np.ndarray):
         return False
-    has_numbers = _as_tensor(value) is not None and target.flags.writeable
-    return has_numbers and value.shape == target.shape and value.dtype == target.dtype
+    has_form = value.shape == target.shape and value.dtype == target.dtype
+    return has_form and target.flags.writeable and _is_known(value.dtype)

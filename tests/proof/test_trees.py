@@ -145,6 +145,7 @@ OBJECTS = {
     "random numbers of torch": lambda number: torch.Generator().manual_seed(number),
     "dataclass": lambda number: Frozen(torch.full((2,), float(number))),
     "array": lambda number: np.full(3, number, dtype=np.float32),
+    "array of another byte order": lambda number: np.full(3, number, dtype=">i4"),
     "array of texts": lambda number: np.array(["a", f"b{number}"]),
     "array of dates": lambda number: np.array([number, 4], dtype="datetime64[D]"),
     "array of objects": lambda number: np.array([number, None], dtype=object),
