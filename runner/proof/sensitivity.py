@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.proof.difference import FLOOR, TOLERANCE
 from runner.proof.isolation import Frame, Location
+from runner.system.tensor_trees import has_arithmetic
 
 
 class Sensitivity:
@@ -62,6 +63,6 @@ def _weights(frame: Frame) -> Iterable[tuple[Location, Tensor]]:
     for location, value in frame.items():
         if location.kind != "state" or not isinstance(value, Tensor):
             continue
-        is_dense = value.is_floating_point() and value.layout == torch.strided
+        is_dense = has_arithmetic(value) and value.layout == torch.strided
         if is_dense and value.numel():
             yield location, value.detach()

@@ -382,3 +382,22 @@ def test_one_parameter_of_16_bits_does_not_make_others_less_precise():
     verdict = verify(OfTwoPrecisions(), OfTwoPrecisions(Narrow.apply), rows(), Close())
     assert verdict.outcome is Outcome.FAIL
     assert "gradients of float32" in verdict.summary
+
+
+class Packed(nn.Module):
+    """A layer with a table of 8 bits that every step reads and writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("table", torch.ones(4).to(torch.float8_e4m3fn))
+
+    def forward(self, x):
+        table = self.table.to(x.dtype)
+        self.table.copy_((0.5 * table + 1).detach())
+        return self.layer(x * table)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_buffer_of_8_bits_is_compared_as_it_is(promise):
+    assert verify(Loop(net=Packed), Loop(net=Packed), batches(), promise)
