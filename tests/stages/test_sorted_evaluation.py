@@ -1,11 +1,14 @@
 """Sorted evaluations: the same samples with less padding."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from test_every_stage_and_learner import REGISTRY
 from test_every_stage_and_learner import recipe_of as tokens_recipe
 
-from runner.api import nbytes
+from runner.api import RunnerError, nbytes
 from runner.plugin.registry import Registry
 from runner.plugins.stages import sorted_evaluation
 from runner.proof.verdict import Outcome
@@ -93,6 +96,60 @@ def test_it_is_inactive_where_nothing_is_padded_or_may_be_read(recipe, sets, rea
     pipeline = assemble(load(recipe, ["device=cpu", *sets, ON], Registry()))
     report = pipeline.reports["sorted_evaluation"]
     assert reason in report.reason
+
+
+def tagger_pipeline(tmp_path, switch="on"):
+    return assemble(tokens_recipe("tokens", tmp_path, f"optimization.sorted_evaluation={switch}"))
+
+
+@pytest.mark.parametrize("method", ["noise", "held_out_noise"])
+def test_it_is_inactive_for_a_learner_with_noise(tmp_path, monkeypatch, method):
+    natural = tagger_pipeline(tmp_path, "off")
+    monkeypatch.setattr(type(natural.learner), method, lambda self, batch, generator=None: {}, raising=False)
+    pipeline = tagger_pipeline(tmp_path)
+    assert f"TaggerLearner.{method} gives each sample random numbers" in pipeline.reports["sorted_evaluation"].reason
+    assert all(map(torch.equal, pipeline.source.held_out, natural.source.held_out))
+
+
+DRAWS = {
+    "torch": lambda learner: torch.rand(()),
+    "python": lambda learner: random.random(),
+    "numpy": lambda learner: np.random.rand(),
+    "attribute": lambda learner: learner.draws.random(),
+    "context": lambda learner: learner.context.generator("mine").initial_seed(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_metrics_that_use_random_numbers_are_refused(tmp_path, monkeypatch, draw):
+    learner = type(tagger_pipeline(tmp_path, "off").learner)
+    metrics = learner.metrics
+
+    def drawing(self, batch):
+        draw(self)
+        return metrics(self, batch)
+
+    monkeypatch.setattr(learner, "draws", random.Random(0), raising=False)
+    assert evaluated(tagger_pipeline(tmp_path))
+    monkeypatch.setattr(learner, "metrics", drawing)
+    pipeline = tagger_pipeline(tmp_path)
+    with pytest.raises(RunnerError, match=r"^sorted_evaluation: TaggerLearner\.metrics uses random numbers"):
+        evaluated(pipeline)
+
+
+def test_it_is_inactive_if_held_out_samples_are_random(tmp_path, monkeypatch):
+    source = type(tagger_pipeline(tmp_path, "off").source)
+    collate = source.collate
+
+    def masked(self, samples):
+        batch = collate(self, samples)
+        return {"token": batch["token"] * (torch.rand(batch["token"].shape) > 0.1)}
+
+    monkeypatch.setattr(source, "collate", masked)
+    before = torch.get_rng_state()
+    pipeline = tagger_pipeline(tmp_path)
+    assert "samples of 'tiny_tokens' use random numbers" in pipeline.reports["sorted_evaluation"].reason
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.usefixtures("traced_only")
