@@ -6,6 +6,7 @@ from pathlib import Path
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.training.loop import Loop
+from runner.training.outputs import NoOutput
 from runner.training.pipeline import assemble
 from runner.training.signals import Stop
 
@@ -39,6 +40,13 @@ def toy(folder, *sets):
 def toy_pipeline(folder, *sets):
     """The same, assembled."""
     return assemble(toy(folder, *sets), [TOYS])
+
+
+class SilentSeeds(NoOutput):
+    """Displays nothing about several trainings."""
+
+    def show_seeds(self, steps):
+        """Shows nothing."""
 
 
 class Notes:

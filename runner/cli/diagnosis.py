@@ -228,7 +228,8 @@ def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
         finding += f"; {len(reaped)} had crashed: {_names(reaped)}"
     yield Diagnosis("runs", "ok", finding)
 
-    unsent_runs = [folder.name for folder in readable if unsent(folder.spool) and not folder.alive()]
+    complete = [*readable, *folders(workspace.seeds)]
+    unsent_runs = [folder.name for folder in complete if unsent(folder.spool) and not folder.alive()]
     if unsent_runs:
         finding = f"metrics are missing in MLflow for {len(unsent_runs)} runs: {_names(unsent_runs)}"
         yield Diagnosis("unsent", "warn", finding, "runner sync")

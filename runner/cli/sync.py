@@ -1,4 +1,4 @@
-"""The command ``sync``: uploads the metrics of crashed runs to MLflow."""
+"""The command ``sync``: uploads to MLflow what it does not have of runs and groups of runs."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -13,32 +13,32 @@ Sent = Annotated[
     list[str] | None,
     Argument(
         metavar="[RUN...]",
-        help="Runs to send; by default all with something to send.",
+        help="Runs and groups of runs to send; by default all with something to send.",
         autocompletion=completion.runs,
     ),
 ]
 
 
 def sync(runs: Sent = None, as_json: AsJson = False) -> None:
-    """Upload to MLflow what crashed runs left behind; repeating it changes nothing.
+    """Upload to MLflow what it has not got from runs and groups; repeating it changes nothing.
 
     [bold]runner sync[/]
 
     [bold]MLFLOW_TRACKING_URI=http://127.0.0.1:5000 runner sync latest[/]
     """
-    from runner.tracking.lookup import find
+    from runner.tracking.lookup import find, folders
     from runner.tracking.recovery import deliver
     from runner.tracking.spool import unsent
     from runner.tracking.workspace import Workspace
 
     workspace = Workspace()
-    all_folders = run_folders("sync")
+    all_folders = [*run_folders("sync"), *folders(workspace.seeds)]
     if runs:
-        folders = [find(workspace.runs, name) for name in runs]
+        selected = [find(workspace.runs, name, workspace.seeds) for name in runs]
     else:
-        folders = [folder for folder in all_folders if unsent(folder.spool)]
+        selected = [folder for folder in all_folders if unsent(folder.spool)]
     with working("sync", "sending"):
-        deliveries = deliver(workspace, folders)
+        deliveries = deliver(workspace, selected)
     if as_json:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:

@@ -14,7 +14,7 @@ from runner.system.interval import CONFIDENCE, Interval, student
 from runner.system.workspace_paths import LOCK_NAME
 from runner.tracking.lookup import find
 from runner.tracking.record import REPEATED, Record
-from runner.tracking.seeds import Bounds, bounds_for, evaluations, last, overlap, runs_of
+from runner.tracking.seeds import Bounds, bounds_for, evaluations, is_finished, last, overlap, runs_of
 from runner.tracking.workspace import RunFolder, Workspace
 
 Values = Mapping[int, float]
@@ -44,7 +44,10 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
         groups = " and ".join(f"{group.name} is of {group.kind}" for group in pair)
         raise UsageError(f"{groups}: compare two groups of the same kind")
 
-    runs = [_finished_runs(workspace, group) for group in pair]
+    runs = []
+    for group in pair:
+        members = runs_of(workspace, group)
+        runs.append({key: folder for key, folder in members.items() if is_finished(folder)})
     if pair[0].digests.keys() == pair[1].digests.keys():
         shared = runs[0].keys() & runs[1].keys()
         runs = [{key: folder for key, folder in side.items() if key in shared} for side in runs]
@@ -123,16 +126,6 @@ def difference(baseline: Values, candidate: Values, is_paired: bool, has_folds: 
     freedom = total**2 / sum(squares)
     half_width = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(total)
     return Interval(center, center - half_width, center + half_width)
-
-
-def _finished_runs(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
-    """Returns the finished runs of a group, by seed or fold: others have values of earlier steps."""
-    finished = {}
-    for key, folder in runs_of(workspace, group).items():
-        record = folder.record()
-        if record is not None and record.status == "FINISHED":
-            finished[key] = folder
-    return finished
 
 
 def _divisions(runs: Mapping[int, RunFolder]) -> dict[int, Any]:

@@ -14,6 +14,7 @@ from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.workspace_paths import RECORD
 from runner.tracking.lookup import folders
+from runner.tracking.record import GROUPS
 from runner.tracking.spool import Shipper, Spool, lines, offset_file, reached
 from runner.tracking.store import Store, shown
 from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace
@@ -119,7 +120,8 @@ def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]
     if record.tracking_uri != workspace.recorded_uri(shown(workspace.tracking_uri)):
         recorded = workspace.resolved_uri(record.tracking_uri)
         return Delivery(folder.name, problem=f"it is kept in {recorded}; name that in MLFLOW_TRACKING_URI")
-    if folder.alive():
+    # The process of a group holds no lock.
+    if folder.alive() or (record.kind in GROUPS and record.at_work):
         return Delivery(folder.name, alive=True)
     mlflow = store()
     try:

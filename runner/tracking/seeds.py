@@ -49,6 +49,12 @@ def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
     return dict(sorted(runs.items()))
 
 
+def is_finished(folder: RunFolder) -> bool:
+    """Returns whether a run has finished; others have values of earlier steps."""
+    record = folder.record()
+    return record is not None and record.status == "FINISHED"
+
+
 def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
     """Returns the metrics of evaluations without ``eval/``, and those of tests with ``test/``."""
     curves: Curves = {}
@@ -98,6 +104,11 @@ def overlap(folds: int) -> float:
     Bengio 2003), instead of 1 / k times.
     """
     return math.sqrt((2 * folds - 1) / (folds - 1))
+
+
+def widening(group: Record) -> float:
+    """Returns the factor of the width of a group's intervals."""
+    return overlap(len(group.digests)) if group.kind == "folds" else 1.0
 
 
 def means(curves: Curves, count: int, bounds: Bounds, widening: float = 1.0) -> Iterator[tuple[str, int, Interval]]:

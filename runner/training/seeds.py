@@ -19,26 +19,23 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from runner.plugin.registry import Registry
 from runner.recipe.joined_results import Computation, accepted_drift, record_computation
-from runner.recipe.loader import assignments
 from runner.recipe.lock import computation_of
-from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.files import make_folder
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
 from runner.system.processes import Owner
 from runner.system.secrets import redact
-from runner.system.suggestions import shown_path
-from runner.system.text_lines import figure
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as seed_groups
-from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
-from runner.tracking.keys import interval_keys, mlflow_key
+from runner.tracking.keys import mlflow_key
 from runner.tracking.mlflow_view import headline_of, view_of
 from runner.tracking.record import REPEATED, Record
 from runner.tracking.store import Store, params_of, shown, text, user_tags
 from runner.tracking.workspace import DIGITS, folder_name
+from runner.training.group_publication import GroupPublication, keyed_interval
 from runner.training.outputs import Display
 from runner.training.result import stopped_by
 from runner.training.seed_process import locked_data, train_seed
@@ -105,7 +102,7 @@ class SeedsResult:
         return data
 
 
-class _Outcome(NamedTuple):
+class GroupOutcome(NamedTuple):
     """The result of a group, with the curves and means that it is made from."""
 
     result: SeedsResult
@@ -168,10 +165,12 @@ def train_seeds(
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
     computation = _recorded_computation(folder, recipes, registry, allow_drift)
-    publish = partial(_publish, store, recipes, group, resume_command, varied)
-    publish()
+    publication = GroupPublication(
+        store, folder, group, recipes, resume_command, varied
+    )
+    publication.publish()
     runs = seed_groups.runs_of(workspace, group)
-    finished = {seed for seed, run in runs.items() if _is_finished(run)}
+    finished = {seed for seed, run in runs.items() if seed_groups.is_finished(run)}
 
     def progress() -> dict[str, Any]:
         seconds = group.seconds + time.perf_counter() - started
@@ -231,7 +230,7 @@ def train_seeds(
             metrics=_metrics(outcome.means) | _best(outcome.result, group, recipe),
             reason=redact("; ".join(outcome.result.failures.values())),
         )
-        publish(outcome)
+        publication.publish(outcome)
     return outcome.result
 
 
@@ -296,7 +295,7 @@ def _outcome(
     failures: Mapping[int, RunnerError],
     seconds: float,
     exit_code: ExitCode,
-) -> _Outcome:
+) -> GroupOutcome:
     """Returns the result of a group of ``count`` seeds."""
     runs = seed_groups.runs_of(workspace, group)
     if exit_code == ExitCode.DONE:
@@ -309,7 +308,7 @@ def _outcome(
     curves = seed_groups.evaluations(runs)
     means = []
     if group.kind in REPEATED:
-        widening = _widening(group)
+        widening = seed_groups.widening(group)
         means = list(seed_groups.means(curves, count, group.bounds, widening))
         # Trainings that ended early are compared by their last evaluations.
         if status == "FINISHED":
@@ -334,9 +333,11 @@ def _outcome(
         synthetic=group.synthetic,
         exit_code=exit_code,
         steps=steps,
-        unfinished=tuple(seed for seed, run in runs.items() if not _is_finished(run)),
+        unfinished=tuple(
+            seed for seed, run in runs.items() if not seed_groups.is_finished(run)
+        ),
     )
-    return _Outcome(result, curves, means)
+    return GroupOutcome(result, curves, means)
 
 
 def _missing_members(
@@ -351,13 +352,8 @@ def _missing_members(
             "its training ended, and the group has no finished run of it"
         )
         for number in group.digests
-        if number not in runs or not _is_finished(runs[number])
+        if number not in runs or not seed_groups.is_finished(runs[number])
     }
-
-
-def _widening(group: Record) -> float:
-    """Returns the factor of the width of a group's intervals."""
-    return seed_groups.overlap(len(group.digests)) if group.kind == "folds" else 1.0
 
 
 def _unfinished_group(
@@ -432,7 +428,7 @@ def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     # The means are in the order of steps, so the last ones remain.
     for name, _, mean in means:
-        metrics.update(_keyed(name, mean))
+        metrics.update(keyed_interval(name, mean))
     # MLflow stores no infinite bounds, which the interval of a single seed has.
     return {key: value for key, value in metrics.items() if not math.isinf(value)}
 
@@ -453,12 +449,6 @@ def _best(result: SeedsResult, group: Record, recipe: Recipe) -> dict[str, float
     return {mlflow_key(f"eval/{objective.name}"): select(values)}
 
 
-def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
-    """Yields a mean and the bounds of its interval with their keys."""
-    key = mlflow_key(seed_groups.logged_name(name))
-    yield from zip((key, *interval_keys(key)), mean, strict=True)
-
-
 def _step(folder: RunFolder) -> int:
     """Returns the step at which the run continues or ended."""
     record = folder.record()
@@ -467,11 +457,6 @@ def _step(folder: RunFolder) -> int:
     if record.status == "FINISHED":
         return record.step
     return folder.last_checkpoint or 0
-
-
-def _is_finished(folder: RunFolder) -> bool:
-    record = folder.record()
-    return record is not None and record.status == "FINISHED"
 
 
 class _JointDisplay:
@@ -508,104 +493,3 @@ class _JointDisplay:
 
     def _show_seeds(self) -> None:
         self._display.show_seeds(dict(self._training))
-
-
-def _publish(
-    store: Store,
-    recipes: Mapping[int, Recipe],
-    group: Record,
-    resume_command: str,
-    varied: Sequence[str],
-    outcome: _Outcome | None = None,
-) -> None:
-    """Writes the group and its results to MLflow; a repetition changes only what is new."""
-    recipe = next(iter(recipes.values()))
-    milliseconds = time.time_ns() // 1_000_000
-    run_id = str(group.run_id)
-    metrics = [
-        (key, value, milliseconds, step)
-        for name, step, mean in (outcome.means if outcome else ())
-        for key, value in _keyed(name, mean)
-        if not math.isinf(value)
-    ]
-    values = {
-        path: value for path, value in flatten(recipe.values()) if path not in varied
-    }
-    if group.kind in REPEATED:
-        values[group.kind] = sorted(recipes)
-    result = None if outcome is None else outcome.result
-    tags = _tags(recipes, group, resume_command, varied, result)
-    # MLflow raises whatever its database and network drivers raise.
-    try:
-        store.send(run_id, metrics, params_of(values), params_of(tags))
-        if outcome is not None and group.kind in REPEATED:
-            paths = seed_groups.draw(
-                outcome.curves,
-                recipe.headline,
-                recipe.length[0],
-                Path(outcome.result.folder),
-                group.bounds,
-                f"one {group.kind.removesuffix('s')}",
-                group.kind.removesuffix("s"),
-                _widening(group),
-            )
-            if outcome.result.predictions is not None:
-                paths.append(Path(outcome.result.predictions))
-            for path in paths:
-                store.client.log_artifact(run_id, str(path))
-        store.set_status(run_id, result.status if result else "RUNNING", milliseconds)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        _log.warning("the results of %s are missing in MLflow: %s", group.name, reason)
-
-
-def _tags(
-    recipes: Mapping[int, Recipe],
-    group: Record,
-    resume_command: str,
-    varied: Sequence[str],
-    result: SeedsResult | None,
-) -> dict[str, Any]:
-    """Returns the tags of a group in MLflow, with its description."""
-    recipe = next(iter(recipes.values()))
-    overrides = [
-        assignment
-        for assignment in assignments(recipe.overrides)
-        if assignment.partition("=")[0] not in varied
-    ]
-    digits = group.name.rpartition("-")[2]
-    facts = {
-        "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-        "result": "",
-        "seeds": ", ".join(map(str, recipes)) if group.kind == "seeds" else "",
-        "folds": str(len(recipes)) if group.kind == "folds" else "",
-        "grid": code(*varied) if group.kind == "grid" else "",
-        "overridden": code(*overrides),
-        "continue it": code(resume_command),
-        "compare it": "",
-    }
-    if group.kind == "seeds":
-        facts["compare it"] = code(f"runner compare {digits} OTHER_GROUP")
-    if result is not None:
-        means = _means_text(result.means, recipe.headline)
-        facts["result"] = f"{result.status}; {means}"
-        if result.status == "FINISHED":
-            facts["continue it"] = ""
-    return {
-        **group.tags,
-        "kind": group.kind,
-        "overrides": ", ".join(overrides) or "none",
-        "mlflow.source.name": str(recipe.path),
-        DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),
-    }
-
-
-def _means_text(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
-    """Returns the means with their intervals, the headline first."""
-    names = dict.fromkeys([*(name for name in headline if name in means), *means])
-    texts = []
-    for name in names:
-        mean = means[name]
-        bounds = f"[{figure(mean.low)}, {figure(mean.high)}]"
-        texts.append(f"{seed_groups.logged_name(name)} {figure(mean.mean)} {bounds}")
-    return ", ".join(texts)

@@ -8,26 +8,20 @@ import os
 import mlflow
 import pytest
 from run_folders import run_folder
-from toy_runs import TOYS, toy
+from toy_runs import TOYS, SilentSeeds, toy
 
 from runner.cli.seeds import show
 from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.system.stored_json import json_number
 from runner.tracking import RunFolder, Workspace
+from runner.tracking.recovery import deliver
 from runner.tracking.seeds import groups
-from runner.tracking.spool import Spool
-from runner.training.outputs import NoOutput
+from runner.tracking.spool import Spool, unsent
+from runner.tracking.store import Store
 from runner.training.seeds import train_seeds
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
-
-
-class SilentSeeds(NoOutput):
-    """Displays nothing about several trainings."""
-
-    def show_seeds(self, steps):
-        """Shows nothing."""
 
 
 @pytest.fixture
@@ -114,3 +108,48 @@ def test_a_full_disk_at_the_end_does_not_cost_the_result(number, group_of, monke
     result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
     assert result.status == "FINISHED"
     assert f"the record of {result.name} was not written: {os.strerror(number)}" in caplog.text
+
+
+def results_in_mlflow(group):
+    client = mlflow.MlflowClient(Workspace().resolved_uri(group.tracking_uri))
+    run = client.get_run(group.run_id)
+    names = [artifact.path for artifact in client.list_artifacts(group.run_id)]
+    return run.info.status, run.data.metrics, run.data.tags["mlflow.note.content"], names
+
+
+@pytest.mark.parametrize("method", ["send", "set_status", "log_artifact"])
+@pytest.mark.parametrize("kind", ["seeds", "folds"])
+def test_results_that_mlflow_refuses_are_sent_later(kind, method, group_of, monkeypatch, caplog):
+    send = getattr(Store, method)
+
+    def refuse_results(store, run_id, *values):
+        record = RunFolder(next(Workspace().seeds.iterdir())).record()
+        if record is not None:
+            raise OSError("it is away")
+        send(store, run_id, *values)
+
+    with monkeypatch.context() as away:
+        away.setattr(Store, method, refuse_results)
+        result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"), kind=kind)
+    hint = f"missing in MLflow: it is away; send them with: runner sync {result.name}"
+    assert hint in caplog.text
+    folder = RunFolder(Workspace().seeds / result.name)
+    assert unsent(folder.spool)
+    (delivery,) = deliver(Workspace(), [folder])
+    assert (delivery.problem, delivery.alive) == ("", False)
+    assert not unsent(folder.spool)
+    status, metrics, description, names = results_in_mlflow(folder.record())
+    assert (status, names) == ("FINISHED", ["curves.png"])
+    assert metrics["eval/loss"] == result.means["loss"].mean
+    assert "FINISHED; eval/loss" in description
+
+
+def test_a_disk_that_refuses_the_results_is_a_warning(group_of, monkeypatch, caplog):
+    def refuse(spool):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("runner.training.group_publication.Spool", refuse)
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    assert result.status == "FINISHED"
+    assert f"the results of {result.name} are missing in MLflow" in caplog.text
+    assert "runner sync" not in caplog.text

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from run_folders import run_folder, seed_group
-from toy_runs import TOYS, toy
+from toy_runs import TOYS, SilentSeeds, toy
 
 from runner.plugin.registry import Registry
 from runner.system.errors import UsageError
@@ -13,7 +13,6 @@ from runner.tracking import RunFolder, Workspace
 from runner.tracking import workspace as workspace_module
 from runner.tracking.seeds import groups
 from runner.tracking.trash import remove
-from runner.training.outputs import NoOutput
 from runner.training.seeds import train_seeds
 
 ELSEWHERE = Owner(pid=4711, host="elsewhere", boot_id="another")
@@ -21,13 +20,6 @@ YESTERDAY, LATELY, FUTURE = 86_400, 30, -3_600
 """Ages of a heartbeat in seconds."""
 GONE = [(YESTERDAY, False), (YESTERDAY, True), (LATELY, True), (FUTURE, True)]
 PERHAPS_ALIVE = [LATELY, FUTURE]
-
-
-class SilentSeeds(NoOutput):
-    """Displays nothing about several trainings."""
-
-    def show_seeds(self, steps):
-        """Shows nothing."""
 
 
 @pytest.fixture(autouse=True)
