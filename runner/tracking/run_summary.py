@@ -1,4 +1,4 @@
-"""Summary of one run, ablation, study or group of seeds."""
+"""Summary of one run, ablation, study or group of runs."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from runner.system.synthetic import SMOKE_REMARK, SYNTHETIC_REMARK
 from runner.system.text_lines import figure, labelled
 from runner.tracking.keys import interval_keys
 from runner.tracking.listing import headed, metric, objective, progress, span, tags_and_note
+from runner.tracking.record import REPEATED
 from runner.tracking.seeds import PICTURE
 
 _LABEL = 10
@@ -19,7 +20,7 @@ _MOST = 12
 
 def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints the result of ``listing.described`` for a run, and the runs below it
-    if it is a group of seeds.
+    if it is a group.
     """
     print_sections(run["name"], run["status"], _sections(run, below), console)
 
@@ -61,7 +62,7 @@ def _result(run: Mapping[str, Any]) -> Iterator[str]:
     if run["kind"] == "run":
         names = [name for name in names if name.startswith(("eval/", "test/"))]
     ordered_names = dict.fromkeys([*headline, *names])
-    intervals = {name: interval_keys(name) for name in ordered_names if run["kind"] == "seeds"}
+    intervals = {name: interval_keys(name) for name in ordered_names if run["kind"] in REPEATED}
     # The bounds of an interval are shown with their metric.
     bound_names = {key for keys in intervals.values() for key in keys}
     for name in ordered_names:
@@ -73,11 +74,22 @@ def _result(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the runs of a group of seeds."""
-    seeds = {digest: seed for seed, digest in (run["digests"] or {}).items()}
+    """Yields the runs of a group by seed or fold, those of a grid with their settings."""
+    if not below:
+        return
+    numbers = {digest: number for number, digest in run["digests"].items()}
+    word = "run" if run["kind"] == "grid" else run["kind"].removesuffix("s")
     for member in below:
-        seed = seeds.get(member["digest"], "?")
-        yield f"{member['name']}: seed {seed}, {member['status']}, {objective(member)}"
+        number = numbers.get(member["digest"], "?")
+        settings = _varied(run, member) if run["kind"] == "grid" else ""
+        yield f"{member['name']}: {word} {number}{settings}, {member['status']}, {objective(member)}"
+
+
+def _varied(run: Mapping[str, Any], member: Mapping[str, Any]) -> str:
+    """Returns the settings that a run of a grid has in addition to those of the grid."""
+    shared = run["overrides"] or {}
+    overrides = member["overrides"] or {}
+    return "".join(f", {path}={value}" for path, value in overrides.items() if shared.get(path) != value)
 
 
 def _training(run: Mapping[str, Any]) -> Iterator[str]:
@@ -113,13 +125,13 @@ def _next(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"runner study show {run['name']}"
     elif run["kind"] == "ablation":
         yield f"its report: {run['run_dir']}/README.md"
-    elif run["kind"] == "seeds":
+    elif run["kind"] in REPEATED:
         yield f"its curves: {run['run_dir']}/{PICTURE}.png"
         if run["status"] == "FINISHED":
             yield f"runner compare {digits} OTHER_GROUP"
     elif run["resumable"]:
         yield f"runner resume {run['name']}"
-    elif run["status"] == "FINISHED":
+    elif run["status"] == "FINISHED" and run["kind"] == "run":
         yield f"runner compare {digits} OTHER_RUN"
     if run["not_resumable"] and run["status"] != "FINISHED":
         yield run["not_resumable"]

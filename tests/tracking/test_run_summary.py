@@ -68,3 +68,25 @@ def test_a_group_of_seeds_says_what_it_came_to_and_which_runs_it_has():
     ):  # fmt: skip
         assert said in text
     assert "eval_low" not in text
+
+
+@pytest.mark.parametrize(("kind", "word"), [("seeds", "seed"), ("folds", "fold")])
+def test_members_of_a_group_are_named_by_what_they_differ_in(kind, word):
+    group, runs = seed_group(10, 14, kind=kind)
+    text = "\n".join(printed(group, 120, [described(run) for run in runs]))
+    for number, run in zip((10, 14), runs, strict=True):
+        assert f"{run.name}: {word} {number}, FINISHED" in text
+    assert "return 12 [-13.41, 37.41]" in text
+    assert f"runner compare {group.name[-8:]} OTHER_GROUP" in text
+
+
+def test_members_of_a_grid_are_named_by_their_settings():
+    group, runs = seed_group(10, 14, kind="grid", overrides={"train.updates": "4"})
+    for rate, run in zip(("1e-3", "1e-2"), runs, strict=True):
+        overrides = {"train.updates": "4", "optimizer.lr": rate}
+        run.write(run.record().model_copy(update={"overrides": overrides}))
+    text = "\n".join(printed(group, 120, [described(run) for run in runs]))
+    assert f"{runs[0].name}: run 10, optimizer.lr=1e-3, FINISHED" in text
+    assert f"{runs[1].name}: run 14, optimizer.lr=1e-2, FINISHED" in text
+    assert ": seed " not in text
+    assert "runner compare" not in text
