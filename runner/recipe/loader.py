@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.lr_scheduler import ConstantConfig
+from runner.plugin.progress import UNITS
 from runner.plugin.registry import SECTIONS, Registry
 from runner.plugin.tuning import Setup
 from runner.recipe.contradictions import conflicts
@@ -221,17 +222,17 @@ def _validated(
 
     head_keys = {key: node for key, node in root.children.items() if key not in PARTS}
     head = fill(Head, replace(root, value=head_keys), "", problems, others=PARTS)
-    train = fill(
-        TrainConfig, root.get("train") or replace(root, value={}), "train", problems
-    )
+    train_node = root.get("train") or replace(root, value={})
+    uncounted = _uncounted_units(root, catalog)
+    train = fill(TrainConfig, train_node, "train", problems, useless=uncounted)
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
     optimizer = optimizers(root, model, catalog, problems)
     schedule: Any = ConstantConfig()
     if root.get("lr_scheduler") is not None:
         schedule = plugin_section(root, "lr_scheduler", catalog, problems)
-    optimization = stages(root, "optimization", catalog, problems)
-    inference = stages(root, "inference", catalog, problems)
+    optimization = stages(root, "optimization", catalog, problems, model)
+    inference = stages(root, "inference", catalog, problems, model)
     callbacks = stages(root, "callbacks", catalog, problems)
     problems += conflicts(
         root,
@@ -285,6 +286,20 @@ def _validated(
             **group_origins(root),
         },
     )
+
+
+def _uncounted_units(root: Node, catalog: Registry) -> dict[str, str]:
+    """Returns the units that the data of a recipe do not count, with a hint at those that they
+    count.
+    """
+    kind = root.get("data", "kind")
+    face = None if kind is None else face_of(catalog, "data", str(kind.value))
+    if face is None:
+        return {}
+    counted = [unit for unit in UNITS if unit in face.units]
+    settings = ", ".join(f"train.{unit}" for unit in counted)
+    hint = f" - set the length of a training on '{face.kind}' by one of {settings}"
+    return {unit: hint for unit in UNITS if unit not in counted}
 
 
 def _of_tracking(

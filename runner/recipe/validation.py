@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
+    from runner.plugin.configs import LearnerConfig
     from runner.plugin.registry import Registry, Section
     from runner.recipe.recipe import Recipe
 
@@ -61,12 +62,14 @@ def fill(
     path: str,
     problems: list[Problem],
     others: Iterable[str] = (),
+    useless: Mapping[str, str] | None = None,
 ) -> Model | None:
     """Validates a mapping strictly; its paths are made absolute, each from the file that it is
     written in.
 
     Mistakes are added to ``problems``, with their dotted paths below ``path``; the result is then
     None. ``others`` are keys that are allowed in addition to the model's, for suggestions.
+    ``useless`` are keys that would be refused in this recipe, each with what is suggested instead.
     """
     # Registered before a message can quote it, whether or not it is valid.
     for leaf in secret_nodes([model], node):
@@ -92,7 +95,8 @@ def fill(
         leftovers = list(_leftover_keys(errors, node))
         if not leftovers:
             problems.extend(
-                _problem(error, model, node, path, others) for error in errors
+                _problem(error, model, node, path, others, useless or {})
+                for error in errors
             )
             return None
         # They are in no list, because lists are not merged.
@@ -189,10 +193,15 @@ def face_of(catalog: Registry, section: Section, kind: str) -> Any:
 
 
 def stages(
-    root: Node, name: Section, catalog: Registry, problems: list[Problem]
+    root: Node,
+    name: Section,
+    catalog: Registry,
+    problems: list[Problem],
+    model: LearnerConfig | None = None,
 ) -> dict[str, Any]:
     """The stages or callbacks of a section that are on, in the order of attaching or calling; None
-    instead of settings that are not valid.
+    instead of settings that are not valid. Stages that cannot work with ``model`` are not
+    suggested.
     """
     switched_on: dict[str, Any] = {}
     noun = "callback" if name == "callbacks" else "stage"
@@ -214,8 +223,9 @@ def stages(
         if kind not in kinds:
             hint = catalog.import_hint(name, kind)
             if not hint:
-                plugin_hint = "" if nearest(kind, kinds) else _PLUGIN_HINT
-                hint = f"{suggestion(kind, kinds)}{plugin_hint}"
+                candidates = _candidates(kind, name, catalog, model)
+                plugin_hint = "" if nearest(kind, candidates) else _PLUGIN_HINT
+                hint = f"{suggestion(kind, candidates)}{plugin_hint}"
             problems.append(Problem(node.anchor, path, f"unknown {noun}{hint}"))
         elif not is_switch and not has_settings:
             value = "an empty mapping" if node.value == {} else node.shown
@@ -241,6 +251,34 @@ def stages(
     return {
         kind: switched_on[kind] for kind in sorted(switched_on, key=attachment_order)
     }
+
+
+def _candidates(
+    kind: str, section: Section, catalog: Registry, model: LearnerConfig | None
+) -> list[str]:
+    """Returns the kinds of a section from which one is suggested for an unknown kind: the nearest
+    one can work with the model, or all can.
+    """
+    candidates = list(catalog.kinds(section))
+    # Plugins with a similar name are read first, and the others only if none of these works.
+    while (similar := nearest(kind, candidates)) is not None:
+        if _offers_slots(model, face_of(catalog, section, similar)):
+            return candidates
+        candidates.remove(similar)
+    return [
+        candidate
+        for candidate in candidates
+        if _offers_slots(model, face_of(catalog, section, candidate))
+    ]
+
+
+def _offers_slots(model: LearnerConfig | None, face: Any) -> bool:
+    """Returns whether a model has all slots of a stage; callbacks have none."""
+    if model is None:
+        return True
+    empty: frozenset[str] = frozenset()
+    slots = getattr(face, "claims", empty) | getattr(face, "wraps", empty)
+    return not any(map(model.lacks, slots))
 
 
 def _stage(
@@ -340,15 +378,20 @@ def _problem(
     node: Node,
     path: str,
     others: Iterable[str],
+    useless: Mapping[str, str],
 ) -> Problem:
     keys, innermost, missing = _walk(node, error["loc"])
     dotted = ".".join([path, *keys] if path else keys)
     error_type = error["type"]
     if error_type == "extra_forbidden":
         known_keys = _keys_at(model, error["loc"][:-1])
+        hint = None
         if len(keys) == 1:
             known_keys = known_keys.union(others)
-        message = f"unknown key{suggestion(keys[-1], known_keys)}"
+            # The nearest key of all is what was meant.
+            hint = useless.get(nearest(keys[-1], known_keys) or "")
+            known_keys -= useless.keys()
+        message = f"unknown key{hint or suggestion(keys[-1], known_keys)}"
         return Problem(innermost.anchor, dotted, model.elsewhere.get(keys[-1], message))
     if error_type == "missing" and isinstance(missing, int):
         return Problem(innermost.place, dotted, f"needs at least {missing + 1} items")

@@ -2,10 +2,11 @@ import json
 import random
 
 import pytest
-from faces import RECIPE, Cache, FakeCatalog, Net, Sim, write_recipe
+from faces import RECIPE, Cache, FakeCatalog, Net, Sim, Table, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.plugin.progress import UNITS
 from runner.plugin.registry import Registry
 from runner.recipe.dumping import dump
 from runner.recipe.loader import load
@@ -230,6 +231,32 @@ def test_problems_of_the_command_line_point_into_its_text(tmp_path):
     assert str(caught.value) == (
         "override: train.env_stepz: unknown key - did you mean 'env_steps'?\n    train.env_stepz=3\n          ^"
     )
+
+
+@pytest.mark.parametrize("key", ["env_step", "steps", "epoch", "token"])
+@pytest.mark.parametrize(("data", "units"), [("{kind: sim, envs: 4}", Sim.units), ("{kind: table}", Table.units)])
+def test_a_length_is_suggested_in_units_that_the_data_count(data, units, key, tmp_path):
+    text = f"name: example\nmodel: {{kind: net}}\ndata: {data}\ntrain: {{{key}: 100}}\n"
+    (message,) = [line for line in problems(tmp_path, text) if "unknown key" in line]
+    meant = {"env_step": "env_steps", "steps": "env_steps", "epoch": "epochs", "token": "tokens"}[key]
+    if meant in units:
+        assert message.endswith(f"unknown key - did you mean '{meant}'?")
+        return
+    for unit in UNITS:
+        assert (f"train.{unit}" in message) == (unit in units)
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize("section", ["optimization", "inference"])
+def test_a_stage_is_suggested_only_if_the_model_has_its_slots(section, tmp_path):
+    (forward,) = problems(tmp_path, RECIPE, f"{section}.cach=on")
+    assert forward.endswith("unknown stage - did you mean 'cache'?")
+    backward = problems(tmp_path, RECIPE, f"{section}.cach=on", "model.order=backward", "optimization.cache=off")
+    (message,) = [line for line in backward if "unknown stage" in line]
+    assert "unknown stage - known: " in message
+    assert "merge" in message
+    assert "cache" not in message
+    assert "rival" not in message
 
 
 WORDS = ("lr", "epoch", "batchsize", "follower", "device", "kind")
