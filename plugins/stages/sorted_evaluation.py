@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from runner.api import Close, DatasetConfig, Learner, Pipeline, RunnerError, Setting, Stage, StageConfig, nbytes
+from runner.api import Close, DatasetConfig, Pipeline, RunnerError, Setting, Stage, StageConfig, nbytes
 
 from .bucketing import nothing_is_padded
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from runner.api import Batch, DatasetSource, Mean
+    from runner.api import Batch, DatasetSource, Learner, Mean
 
 
 class SortedEvaluationConfig(StageConfig):
@@ -58,7 +58,7 @@ class SortedEvaluation(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Selects the samples in another order."""
-        from runner.api import has_numbers
+        from runner.api import Learner, has_numbers
 
         source = cast("DatasetSource", pipeline.source)
         if not has_numbers(source.held_out):
@@ -103,8 +103,11 @@ class _Refusal:
         if learner.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[learner.device.index or 0])
         learner.metrics = self.metrics  # type: ignore[method-assign]
-        # The seed of noise that is empty is no use of random numbers.
-        learner.held_out_noise = lambda _: {}  # type: ignore[method-assign]
+        learner.held_out_noise = self.held_out_noise  # type: ignore[method-assign]
+
+    def held_out_noise(self, batch: Batch) -> Batch:
+        """Returns no noise, without drawing a seed of it, which would be a use of random numbers."""
+        return {}
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """Returns the metrics of a held-out batch."""
