@@ -11,11 +11,11 @@ from run_folders import run_folder
 from toy_runs import TOYS, SilentSeeds, toy
 
 from runner.cli.seeds import show
+from runner.cli.sync import sync
 from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.system.stored_json import json_number
 from runner.tracking import RunFolder, Workspace
-from runner.tracking.recovery import deliver
 from runner.tracking.seeds import groups
 from runner.tracking.spool import Spool, unsent
 from runner.tracking.store import Store
@@ -135,8 +135,7 @@ def test_results_that_mlflow_refuses_are_sent_later(kind, method, group_of, monk
     assert hint in caplog.text
     folder = RunFolder(Workspace().seeds / result.name)
     assert unsent(folder.spool)
-    (delivery,) = deliver(Workspace(), [folder])
-    assert (delivery.problem, delivery.alive) == ("", False)
+    sync([result.name] if kind == "seeds" else None)
     assert not unsent(folder.spool)
     status, metrics, description, names = results_in_mlflow(folder.record())
     assert (status, names) == ("FINISHED", ["curves.png"])
