@@ -48,9 +48,15 @@ def widen(subject: Subject) -> None:
 
 
 def _widen_state(stateful: Stateful) -> None:
-    """Loads the state of an object in float64: it may be made of parameters before these are
+    """Makes the state of an object float64: it may be made of parameters before these are
     float64, as the first sums of an optimizer are.
     """
+    # Counts of steps have their own types, and an optimizer keeps the types of what it loads.
+    if isinstance(stateful, Optimizer):
+        for entry in stateful.state.values():
+            for key in entry.keys() - {"step"}:
+                entry[key] = map_tensors(widened, entry[key])
+        return
     state = stateful.state_dict()
     narrow = (
         leaf

@@ -50,7 +50,8 @@ class Value:
     @classmethod
     def of(cls, tensor: Tensor) -> Value:
         """Copies the elements of a tensor to the host, a sample of them if it is large."""
-        flat = tensor.detach().reshape(-1)
+        # torch cannot reshape a sparse tensor.
+        flat = tensor.detach().to_dense().reshape(-1)
         if flat.numel() > LARGEST:
             flat = flat[:: _sampling_distance(flat.numel())]
         numbers = as_float64(flat).reshape(-1)

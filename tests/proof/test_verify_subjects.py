@@ -287,11 +287,11 @@ def test_a_schedule_may_have_as_many_steps_as_batches(promise):
     assert verdict.outcome is Outcome.FAIL
 
 
-def averaged(weight, lerp):
+def averaged(weight, lerp, **options):
     """Keeps an average of a model in a dictionary that is made of its first parameters."""
     torch.manual_seed(0)
     model = copy.deepcopy(PRETRAINED)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05, initial_accumulator_value=0.1, **options)
     average = Memory({name: value.detach().clone() for name, value in model.named_parameters()})
 
     def step(batch):
@@ -312,8 +312,9 @@ def averaged(weight, lerp):
 PRETRAINED = nn.Linear(4, 1)
 
 
-def test_state_that_is_made_of_a_float32_model_is_compared_in_float64():
-    assert verify(lambda: averaged(0.1, lerp=False), lambda: averaged(0.1, lerp=True), batches(), Close())
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_state_that_is_made_of_a_float32_model_is_compared_in_float64(options):
+    assert verify(lambda: averaged(0.1, lerp=False), lambda: averaged(0.1, lerp=True, **options), batches(), Close())
     verdict = verify(lambda: averaged(0.1, lerp=False), lambda: averaged(0.1001, lerp=True), batches(), Close())
     assert verdict.outcome is Outcome.FAIL
 
@@ -401,3 +402,23 @@ class Packed(nn.Module):
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_buffer_of_8_bits_is_compared_as_it_is(promise):
     assert verify(Loop(net=Packed), Loop(net=Packed), batches(), promise)
+
+
+def sparse(factor):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"table": nn.Embedding(20, 8, sparse=True), "head": nn.Linear(8, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = factor * functional.mse_loss(model["head"](model["table"](batch["row"])), batch["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Subject(step, {"model": model, "optimizer": optimizer})
+
+
+def test_the_operator_behind_a_sparse_gradient_is_named():
+    verdict = verify(lambda: sparse(1.0), lambda: sparse(1.01), rows(), Close())
+    assert verdict.outcome is Outcome.FAIL
+    assert "first diverging operator: aten.mul" in verdict.summary
