@@ -58,9 +58,7 @@ class UnsavedState:
     Attributes are reported as soon as they have changed. What is inside of them, of modules, of
     optimizers and of plugin files may also be a cache, which is filled once, or a result for later
     in the same update. It is reported if it was there before the training and changes
-    repeatedly, or is a tensor that changes in place after the first check, or a flag. An attribute
-    that was None is reported if it changes repeatedly with the same shape: a hidden state between
-    batches, but no table that grows.
+    repeatedly, or is a tensor that changes in place after the first check, or a flag.
 
     Args:
         pipeline: A pipeline that has drawn no batch yet.
@@ -170,18 +168,14 @@ class _NestedChanges:
         self._summaries: dict[str, Any] = {}
         self._tensors: dict[str, weakref.ref[Tensor]] = {}
         self._initial: set[str] = set()
-        # Attributes that were None before the training, with the shapes of their last values.
-        self._shapes: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
         # Results of the forward that the backward reads.
         self._results: set[str] = set()
 
     def start(self, values: Iterable[tuple[str, Any]]) -> None:
         """Reads the values before the training."""
-        initial = dict(values)
-        self.update(initial.items())
-        self._shapes = {path: None for path, value in initial.items() if value is None}
-        self._initial = self._summaries.keys() | self._shapes.keys()
+        self.update(values)
+        self._initial = {*self._summaries}
 
     def update(self, values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """Returns those of the current values that are probably state."""
@@ -193,24 +187,14 @@ class _NestedChanges:
             if summary is None:
                 continue
             previous = self._summaries.get(path)
-            if (
-                previous is not None
-                and previous != summary
-                and self._is_same_shape(path, value)
-            ):
+            if previous is not None and previous != summary:
                 self._counts[path] += 1
                 if self._is_state(path, value):
                     changed[path] = value
             self._summaries[path] = summary
-            if path in self._shapes:
-                self._shapes[path] = _shape(value)
             if isinstance(value, Tensor):
                 self._tensors[path] = weakref.ref(value)
         return changed
-
-    def _is_same_shape(self, path: str, value: Any) -> bool:
-        """Returns whether an attribute that was None has the shape of its last value."""
-        return path not in self._shapes or self._shapes[path] == _shape(value)
 
     def _is_state(self, path: str, value: Any) -> bool:
         if path in self._initial:
@@ -219,13 +203,6 @@ class _NestedChanges:
             return isinstance(value, bool) or self._counts[path] >= least
         tensor = self._tensors.get(path)
         return tensor is not None and tensor() is value
-
-
-def _shape(value: Any) -> Any:
-    """Returns the shape of a tensor, an array or those in a sequence; empty for other objects."""
-    if type(value) in (list, tuple, deque):
-        return [_shape(item) for item in value]
-    return tuple(getattr(value, "shape", ()))
 
 
 def _has_graph(value: Any) -> bool:

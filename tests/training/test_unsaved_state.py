@@ -284,7 +284,7 @@ class Sampler(nn.Module):
         self.what = what
         self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
         self.temperature, self.auxiliary, self.is_ready, self.size = 2.0, 0.0, False, 0
-        self.queue, self.masks, self.slow, self.hidden, self.pair, self.rotary = [], {}, None, None, None, None
+        self.queue, self.masks, self.slow, self.last = [], {}, None, None
         self.register_buffer("mean", torch.zeros(8), persistent=False)
         self.register_buffer("table", None, persistent=False)
 
@@ -304,13 +304,7 @@ class Sampler(nn.Module):
             self.slow += 1
         if self.what == "result":
             self.auxiliary, self.last = h.square().sum(), h.detach()
-        if self.what == "hidden" and self.training:
-            self.hidden = h.detach().mean(1)
-        if self.what == "pair" and self.training:
-            self.pair = h.detach().mean(1), h.detach().amax(1)
         if self.what == "caches":
-            length = 1 if self.rotary is None else len(self.rotary) + 1
-            self.rotary = torch.arange(float(length))
             self.size = max(self.size, words.shape[1])
             self.table = torch.arange(8.0) if self.table is None else self.table
             self.masks[len(words)] = torch.ones(words.shape)
@@ -392,8 +386,6 @@ def nested_names(tmp_path, caplog, what, *sets):
         ("buffer", "Net.module.mean"),
         ("flag", "Net.module.is_ready"),
         ("slow", "Net.module.slow"),
-        ("hidden", "Net.module.hidden"),
-        ("pair", "Net.module.pair"),
         ("object", "Net.means[0].total"),
         ("optimizer", "Optimizer._steps"),
         ("global", "nested.HISTORY"),
