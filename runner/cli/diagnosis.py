@@ -228,8 +228,13 @@ def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
         finding += f"; {len(reaped)} had crashed: {_names(reaped)}"
     yield Diagnosis("runs", "ok", finding)
 
-    complete = [*readable, *folders(workspace.seeds)]
-    unsent_runs = [folder.name for folder in complete if unsent(folder.spool) and not folder.alive()]
+    idle = [folder for folder in readable if not folder.alive()]
+    for folder in folders(workspace.seeds):
+        # The process of a group holds no lock.
+        record = folder.record()
+        if record is not None and not record.at_work:
+            idle.append(folder)
+    unsent_runs = [folder.name for folder in idle if unsent(folder.spool)]
     if unsent_runs:
         finding = f"metrics are missing in MLflow for {len(unsent_runs)} runs: {_names(unsent_runs)}"
         yield Diagnosis("unsent", "warn", finding, "runner sync")

@@ -14,13 +14,13 @@ Sent = Annotated[
     Argument(
         metavar="[RUN...]",
         help="Runs and groups of runs to send; by default all with something to send.",
-        autocompletion=completion.runs,
+        autocompletion=completion.comparable,
     ),
 ]
 
 
 def sync(runs: Sent = None, as_json: AsJson = False) -> None:
-    """Upload to MLflow what it has not got from runs and groups; repeating it changes nothing.
+    """Send metrics of runs and groups that MLflow does not have; repeating it changes nothing.
 
     [bold]runner sync[/]
 
@@ -49,4 +49,4 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
             say("nothing to send: MLflow is complete")
     # After the output, so that all deliveries are listed.
     if any(delivery.problem for delivery in deliveries):
-        raise StorageError("not everything could be sent; the remaining metrics stay in the folders of the runs")
+        raise StorageError("not everything could be sent; the remaining metrics stay in the folders named above")

@@ -224,7 +224,7 @@ def stages(
             hint = catalog.import_hint(name, kind)
             if not hint:
                 candidates = _candidates(kind, name, catalog, model)
-                plugin_hint = "" if nearest(kind, candidates) else _PLUGIN_HINT
+                plugin_hint = "" if nearest(kind, list(kinds)) else _PLUGIN_HINT
                 hint = f"{suggestion(kind, candidates)}{plugin_hint}"
             problems.append(Problem(node.anchor, path, f"unknown {noun}{hint}"))
         elif not is_switch and not has_settings:

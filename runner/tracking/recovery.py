@@ -123,6 +123,9 @@ def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]
     # The process of a group holds no lock.
     if folder.alive() or (record.kind in GROUPS and record.at_work):
         return Delivery(folder.name, alive=True)
+    # A group of an earlier version has sent its results without a spool.
+    if not folder.spool.exists():
+        return Delivery(folder.name)
     mlflow = store()
     try:
         folder.claim(GLANCE_SECONDS)

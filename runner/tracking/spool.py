@@ -245,7 +245,7 @@ class Shipper:
             batch = list(islice(pending_lines, _BATCH_LINES))
             if not batch:
                 return True
-            self._deliver([line for line, _ in batch])
+            self.deliver([line for line, _ in batch])
             _, self._offset = batch[-1]
             # If the disk is full, the next process sends this batch again, which changes nothing.
             with suppress(OSError):
@@ -273,7 +273,8 @@ class Shipper:
             self._failing = False
         return not self._failing
 
-    def _deliver(self, batch: list[Line]) -> None:
+    def deliver(self, batch: list[Line]) -> None:
+        """Sends the content of lines, whether or not they are in the spool."""
         metrics: list[Metric] = []
         params: dict[str, str] = {}
         tags: dict[str, str] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe, flatten
 from runner.system.interval import Interval
+from runner.system.secrets import redact_values
 from runner.system.stored_json import json_number
 from runner.system.suggestions import shown_path
 from runner.system.text_lines import figure
@@ -21,7 +22,7 @@ from runner.tracking import seeds as seed_groups
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.record import REPEATED, Record
-from runner.tracking.spool import Shipper, Spool, unsent
+from runner.tracking.spool import Line, Shipper, Spool
 from runner.tracking.store import Store, params_of
 
 if TYPE_CHECKING:
@@ -56,34 +57,43 @@ class GroupPublication:
         They are written to the spool of the group first, from which ``runner sync`` sends what
         MLflow does not take now.
         """
+        name = self.group.name
+        is_stored = False
         # MLflow raises whatever its database and network drivers raise.
         try:
-            self._write(outcome)
-            Shipper(self.store, str(self.group.run_id), self.folder.spool).ship()
+            records = [*self._records(outcome)]
+            is_stored = self._is_stored(records)
+            shipper = Shipper(self.store, str(self.group.run_id), self.folder.spool)
+            if is_stored:
+                shipper.ship()
+            else:
+                # A full disk is no reason to send nothing.
+                shipper.deliver(_lines(records))
         except Exception as error:
-            name = self.group.name
             reason = str(error).partition("\n")[0]
-            hint = ""
-            if unsent(self.folder.spool):
-                hint = f"; send them with: runner sync {name}"
+            if outcome is None:
+                _log.warning(
+                    "the settings of %s are not in MLflow yet: %s", name, reason
+                )
+                return
+            hint = f"; send them with: runner sync {name}" if is_stored else ""
             _log.warning(
                 "the results of %s are missing in MLflow: %s%s", name, reason, hint
             )
 
-    def _write(self, outcome: GroupOutcome | None) -> None:
-        """Writes what MLflow gets to the spool; an ``OSError`` if the disk refuses it."""
-        spool = Spool(self.folder.spool)
+    def _is_stored(self, records: Sequence[Mapping[str, Any]]) -> bool:
+        """Writes records to the spool, and returns whether the disk has taken all of them."""
         try:
-            self._append_description(spool, outcome)
-            if outcome is not None:
-                self._append_results(spool, outcome)
-        finally:
-            is_durable = spool.close()
-        if not is_durable:
-            raise OSError(f"{self.folder.spool} cannot be written")
+            spool = Spool(self.folder.spool)
+        except OSError as error:
+            _log.warning("%s: %s", self.folder.spool, error.strerror)
+            return False
+        for record in records:
+            spool.append(**record)
+        return spool.close()
 
-    def _append_description(self, spool: Spool, outcome: GroupOutcome | None) -> None:
-        """Appends settings, tags and status."""
+    def _records(self, outcome: GroupOutcome | None) -> Iterator[dict[str, Any]]:
+        """Yields what MLflow gets; the status is the last, so that it follows all results."""
         values = {
             path: value
             for path, value in flatten(self._recipe.values())
@@ -92,14 +102,13 @@ class GroupPublication:
         if self.group.kind in REPEATED:
             values[self.group.kind] = sorted(self.recipes)
         result = None if outcome is None else outcome.result
-        spool.append(
-            params=params_of(values),
-            tags=params_of(self._tags(result)),
-            status="RUNNING" if result is None else result.status,
-        )
+        yield {"params": params_of(values), "tags": params_of(self._tags(result))}
+        if outcome is not None:
+            yield from self._results(outcome)
+        yield {"status": "RUNNING" if result is None else result.status}
 
-    def _append_results(self, spool: Spool, outcome: GroupOutcome) -> None:
-        """Appends means and files."""
+    def _results(self, outcome: GroupOutcome) -> Iterator[dict[str, Any]]:
+        """Yields means and files."""
         milliseconds = time.time_ns() // 1_000_000
         for name, step, mean in outcome.means:
             # MLflow stores no infinite bounds.
@@ -108,9 +117,9 @@ class GroupPublication:
                 for key, value in keyed_interval(name, mean)
                 if not math.isinf(value)
             }
-            spool.append(t=milliseconds, step=step, metrics=metrics)
+            yield {"t": milliseconds, "step": step, "metrics": metrics}
         for path in self._files(outcome):
-            spool.append(artifact=str(path.relative_to(self.folder.path)))
+            yield {"artifact": str(path.relative_to(self.folder.path))}
 
     @property
     def _recipe(self) -> Recipe:
@@ -121,16 +130,21 @@ class GroupPublication:
         if self.group.kind not in REPEATED:
             return []
         word = self.group.kind.removesuffix("s")
-        paths = seed_groups.draw(
-            outcome.curves,
-            self._recipe.headline,
-            self._recipe.length[0],
-            self.folder.path,
-            self.group.bounds,
-            f"one {word}",
-            word,
-            seed_groups.widening(self.group),
-        )
+        paths: list[Path] = []
+        # Results are sent without their plots if these cannot be written.
+        try:
+            paths += seed_groups.draw(
+                outcome.curves,
+                self._recipe.headline,
+                self._recipe.length[0],
+                self.folder.path,
+                self.group.bounds,
+                f"one {word}",
+                word,
+                seed_groups.widening(self.group),
+            )
+        except OSError as error:
+            _log.warning("the curves of %s are not plotted: %s", self.group.name, error)
         if outcome.result.predictions is not None:
             paths.append(Path(outcome.result.predictions))
         return paths
@@ -170,6 +184,14 @@ class GroupPublication:
             "mlflow.source.name": str(recipe.path),
             DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),
         }
+
+
+def _lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Returns records as the lines of a spool."""
+    now = time.time_ns() // 1_000_000
+    return [
+        Line.model_validate({"t": now, **redact_values(record)}) for record in records
+    ]
 
 
 def keyed_interval(name: str, mean: Interval) -> Iterator[tuple[str, float]]:

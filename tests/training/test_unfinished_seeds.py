@@ -143,12 +143,58 @@ def test_results_that_mlflow_refuses_are_sent_later(kind, method, group_of, monk
     assert "FINISHED; eval/loss" in description
 
 
-def test_a_disk_that_refuses_the_results_is_a_warning(group_of, monkeypatch, caplog):
-    def refuse(spool):
+@pytest.mark.parametrize("lines", [0, 1, 2, 4, 5])
+def test_results_are_sent_if_the_disk_refuses_their_lines(lines, group_of, monkeypatch, caplog):
+    """Two lines are the group before its training."""
+    written = []
+
+    class FullSpool(Spool):
+        is_full = False
+
+        def append(self, **record):
+            self.is_full = self.is_full or len(written) >= lines
+            if not self.is_full:
+                written.append(record)
+                super().append(**record)
+
+        def close(self):
+            return super().close() and not self.is_full
+
+    monkeypatch.setattr("runner.training.group_publication.Spool", FullSpool)
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    assert result.status == "FINISHED"
+    status, metrics, description, names = results_in_mlflow(RunFolder(Workspace().seeds / result.name).record())
+    assert (status, names) == ("FINISHED", ["curves.png"])
+    assert metrics["eval/loss"] == result.means["loss"].mean
+    assert "FINISHED; eval/loss" in description
+    assert "missing in MLflow" not in caplog.text
+
+
+def test_results_that_neither_disk_nor_mlflow_takes_are_a_warning(group_of, monkeypatch, caplog):
+    def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("runner.training.group_publication.Spool", refuse)
+    monkeypatch.setattr(Store, "send", refuse)
     result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
     assert result.status == "FINISHED"
     assert f"the results of {result.name} are missing in MLflow" in caplog.text
     assert "runner sync" not in caplog.text
+
+
+def test_results_are_sent_without_a_plot_that_cannot_be_written(group_of, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("runner.tracking.seeds.draw", refuse)
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    status, metrics, _, names = results_in_mlflow(RunFolder(Workspace().seeds / result.name).record())
+    assert (status, names) == ("FINISHED", [])
+    assert metrics["eval/loss"] == result.means["loss"].mean
+    assert f"the curves of {result.name} are not plotted" in caplog.text
+
+
+def test_a_group_without_a_spool_has_nothing_to_send(group_of):
+    result = group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"))
+    RunFolder(Workspace().seeds / result.name).spool.unlink()
+    sync([result.name])
