@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Value = TypeVar("Value")
 
 
 class BufferSnapshot:
@@ -49,6 +51,14 @@ class BufferSnapshot:
         return copy
 
 
+def copied_state(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Returns the items of a module's state with the versions of modules."""
+    copy = OrderedDict(state)
+    if hasattr(state, "_metadata"):
+        copy._metadata = state._metadata  # type: ignore[attr-defined]
+    return copy
+
+
 def load_module(
     module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
 ) -> None:
@@ -66,8 +76,7 @@ def load_module(
     Raises:
         RuntimeError: names or shapes of parameters differ.
     """
-    # A copy has the versions of modules, too, which are an attribute of the mapping.
-    loaded = cast("dict[str, Any]", copy.copy(state))
+    loaded = copied_state(state)
     is_recast = _is_recast(module, state)
     for submodule, name, key in _persistent_buffers(module):
         value = state.get(key)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.plugin.averages import AVERAGES
+from runner.plugin.module_state import copied_state
 from runner.system.tensor_trees import map_tensors
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _divided(
     values: Mapping[str, Any], examples: Mapping[str, Any], sharding: Sharding
 ) -> dict[str, Any]:
     """Returns values with those divided whose examples of the same name are."""
-    divided = cast("dict[str, Any]", copy.copy(values))
+    divided = copied_state(values)
     for name in values.keys() & examples.keys():
         divided[name] = sharding.divided_like(values[name], examples[name])
     return divided

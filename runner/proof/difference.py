@@ -313,7 +313,7 @@ def relative_errors(
     truth: Frame,
     frame: Frame,
     usual: Mapping[Location, float] = {},
-    types: Mapping[Location, str] = {},
+    types: Mapping[Location, torch.dtype] = {},
 ) -> dict[Location, float]:
     """Returns the Euclidean error of every number in both frames that is not a setting (a rate), by
     its group's size.
@@ -342,7 +342,7 @@ def by_group(
     truth: Frame,
     frame: Frame,
     usual: Mapping[Location, float] = {},
-    types: Mapping[Location, str] = {},
+    types: Mapping[Location, torch.dtype] = {},
 ) -> dict[Location, float]:
     """Returns the errors of groups after an update: all outputs, all gradients, and the state by
     its last names.
@@ -354,20 +354,24 @@ def by_group(
     return errors
 
 
-def rounding_group(location: Location, types: Mapping[Location, str] = {}) -> Location:
+def rounding_group(
+    location: Location, types: Mapping[Location, torch.dtype] = {}
+) -> Location:
     """Returns a location that represents all locations whose rounding is compared together."""
     if location.kind == "output":
         return location._replace(name="outputs")
     return _group_of(location, types)
 
 
-def _group_of(location: Location, types: Mapping[Location, str] = {}) -> Location:
+def _group_of(
+    location: Location, types: Mapping[Location, torch.dtype] = {}
+) -> Location:
     """Returns a location that represents all locations with the same size."""
     if location.kind == "output":
         return location
     name = "" if location.kind == "gradient" else location.name.rpartition(".")[2]
     if location in types:
-        name += f" of {types[location]}"
+        name += f" of {str(types[location]).removeprefix('torch.')}"
     return location._replace(name=name)
 
 

@@ -163,7 +163,7 @@ def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
             shapes += f" and {len(unlisted) - _SHOWN} more"
         summary = (
             f"an optimizer trains parameters that no part of the baseline's state has ({shapes}): "
-            "add their module to `state`"
+            "add the object that has them to `state`"
         )
         verdicts.append(Verdict(Outcome.INCONCLUSIVE, contract, summary))
     missing = evidence.get("missing")

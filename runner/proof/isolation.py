@@ -103,7 +103,7 @@ class StepError(Exception):
         if self.float64:
             summary = f"the algebra cannot be compared: in float64 {raising}"
             if "dtype" in str(self):
-                hint = "build what has no part in `state` in torch's default type"
+                hint = "make tensors outside `state` in torch's default type"
                 summary += f"; {hint}"
             evidence = {FAILED_UPDATE: self.update} if is_baseline else {}
             return Verdict(Outcome.INCONCLUSIVE, contract, summary, evidence)
@@ -369,11 +369,6 @@ class Isolation:
         if _is_capturing():
             return
         self._optimizer_settings = torch_settings.read()
-        self._trained |= {
-            id(parameter): parameter
-            for parameter in _parameters(optimizer)
-            if parameter.grad is not None
-        }
         # Until a closure computes the gradients, these are the ones of the last update.
         if _has_closure(args, kwargs):
             return
@@ -384,6 +379,11 @@ class Isolation:
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
             return
+        self._trained |= {
+            id(parameter): parameter
+            for parameter in _parameters(optimizer)
+            if parameter.grad is not None
+        }
         if _has_closure(args, kwargs):
             for parameter in _parameters(optimizer):
                 if parameter.grad is not None:
@@ -472,7 +472,11 @@ def _address(value: Any) -> int | None:
     """Returns the address of a tensor's memory; None for anything without memory."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return None
-    return value.untyped_storage().data_ptr() or None
+    # A subclass may have no memory of its own.
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except RuntimeError:
+        return None
 
 
 def _recorded(gradient: Tensor) -> _OptimizerGradient:

@@ -188,7 +188,7 @@ def rounding(
     parameters = parameter_types(reference.subject)
     types = {}
     if len(parameters) > 1:
-        types = value_types(next(trajectory.updated(reference)))
+        types = value_types(trajectory.updated(reference))
     baseline_errors = rounding_errors(truth, trajectory.updated(reference), types)
     is_random = not reference.draws_as(exact)
     foreign = _foreign([errors.by_group for errors in baseline_errors], is_random)
@@ -304,29 +304,23 @@ def _foreign(errors: Sequence[Mapping[Location, float]], is_random: bool) -> str
 def _paired(
     baseline: Sequence[RoundingErrors], candidate: Sequence[RoundingErrors]
 ) -> dict[Location, list[_ErrorPair]]:
-    """Returns the errors of each group in every update."""
-    groups = [
-        group for group in baseline[-1].by_group if group in candidate[-1].by_group
-    ]
-    return {
-        group: [
-            _ErrorPair(
-                expected.by_group[group],
-                actual.by_group[group],
-                actual.by_usual_size.get(group, math.inf),
-            )
-            for expected, actual in zip(baseline, candidate, strict=True)
-            if group in expected.by_group
-        ]
-        for group in groups
-    }
+    """Returns the errors of each group in every update in which both have it."""
+    errors: dict[Location, list[_ErrorPair]] = {}
+    for expected, actual in zip(baseline, candidate, strict=True):
+        for group, error in expected.by_group.items():
+            if group not in actual.by_group:
+                continue
+            by_usual_size = actual.by_usual_size.get(group, math.inf)
+            pair = _ErrorPair(error, actual.by_group[group], by_usual_size)
+            errors.setdefault(group, []).append(pair)
+    return errors
 
 
 def _errors_in_other_format(
     baseline: Build,
     trajectory: Trajectory,
     truth: Sequence[Frame],
-    types: Mapping[Location, str],
+    types: Mapping[Location, torch.dtype],
 ) -> list[RoundingErrors]:
     """Returns the errors of the baseline with images in the other memory format; none
     if it has no images.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +37,9 @@ class RoundingErrors(NamedTuple):
 
 
 def rounding_errors(
-    truth: Sequence[Frame], frames: Iterator[Frame], types: Mapping[Location, str] = {}
+    truth: Sequence[Frame],
+    frames: Iterator[Frame],
+    types: Mapping[Location, torch.dtype] = {},
 ) -> list[RoundingErrors]:
     """Returns the errors of each update; values of several ``types`` are in several groups."""
     usual = difference.usual_sizes(truth)
@@ -84,7 +86,7 @@ class Precisions:
     """
 
     by_group: Mapping[Location, float]
-    types: Mapping[Location, str]
+    types: Mapping[Location, torch.dtype]
 
     def of(self, location: Location) -> float:
         """Returns the distance in the group of a location, in any slot."""
@@ -109,19 +111,22 @@ def parameter_types(subject: Subject) -> set[torch.dtype]:
     return types or {torch.get_default_dtype()}
 
 
-def value_types(frame: Frame) -> dict[Location, str]:
-    """Returns the types of all gradients and parts of the state."""
+def value_types(frames: Iterable[Frame]) -> dict[Location, torch.dtype]:
+    """Returns the types of all gradients and parts of the state that are floating-point numbers."""
     return {
-        location: str(value.dtype).removeprefix("torch.")
+        location: value.dtype
+        for frame in frames
         for location, value in frame.items()
-        if location.kind != "output" and isinstance(value, Tensor)
+        if location.kind != "output"
+        and isinstance(value, Tensor)
+        and value.is_floating_point()
     }
 
 
 def precisions(
     errors: Sequence[RoundingErrors],
     parameters: Collection[torch.dtype],
-    types: Mapping[Location, str],
+    types: Mapping[Location, torch.dtype],
 ) -> Precisions:
     """Returns the precision of every group: that of the most precise type of a parameter whose
     rounding explains the baseline's errors.
@@ -134,10 +139,18 @@ def precisions(
         types: Types of gradients and parts of the state.
     """
     distances = sorted(torch.finfo(dtype).eps for dtype in parameters)
+    stored = {
+        difference.rounding_group(location, types): torch.finfo(dtype).eps
+        for location, dtype in types.items()
+    }
     by_group = {}
     for group in {group for update in errors for group in update.by_group}:
         in_updates = [update.by_group.get(group, 0.0) for update in errors]
         usual = statistics.median(in_updates)
-        explaining = (eps for eps in distances if usual <= MOST_ULPS * eps)
-        by_group[group] = next(explaining, distances[-1])
+        # Rounding to the type of the group is always allowed.
+        least = stored.get(group, 0.0)
+        explaining = (
+            eps for eps in distances if eps >= least and usual <= MOST_ULPS * eps
+        )
+        by_group[group] = next(explaining, max(distances[-1], least))
     return Precisions(by_group, types)

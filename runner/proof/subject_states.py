@@ -18,8 +18,8 @@ from runner.proof.trees import (
     IMPLEMENTATION_SETTINGS,
     clones,
     containers,
-    leaves,
     map_tensors,
+    named_tensors,
     plain_name,
     to_float64,
 )
@@ -58,12 +58,8 @@ def _widen_state(stateful: Stateful) -> None:
                 entry[key] = map_tensors(widened, entry[key])
         return
     state = stateful.state_dict()
-    narrow = (
-        leaf
-        for _, leaf in leaves(state)
-        if isinstance(leaf, Tensor) and widened(leaf).dtype != leaf.dtype
-    )
-    if any(True for _ in narrow):
+    tensors = named_tensors(state).values()
+    if any(widened(tensor).dtype != tensor.dtype for tensor in tensors):
         with _exact_optimizers(keep_saved_types=True):
             stateful.load_state_dict(to_float64(state))
 

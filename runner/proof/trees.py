@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -30,6 +30,9 @@ _VALUES = Tensor | bool | int | float | complex | str | bytes | None
 # Objects that are defined by their name.
 _NAMED = type | FunctionType | BuiltinFunctionType | MethodType | ModuleType
 _WITHOUT_CONTENTS = _VALUES | _NAMED
+_SETS = (set, frozenset)
+# Times that the contents of one object are yielded.
+_MOST_VISITS = 8
 # Settings of an optimizer's implementation, which stay.
 IMPLEMENTATION_SETTINGS = ("foreach", "fused", "capturable", "differentiable")
 _IMPLEMENTATION_SETTING = re.compile(
@@ -48,7 +51,7 @@ def leaves(
     ``has_means``, sums and counts stay the same tensors.
     """
     # Objects may refer to one another in a circle. A reference keeps their ids from being reused.
-    entered: dict[int, Any] = {}
+    visits: dict[int, tuple[Any, int]] = {}
 
     def children(node: Any) -> Mapping[Any, Any] | None:
         if type(node) in _LEAVES:
@@ -58,12 +61,11 @@ def leaves(
         nodes = containers(node)
         if nodes is not None:
             return nodes
-        if id(node) in entered or isinstance(node, _WITHOUT_CONTENTS):
+        _, count = visits.get(id(node), (node, 0))
+        if count == _MOST_VISITS or isinstance(node, _WITHOUT_CONTENTS):
             return None
-        contents = _contents(node)
-        if contents is not None:
-            entered[id(node)] = node
-        return contents
+        visits[id(node)] = (node, count + 1)
+        return _contents(node)
 
     for name, leaf in tensor_trees.leaves(value, path, children):
         if name.endswith(IMPLEMENTATION_SETTINGS) and _IMPLEMENTATION_SETTING.search(
@@ -113,9 +115,22 @@ def containers(value: Any) -> Mapping[Any, Any] | None:
         return {"written": value.written, "rows": torch.cat(rows) if rows else None}
     if isinstance(value, deque):
         return dict(enumerate(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return tensor_trees.children(value)
+    # A mapping that is a dataclass, too, may lack some of its fields.
+    children = tensor_trees.children(value)
+    if children is None and is_dataclass(value) and not isinstance(value, type):
+        return _attributes(value)
+    return children
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Returns the attributes of a dataclass that exist and are not computed from others."""
+    names = [field.name for field in fields(value) if hasattr(value, field.name)]
+    names += [name for name in getattr(value, "__dict__", {}) if name not in names]
+    return {name: getattr(value, name) for name in names if not _is_cached(value, name)}
+
+
+def _is_cached(value: Any, name: str) -> bool:
+    return isinstance(getattr(type(value), name, None), cached_property)
 
 
 def _contents(value: Any) -> Mapping[Any, Any] | None:
@@ -125,30 +140,38 @@ def _contents(value: Any) -> Mapping[Any, Any] | None:
         return None if is_known or not value.ndim else dict(enumerate(value.tolist()))
     if isinstance(value, torch.dtype | torch.device):
         return None
-    contents: dict[Any, Any] = {}
-    if isinstance(value, set | frozenset):
-        contents = dict(enumerate(sorted(value, key=repr)))
-    else:
-        # The method is the user's, and may raise anything.
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:
-            return None
-        if isinstance(reduced, str):
-            return None
-        make, arguments, *others = reduced
-        state, items, pairs = (*others, None, None, None)[:3]
-        # The first argument is the type, which is in the contents anyway.
-        first = 1 if getattr(make, "__name__", "") == "__newobj__" else 0
-        contents |= {
-            f"argument {number}": child
-            for number, child in enumerate(arguments[first:])
-        }
-        if state is not None:
-            contents |= state if isinstance(state, Mapping) else {"state": state}
-        contents |= dict(enumerate(items or ()))
-        contents |= dict(pairs or ())
+    # The methods are the user's, and may raise anything.
+    try:
+        contents = _set_items(value) if isinstance(value, _SETS) else _reduced(value)
+    except Exception:
+        return None
     return {"type": type(value), **contents} if contents else None
+
+
+def _set_items(value: Any) -> dict[Any, Any]:
+    """Returns the items of a set in an order that does not depend on addresses."""
+    if any(repr(item) == object.__repr__(item) for item in value):
+        return {"length": len(value)}
+    return dict(enumerate(sorted(value, key=repr)))
+
+
+def _reduced(value: Any) -> dict[Any, Any]:
+    """Returns the values that ``pickle`` would save of an object, except its type."""
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return {}
+    make, arguments, *others = reduced
+    state, items, pairs = (*others, None, None, None)[:3]
+    # The first argument of this function is the type.
+    first = 1 if getattr(make, "__name__", "") == "__newobj__" else 0
+    contents: dict[Any, Any] = {
+        f"argument {number}": child for number, child in enumerate(arguments[first:])
+    }
+    if state is not None:
+        contents |= state if isinstance(state, Mapping) else {"state": state}
+    contents |= dict(enumerate(items or ()))
+    contents |= dict(pairs or ())
+    return contents
 
 
 def have_equal_leaves(left: Any, right: Any) -> bool:
@@ -211,11 +234,14 @@ def map_named(
         return change(plain_name(path), tree)
     if type(tree) in _LEAVES or isinstance(tree, Ring):
         return tree
-    if isinstance(tree, np.ndarray):
+    if type(tree) in (np.ndarray, np.memmap):
         tensor = _as_tensor(tree)
         if tensor is None:
-            return tree.copy()
-        return change(plain_name(path), tensor).numpy()
+            return change_other(tree)
+        array = change(plain_name(path), tensor).numpy()
+        # The byte order is that of the original.
+        is_same = array.dtype == tree.dtype.newbyteorder("=")
+        return array.astype(tree.dtype, copy=False) if is_same else array
     children = containers(tree)
     if children is None:
         return change_other(tree)
@@ -239,18 +265,36 @@ def _with_items(tree: Any, items: Mapping[Any, Any]) -> Any:
         # A named tuple takes its fields one by one.
         make = getattr(tree, "_make", type(tree))
         return make([*items.values()])
+    if isinstance(tree, Mapping):
+        return _mapping(tree, items)
     result = copy.copy(tree)
     if isinstance(result, deque):
         result.clear()
         result.extend(items.values())
-    elif isinstance(result, MutableMapping):
+        return result
+    for name in [*getattr(result, "__dict__", {})]:
+        # It was computed from the original's values.
+        if _is_cached(result, name):
+            del result.__dict__[name]
+    for name, item in items.items():
+        # A frozen dataclass refuses ``setattr``.
+        object.__setattr__(result, name, item)
+    return result
+
+
+def _mapping(tree: Mapping[Any, Any], items: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Returns a mapping of the same type with other items; a dictionary if there can be none."""
+    # A shallow copy of another mapping may share its items with the original.
+    if isinstance(tree, dict | UserDict):
+        result = copy.copy(tree)
         for key, item in items.items():
             result[key] = item
-    elif is_dataclass(result):
-        for key, item in items.items():
-            # A frozen dataclass refuses ``setattr``.
-            object.__setattr__(result, key, item)
-    return result
+        return result
+    # The class is the user's, and may raise anything.
+    try:
+        return type(tree)(items)  # type: ignore[call-arg]
+    except Exception:
+        return dict(items)
 
 
 def named_tensors(tree: Any) -> dict[str, Tensor]:
@@ -266,17 +310,20 @@ def named_tensors(tree: Any) -> dict[str, Tensor]:
 
 
 def clones(value: Any) -> Any:
-    """Returns a copy whose tensors, arrays and objects have separate memory."""
-    return map_named(lambda _, tensor: _clone(tensor), value, _copied)
+    """Returns a copy whose tensors, arrays and objects have separate memory; an object that cannot
+    be copied is the same.
+    """
+    # An object that occurs twice is one object in the copy, too.
+    memory: dict[int, Any] = {}
 
+    def copied(item: Any) -> Any:
+        # The method is the user's, and may raise anything.
+        try:
+            return copy.deepcopy(item, memory)
+        except Exception:
+            return item
 
-def _copied(value: Any) -> Any:
-    """Returns a deep copy of an object; the object itself if it cannot be copied."""
-    # The method is the user's, and may raise anything.
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
+    return map_named(lambda _, tensor: _clone(tensor), value, copied)
 
 
 def _clone(tensor: Tensor) -> Tensor:
@@ -339,7 +386,7 @@ def put(value: Any, target: Any, in_memory: bool = True) -> Any:
         for key, item in items.items():
             target[key] = item
         return target
-    if is_dataclass(target):
+    if is_dataclass(target) and not isinstance(target, Mapping):
         for key, item in items.items():
             object.__setattr__(target, key, item)
         return target

@@ -46,6 +46,7 @@ def verify(
     # The search is needed for a FAIL only.
     from runner.proof.first_operator import name_operator
 
+    _refuse_repeated_objects(baseline, seed)
     return name_operator(compare(baseline, changed, batches, contract, seed))
 
 
@@ -60,7 +61,6 @@ def compare(
     # Other functions of the gate need no check.
     from runner.proof.checks import CHECKS
 
-    _refuse_repeated_objects(baseline, seed)
     # Code that was compiled before uses separate random numbers.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

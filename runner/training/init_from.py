@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from runner.plugin.averages import saved_averages
 from runner.plugin.learner import Learner
-from runner.plugin.module_state import load_module
+from runner.plugin.module_state import copied_state, load_module
 from runner.plugin.source import State
 from runner.system.errors import UsageError
 from runner.system.files import sha256
@@ -142,8 +141,7 @@ def _evaluated_weights(learner: Learner, state: State) -> dict[str, dict[str, Te
     averages = saved_averages(state) or {}
     evaluated: dict[str, dict[str, Tensor]] = {}
     for name, weights in learner.weights(state).items():
-        # A copy has the versions of modules, too.
-        evaluated[name] = cast("dict[str, Tensor]", copy.copy(weights))
+        evaluated[name] = copied_state(weights)
         for key in weights:
             if f"{name}.{key}" in averages:
                 evaluated[name][key] = averages[f"{name}.{key}"]

@@ -122,7 +122,7 @@ class Packer:
                 node["default"] = self._factory(value, entry)
             elif kind is not dict:
                 node["class"] = kind.__name__
-            versions = module_versions(value)
+            versions = module_versions(value) if kind is OrderedDict else {}
             return {**node, "versions": versions} if versions else node
         if kind is deque:
             return {"deque": self._members(value, entry), "maxlen": value.maxlen}

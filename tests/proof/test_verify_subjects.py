@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -285,6 +285,27 @@ def test_a_schedule_may_have_as_many_steps_as_batches(promise):
     assert verify(lambda: scheduled(8), lambda: scheduled(8), batches(8), promise)
     verdict = verify(lambda: scheduled(8), lambda: scheduled(8, 0.051), batches(8), promise)
     assert verdict.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_last_batch_is_compared_where_a_schedule_ends_with_it(promise):
+    given = batches(8)
+    given[-1]["x"] = given[-1]["x"][:5]
+    given[-1]["y"] = given[-1]["y"][:5]
+
+    def wrong():
+        subject = scheduled(8)
+
+        def step(batch):
+            smaller = {name: tensor[1:] for name, tensor in batch.items()}
+            return subject.step(smaller if len(batch["x"]) == 5 else batch)
+
+        return replace(subject, step=step)
+
+    assert verify(lambda: scheduled(8), lambda: scheduled(8), given, promise)
+    verdict = verify(lambda: scheduled(8), wrong, given, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "update 8" in verdict.summary
 
 
 def averaged(weight, lerp, **options):

@@ -19,7 +19,7 @@ class SideEffectsCheck(SubjectCheck):
     catches = (
         "a result that one of the next three steps overwrites; lower precision by autocast "
         "(Close), which float64 does not show; INCONCLUSIVE for a part of the state without a "
-        "counterpart, or for trained parameters outside of the state"
+        "counterpart, or for trained parameters outside the state"
     )
     judges_contract = False
 

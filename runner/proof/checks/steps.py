@@ -14,6 +14,7 @@ from runner.proof.exact_check import exact
 from runner.proof.isolation import FAILED_UPDATE, StepError
 from runner.proof.subject import Build
 from runner.proof.subject_pair import FRESH, HEALTH, SubjectCheck, SubjectPair
+from runner.proof.trajectory import Update
 from runner.proof.verdict import Outcome, Verdict
 
 
@@ -60,10 +61,27 @@ def compare_steps(
         failed_update = error.update
         if count == 1 or failed_update != count + 1:
             raise
-    # A schedule may have one step for each batch. A batch that comes again takes the last of them.
-    if count > 1 and failed_update == count + 1:
-        return _compare_all(baseline, candidate, batches[:-1], contract, seed)
-    return verdict
+    if count == 1 or failed_update != count + 1:
+        return verdict
+    # A schedule may have one step for each batch, so a batch that comes again takes the last one.
+    verdict = _compare(baseline, candidate, batches, contract, seed, ())
+    if not verdict:
+        return verdict
+    return _compare_all(baseline, candidate, batches[:-1], contract, seed)
+
+
+def _compare(
+    baseline: Build,
+    candidate: Build,
+    batches: Sequence[Any],
+    contract: Exact | Close,
+    seed: int,
+    updates: Sequence[Update],
+) -> Verdict:
+    """Returns the verdict on all batches, and on further updates after them."""
+    if isinstance(contract, Close):
+        return close(baseline, candidate, batches, seed=seed, further_updates=updates)
+    return exact(baseline, candidate, [*batches, *updates], seed)
 
 
 def _compare_all(
@@ -79,12 +97,7 @@ def _compare_all(
     except StepError as error:
         return error.verdict(HEALTH, baseline)
     updates = [case.update for case in cases]
-    if is_close:
-        verdict = close(
-            baseline, candidate, batches, seed=seed, further_updates=updates
-        )
-    else:
-        verdict = exact(baseline, candidate, [*batches, *updates], seed)
+    verdict = _compare(baseline, candidate, batches, contract, seed, updates)
     difference = verdict.evidence.get("difference")
     if verdict.outcome is not Outcome.FAIL or not difference:
         return verdict
