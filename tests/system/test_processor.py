@@ -203,10 +203,14 @@ def sleeps():
             pass
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
 
-found = {"threads": torch.get_num_threads(), "before": sleeps()}
+def least_sleeps():
+    # On a busy machine, a thread that spins is interrupted now and then, and the other one sleeps meanwhile.
+    return min(sleeps() for _ in range(8))
+
+found = {"threads": torch.get_num_threads(), "before": least_sleeps()}
 with processor.share_processor(2, "passive") as use:
     found |= {"inside": sleeps(), "digits": values.relu().sum().item(), "wait": use.wait}
-found |= {"after": sleeps(), "same": found["digits"] == values.relu().sum().item()}
+found |= {"after": least_sleeps(), "same": found["digits"] == values.relu().sum().item()}
 print(json.dumps(found))
 """
 
