@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -202,11 +202,12 @@ def _adapted(state: Any, current: Any) -> Any:
     return state
 
 
-def _emptied(state: Mapping[Any, Any], current: Any) -> MutableMapping[Any, Any]:
-    """Returns a mapping of the same type without items, with the versions of modules by the
+def _emptied(state: Mapping[Any, Any], current: Any) -> dict[Any, Any]:
+    """Returns a dictionary of the same type without items, with the versions of modules by the
     current names: a module of version 2 would convert a state without a version.
     """
-    if not isinstance(state, MutableMapping):
+    # A shallow copy of another mapping may share its items with the original.
+    if not isinstance(state, dict):
         return {}
     result = copy.copy(state)
     result.clear()

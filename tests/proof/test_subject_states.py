@@ -1,6 +1,7 @@
 """Nested states: their leaves, copies of them, and how they move."""
 
 import sys
+from collections import OrderedDict, UserDict
 from dataclasses import replace
 
 import pytest
@@ -196,3 +197,32 @@ def test_moments_lie_in_memory_as_their_parameters_do(memory):
     moment = one.state["optimizer"].state[weight]["exp_avg"]
     assert moment.stride() == weight.stride()
     assert torch.equal(moment, other.state["optimizer"].state[other.state["model"].weight]["exp_avg"])
+
+
+class Wrapped(UserDict):
+    """A mapping whose shallow copy has the same items."""
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.data = self.data
+        return copied
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, Wrapped])
+def test_a_state_in_any_mapping_is_loaded_and_stays_as_it_was(kind):
+    class Holder:
+        def __init__(self):
+            self.values = kind(x=torch.zeros(2))
+
+        def state_dict(self):
+            return self.values
+
+        def load_state_dict(self, state):
+            self.values = kind(state)
+
+    holder = Holder()
+    subject = Subject(lambda batch: None, {"held": holder})
+    states = {"held": kind(x=torch.ones(2))}
+    load(subject, states)
+    assert holder.values["x"].tolist() == [1, 1]
+    assert states["held"]["x"].tolist() == [1, 1]
