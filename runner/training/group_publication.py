@@ -22,7 +22,7 @@ from runner.tracking import seeds as seed_groups
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.record import REPEATED, Record
-from runner.tracking.spool import Line, Shipper, Spool
+from runner.tracking.spool import Line, Shipper, Spool, lines
 from runner.tracking.store import Store, params_of
 
 if TYPE_CHECKING:
@@ -110,14 +110,22 @@ class GroupPublication:
     def _results(self, outcome: GroupOutcome) -> Iterator[dict[str, Any]]:
         """Yields means and files."""
         milliseconds = time.time_ns() // 1_000_000
+        # MLflow would store a mean twice that is sent again with another time.
+        logged = {
+            (line.step, *line.metrics): str(line.metrics)
+            for line, _ in lines(self.folder.spool)
+        }
         for name, step, mean in outcome.means:
             # MLflow stores no infinite bounds.
             metrics = {
-                key: json_number(value)
+                key: value
                 for key, value in keyed_interval(name, mean)
                 if not math.isinf(value)
             }
-            yield {"t": milliseconds, "step": step, "metrics": metrics}
+            if logged.get((step, *metrics)) == str(metrics):
+                continue
+            values = {key: json_number(value) for key, value in metrics.items()}
+            yield {"t": milliseconds, "step": step, "metrics": values}
         for path in self._files(outcome):
             yield {"artifact": str(path.relative_to(self.folder.path))}
 

@@ -168,7 +168,6 @@ def train_seeds(
     publication = GroupPublication(
         store, folder, group, recipes, resume_command, varied
     )
-    publication.publish()
     runs = seed_groups.runs_of(workspace, group)
     finished = {seed for seed, run in runs.items() if seed_groups.is_finished(run)}
 
@@ -180,6 +179,8 @@ def train_seeds(
         heartbeat(folder, group, progress) as final_values,
         stop_on_signals() as stop,
     ):
+        # From here on, ``runner sync`` leaves the group to this process.
+        publication.publish()
         options = {
             "workspace": str(workspace.root),
             "group": [group.name, group.run_id],

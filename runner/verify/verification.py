@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from runner.plugin.contract import Statistical
 from runner.proof.verdict import Outcome, Verdict, worst
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
@@ -184,6 +185,7 @@ def judged(
     inactive = dict(possible.inactive)
     interrupted: Interrupted | None = None
     forecast = _Forecast(budget, len(variants), say)
+    is_trained = False
     for number, (name, variant) in enumerate(variants, start=1):
         title = f"{number}/{len(variants)} {name}"
         contract = type(weakest(recipe, variant.stages)).__name__
@@ -200,7 +202,10 @@ def judged(
                 summary = f"stopped by {interruption.signal.name}"
                 verdict = Verdict(Outcome.INCONCLUSIVE, contract, summary)
             say(f"{title}: {verdict.outcome}")
-            forecast.update(number, time.perf_counter() - started)
+            is_trained = is_trained or contract == Statistical.__name__
+            # Trainings are planned separately, and several sets share them.
+            if not is_trained:
+                forecast.update(number, time.perf_counter() - started)
         else:
             summary = f"not judged: stopped by {interrupted.signal.name}"
             verdict = Verdict(Outcome.INCONCLUSIVE, contract, summary)

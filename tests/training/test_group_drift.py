@@ -75,7 +75,7 @@ def test_a_group_with_other_code_is_continued_only_with_allow_drift(tmp_path, pl
 def test_a_file_that_is_edited_in_between_ends_the_group(tmp_path, plugin):
     result = train(tmp_path, plugin, Watched(lambda: edit(plugin)), go_on=False)
     assert result.status == "FAILED"
-    assert result.failures.keys() == {6}
+    assert result.failures.keys() == {6}, result.failures
     assert "code.edited.py" in result.failures[6]
 
 

@@ -39,8 +39,8 @@ def group_of(tmp_path, monkeypatch):
         monkeypatch.setattr("runner.training.seeds.train_seed", train_seed)
         recipes = {seed: toy(tmp_path, "train.updates=4", f"seed={seed}") for seed in curves}
         return train_seeds(
-            recipes, Registry([TOYS]), Workspace(), SilentSeeds(), 1, go_on=False, tags={}, note="",
-            resume_command="", **options,
+            recipes, Registry([TOYS]), Workspace(), SilentSeeds(), 1, tags={}, note="", resume_command="",
+            **{"go_on": False, **options},
         )  # fmt: skip
 
     return group_of
@@ -192,6 +192,39 @@ def test_results_are_sent_without_a_plot_that_cannot_be_written(group_of, monkey
     assert (status, names) == ("FINISHED", [])
     assert metrics["eval/loss"] == result.means["loss"].mean
     assert f"the curves of {result.name} are not plotted" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["seeds", "folds", "grid"])
+def test_a_group_is_at_work_before_it_is_in_mlflow(kind, group_of, monkeypatch):
+    """``runner sync`` leaves a group alone that is at work."""
+    send = Store.send
+    seen = []
+
+    def observe(store, *values):
+        record = RunFolder(next(Workspace().seeds.iterdir())).record()
+        seen.append((record.at_work, record.status))
+        send(store, *values)
+
+    monkeypatch.setattr(Store, "send", observe)
+    group_of(CURVES, dict.fromkeys(CURVES, "FINISHED"), kind=kind)
+    assert len(seen) == 2
+    assert set(seen) == {(True, "RUNNING")}
+
+
+@pytest.mark.parametrize("value", [0.1, 0.0, math.nan])
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
+def test_the_means_of_a_group_are_in_mlflow_once(value, status, group_of):
+    """Its process may die between its results and its record; they are computed again."""
+    curves = {5: {2: 1.0, 4: value}, 6: {2: 3.0, 4: 0.2}}
+    statuses = {5: "FINISHED", 6: status}
+    first = group_of(curves, statuses)
+    folder = RunFolder(Workspace().seeds / first.name)
+    folder.write(folder.record().model_copy(update={"status": "STOPPED"}))
+    again = group_of(curves, statuses, go_on=True)
+    assert again.name == first.name
+    client = mlflow.MlflowClient(Workspace().resolved_uri(folder.record().tracking_uri))
+    history = client.get_metric_history(first.run_id, "eval/loss")
+    assert [point.step for point in history] == [2, 4]
 
 
 def test_a_group_without_a_spool_has_nothing_to_send(group_of):

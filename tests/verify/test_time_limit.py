@@ -185,6 +185,24 @@ def test_a_budget_without_room_for_all_sets_is_reported_after_the_first(budget, 
     assert lines == ([] if reports is None else [reports])
 
 
+@pytest.mark.parametrize(("seconds", "reports"), [({"amp": 900.0}, 0), ({"fused_optimizer": 900.0}, 1)])
+def test_trainings_that_sets_share_are_no_forecast(seconds, reports, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("runner.verify.verification.time.perf_counter", lambda: clock[0])
+
+    class SlowJudge(Judge):
+        def __call__(self, stages):
+            clock[0] += seconds.get(stages[-1], 1.0)
+            return super().__call__(stages)
+
+    recipe = tiny("digits_classifier", FUSED, "optimization.amp=on", "optimization.heap_retention=on")
+    sets = [(kind,) for kind in ("fused_optimizer", "amp", "heap_retention")]
+    variants = VariantSet(tuple(Variant(stages[0], stages) for stages in sets), {}, {})
+    lines = []
+    judged(recipe, variants, (), SlowJudge(()), lines.append, budget=1000.0)
+    assert sum("has room for about" in line for line in lines) == reports
+
+
 @given(judged_sets=st.integers(0, 8), more=st.integers(1, 12), budget=st.floats(1.0, 1e4))
 def test_a_set_may_take_half_of_the_remaining_budget_at_least(judged_sets, more, budget):
     """A set that is interrupted has spent its time without a verdict."""
