@@ -127,7 +127,7 @@ class Machines:
         self.launchers = list(start_torchrun(self.folder, *TORCHRUN, address, "-m", "runner", *self.words))
 
     def end_codes(self):
-        return [launcher.wait() for launcher in self.launchers]
+        return [launcher.wait(timeout=240) for launcher in self.launchers]
 
     def wait_for_checkpoint(self):
         """Returns the only run as soon as it has a checkpoint."""
