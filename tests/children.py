@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from runner.system.processes import safe_environment
 from runner.system.secrets import register_environment
 
 _NUMBERS = itertools.count()
+_PORTS = random.SystemRandom()
 _run = launch._run
 
 
@@ -113,10 +115,15 @@ def executed(module, connection, errors, threads):
 
 
 def free_port():
-    """Returns a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a port of this machine that nothing listens on.
+
+    The system gives none of these to a program that asks for any port, as it could until the caller listens.
+    """
+    while True:
+        port = _PORTS.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def launched(count, words, nodes):

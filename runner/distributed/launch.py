@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from runner.distributed.membership import EXIT_FILE
+from runner.distributed.membership import EXIT_FILE, STARTED_FILE
 from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.hardware import usable_cores
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_SECONDS = 110
 """Time for the current update and a checkpoint after a signal; schedulers grant 120 s."""
+_PATIENCE_SECONDS = 30.0
+"""Time in which machines usually find each other."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ def _run(
     parsed = parse([*arguments, "--module", "runner", *words])
     config, program, program_arguments = torchrun.config_from_args(parsed)
     try:
-        elastic_launch(config=config, entrypoint=program)(*program_arguments)
+        with _warning_when_alone(nodes):
+            elastic_launch(config=config, entrypoint=program)(*program_arguments)
     except ChildFailedError as error:
         return error.failures, None
     except SignalException as error:
@@ -95,6 +99,34 @@ def _run(
     except RendezvousError as error:
         _refuse_address(nodes, error)
     return {}, None
+
+
+@contextmanager
+def _warning_when_alone(nodes: Nodes | None) -> Iterator[None]:
+    """Warns once if the machines have not found each other after a while.
+
+    The launcher of torch waits for ten minutes, or without limit if another program listens at the
+    port.
+    """
+    if nodes is None:
+        yield
+        return
+    started = Path(os.environ[LAUNCH_FOLDER], STARTED_FILE)
+
+    def warn() -> None:
+        if not started.exists():
+            print_error(
+                f"--rendezvous {nodes.rendezvous}: still waiting for {nodes.count} machines; start this "
+                "command on each of them, with a port that no other program listens at"
+            )
+
+    timer = threading.Timer(_PATIENCE_SECONDS, warn)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _refuse_address(nodes: Nodes | None, error: RendezvousError) -> None:

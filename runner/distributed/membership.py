@@ -22,6 +22,8 @@ from runner.distributed.process_group import (
 
 EXIT_FILE = "exit_code"
 """Exit code of the first process of a machine, in its launcher's folder."""
+STARTED_FILE = "started"
+"""Exists in a launcher's folder as soon as one of its processes has started."""
 _LOOK_SECONDS = 0.5
 _current: ProcessGroup | None = None
 
@@ -47,6 +49,8 @@ def joined() -> Iterator[ProcessGroup]:
         PeerError: Another process has failed before this one.
     """
     global _current
+    if LAUNCH_FOLDER in os.environ:
+        Path(os.environ[LAUNCH_FOLDER], STARTED_FILE).touch()
     group = _from_environment()
     stdout = sys.stdout
     stderr = sys.stderr

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,25 +17,34 @@ import pytest
 from children import free_port, start
 from toy_runs import written
 
-from runner.distributed.launch import _exit_code, launch
-from runner.distributed.membership import EXIT_FILE, record_exit
+from runner.distributed.launch import Nodes, _exit_code, _warning_when_alone, launch
+from runner.distributed.membership import EXIT_FILE, STARTED_FILE, record_exit
 from runner.distributed.process_group import FAILURE_FILE, LAUNCH_FOLDER, PeerFailure, ProcessGroup, record_failure
 from runner.training import checkpoint
 
 ENDED = "process 1 of 2 has ended"
 PACED = Path(__file__).parents[1] / "training" / "paced.py"
 SETS = ("model.kind=paced", "train.updates=60", "train.checkpoint_every=5", "train.preemptible=true")
-TORCHRUN = ("torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=x")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "runner")
 
 
 def test_the_launcher_of_torch_starts_the_processes(monkeypatch, capfd):
     """The processes find each other, and print the error of all of them once."""
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    started = []
+    monkeypatch.setattr("runner.distributed.launch._exit_code", lambda folder, *rest: _looking(folder, started, *rest))
     assert launch(2, ["recipes"]) == 2
+    assert started == [True]
     output = capfd.readouterr()
     assert output.err == "error: 'recipes' is a command for one process; several can: resume, run, verify\n"
     assert output.out == ""
     assert not {"RUNNER_LAUNCH", "RUNNER_THREADS"} & os.environ.keys()
+
+
+def _looking(folder, started, *rest):
+    """Notes whether a process has said that it has started, before the exit code is determined."""
+    started.append((folder / STARTED_FILE).exists())
+    return _exit_code(folder, *rest)
 
 
 def failing(**codes):
@@ -99,14 +109,6 @@ def test_only_a_machine_that_is_lost_is_reason_for_another_attempt(missing, code
     assert str(error) == ("gone; its machine may be lost" if code == 75 else "gone")
 
 
-def start_torchrun(folder, *words):
-    """Starts torch's launcher twice with the same command, as on two machines."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    for number in (0, 1):
-        with (folder / f"machine-{number}.out").open("a") as file:
-            yield subprocess.Popen([sys.executable, "-m", *words], stdout=file, stderr=file, env=environment)
-
-
 class Machines:
     """Two launchers of this machine that find each other at a port, as those of two machines do."""
 
@@ -121,13 +123,8 @@ class Machines:
         options = ("--nodes", "2", f"--rendezvous=127.0.0.1:{free_port()}")
         self.launchers = [start(self.folder, *self.words, *options, PYTHONSAFEPATH="1") for _ in range(2)]
 
-    def start_by_hand(self):
-        """The launchers are torch's."""
-        address = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-        self.launchers = list(start_torchrun(self.folder, *TORCHRUN, address, "-m", "runner", *self.words))
-
     def end_codes(self):
-        return [launcher.wait(timeout=240) for launcher in self.launchers]
+        return [launcher.wait() for launcher in self.launchers]
 
     def wait_for_checkpoint(self):
         """Returns the only run as soon as it has a checkpoint."""
@@ -156,24 +153,49 @@ def stop_one(machines, run):
 
 
 def lose_one(machines, run):
-    """A machine that is lost ends the command of the other one, which is repeated by hand."""
+    """A machine that is lost ends the command of the other one, which is repeated."""
     lost = psutil.Process(machines.launchers[1].process.pid)
     for process in (*lost.children(recursive=True), lost):
         process.kill()
     assert machines.end_codes() == [75, -9]
     assert "its machine may be lost" in machines.launchers[0].stderr
-    machines.start_by_hand()
-    assert machines.end_codes() == [0, 0]
+    machines.start()
+    assert machines.end_codes() == [0, 0], [launcher.stderr for launcher in machines.launchers]
     assert list(machines.workspace.glob("runs/*")) == [run]
     assert json.loads((run / "run.json").read_text())["status"] == "FINISHED"
-    outputs = [(machines.folder / f"machine-{number}.out").read_text() for number in (0, 1)]
+    outputs = [launcher.stdout for launcher in machines.launchers]
     assert "".join(outputs).count('"schema_version"') == 1
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", [stop_one, lose_one])
 def test_two_machines_are_one_run(end, machines):
     machines.start()
     end(machines, machines.wait_for_checkpoint())
+
+
+@pytest.mark.long
+def test_the_command_of_torch_starts_the_processes_of_a_training(tmp_path, migrated_workspace):
+    words = written(tmp_path, "train.updates=4", "model.dropout=0")
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    ended = subprocess.run([*TORCHRUN, *words], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = migrated_workspace.glob("runs/*")
+    assert json.loads(ended.stdout)["run_dir"] == str(run)
+    assert json.loads((run / "run.json").read_text())["processes"] == 2
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_machines_that_do_not_find_each_other_are_told_what_to_look_at(tmp_path, monkeypatch, capsys, has_started):
+    monkeypatch.setenv(LAUNCH_FOLDER, str(tmp_path))
+    monkeypatch.setattr("runner.distributed.launch._PATIENCE_SECONDS", 0.0)
+    if has_started:
+        (tmp_path / STARTED_FILE).touch()
+    with _warning_when_alone(Nodes(3, "first-host:29500")):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+    warning = "--rendezvous first-host:29500: still waiting for 3 machines; start this command on each of them"
+    output = capsys.readouterr().err
+    assert output == "" if has_started else output.startswith(warning)
