@@ -20,8 +20,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("times", type=Path, help="what --junitxml has written")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds (default: %(default)s)")
+    parser.add_argument("--add", action="store_true", help="keep the list, for the times of a sample")
     arguments = parser.parse_args()
     tests = slow_tests(ElementTree.parse(arguments.times).iter("testcase"), arguments.limit)
+    if arguments.add:
+        tests = sorted({*tests, *SLOW.read_text().split()})
     SLOW.write_text("".join(f"{test}\n" for test in tests))
 
 
