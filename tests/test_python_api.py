@@ -8,18 +8,20 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import mlflow
 import pytest
 import torch
+from interrupted import flat
 
 import runner
 from runner.plugin.averages import AVERAGES
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.system import generators
+from runner.system import generators, torch_settings
 from runner.tracking import RunFolder
 from runner.training import checkpoint as reader
 from runner.training.evaluate import evaluate
@@ -163,6 +165,64 @@ def test_signal_handlers_stay_as_they_are_and_another_thread_may_train():
     assert results[0].status == "FINISHED"
     assert small().metrics["train/loss"] == results[0].metrics["train/loss"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+CONTEXTS = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": partial(torch.autocast, "cpu", torch.bfloat16),
+    "device": partial(torch.device, "meta"),
+    "none": nullcontext,
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_context_of_the_caller_has_no_effect(name):
+    reference = small()
+    with CONTEXTS[name]():
+        result = small()
+        learner = runner.load_model(result, "last")
+    assert result.metrics["eval/loss"] == reference.metrics["eval/loss"]
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(learner.predict(images), runner.load_model(reference, "last").predict(images))
+    learner.predict(images.requires_grad_()).sum()
+    assert not any(parameter.is_inference() for parameter in learner.modules()["model"].parameters())
+
+
+def test_a_program_that_trains_keeps_its_random_numbers_and_settings():
+    before = torch_settings.read(), flat(generators.state_dict())
+    result = small(**{"system.deterministic": True})
+    assert (torch_settings.read(), flat(generators.state_dict())) == before
+    folder = RunFolder(Path(result.run_dir))
+    registry = Registry()
+    evaluate(load(folder.path / "recipe.lock.yaml", [], registry), registry, folder)
+    assert (torch_settings.read(), flat(generators.state_dict())) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "restore", "words"),
+    [
+        (
+            partial(torch.set_float32_matmul_precision, "medium"),
+            partial(torch.set_float32_matmul_precision, "highest"),
+            "torch.get_float32_matmul_precision is medium instead of highest",
+        ),
+        (
+            partial(torch.set_flush_denormal, True),
+            partial(torch.set_flush_denormal, False),
+            "torch.set_flush_denormal is True instead of False",
+        ),
+        (lambda: None, lambda: None, None),
+    ],
+)
+def test_a_setting_of_torch_that_the_recipe_does_not_have_is_reported(caplog, change, restore, words):
+    change()
+    try:
+        small()
+    finally:
+        restore()
+    reports = [record.getMessage() for record in caplog.records if "not by the recipe" in record.getMessage()]
+    assert [report.partition(":")[0] for report in reports] == ([words] if words else [])
 
 
 def test_the_page_runs_from_its_first_line_to_its_last(capsys):

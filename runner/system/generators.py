@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,9 @@ _OWNING = threading.Lock()
 def exclusive(what: str, nested: bool = False) -> Iterator[None]:
     """Reserves the generators and settings of the process for a training, an evaluation or the loading of a model.
 
+    They are the caller's again after the ``with``. Inside, no context of the caller has an effect:
+    gradients are recorded, nothing is cast, and tensors are created on the CPU.
+
     Args:
         what: The user of the generators, for the message.
         nested: Whether it may be a part of another use by this thread, such as a model
@@ -50,9 +53,26 @@ def exclusive(what: str, nested: bool = False) -> Iterator[None]:
             raise UsageError(f"{what} cannot start while a training runs in this process: {reason}")
         _owner = thread
     try:
-        yield
+        with ExitStack() as stack:
+            if outer is None:
+                stack.enter_context(_callers_state_restored())
+            stack.enter_context(torch_settings.default_contexts())
+            yield
     finally:
         _owner = outer
+
+
+@contextmanager
+def _callers_state_restored() -> Iterator[None]:
+    """Restores generators and settings after the ``with``."""
+    # Asking for the generators of GPUs would initialize CUDA, after which the process cannot fork.
+    states = state_dict(with_cuda=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    settings = torch_settings.read(with_compiler=False)
+    try:
+        yield
+    finally:
+        torch_settings.write(settings)
+        load_state_dict(states)
 
 
 def seed(value: int) -> None:
@@ -71,8 +91,12 @@ def seed_torch(value: int) -> None:
         torch.default_generator.manual_seed(value)
 
 
-def state_dict() -> State:
-    """Returns the states of the generators."""
+def state_dict(with_cuda: bool = True) -> State:
+    """Returns the states of the generators.
+
+    Args:
+        with_cuda: Whether those of GPUs are among them.
+    """
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -84,7 +108,7 @@ def state_dict() -> State:
             gauss,
         ),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all() if with_cuda and torch.cuda.is_available() else [],
     }
 
 

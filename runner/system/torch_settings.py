@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -24,10 +25,16 @@ class TorchSetting(NamedTuple):
     write: Callable[[Any], Any]
 
 
-def read() -> dict[str, Any]:
-    """Returns all settings by name; one that cannot be read is None."""
+def read(with_compiler: bool = True) -> dict[str, Any]:
+    """Returns all settings by name; one that cannot be read is None.
+
+    Args:
+        with_compiler: Whether those of the compiler, which takes a second to import, are among them.
+    """
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
+        if name == _FALLBACK_RANDOM and not with_compiler:
+            continue
         # As ``_value_or_none``; this is read several times in each update that is compared.
         try:
             values[name] = setting.read()
@@ -44,6 +51,31 @@ def write(values: Mapping[str, Any]) -> None:
         setting = SETTINGS[name]
         if value is not None and _value_or_none(setting.read) != value:
             setting.write(value)
+
+
+@contextmanager
+def default_contexts() -> Iterator[None]:
+    """Ends the effect of every context of torch that is around the ``with``, inside of it.
+
+    A context that has no effect is not entered: some delay every call of torch.
+    """
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+def unusual() -> dict[str, tuple[Any, Any]]:
+    """Returns the settings that change results and are not torch's own: present and usual value by name."""
+    present = {name: _value_or_none(SETTINGS[name].read) for name in _USUAL}
+    return {name: (present[name], usual) for name, usual in _USUAL.items() if present[name] not in (None, usual)}
 
 
 def inductor() -> Any:
@@ -132,6 +164,7 @@ def _flushes_denormals() -> bool:
     return _SMALLEST * _ONE == 0.0
 
 
+_FALLBACK_RANDOM = "torch._inductor.config.fallback_random"
 _SMALLEST, _ONE = (float(number) for number in ("5e-324", "1"))
 
 
@@ -212,9 +245,21 @@ SETTINGS: dict[str, TorchSetting] = {
     ),
     "torch.backends.mha.get_fastpath_enabled": TorchSetting(mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     "torch.backends.nnpack": TorchSetting(_C._get_nnpack_enabled, _C._set_nnpack_enabled),
-    "torch._inductor.config.fallback_random": TorchSetting(
+    _FALLBACK_RANDOM: TorchSetting(
         lambda: inductor().fallback_random,
         lambda value: setattr(inductor(), "fallback_random", value),
     ),
 }
 """By the name that evidence calls them by."""
+
+_USUAL: dict[str, Any] = {
+    "torch.get_default_dtype": torch.float32,
+    "torch.get_deterministic_debug_mode": 0,
+    "torch.get_float32_matmul_precision": "highest",
+    "torch.set_flush_denormal": False,
+    "torch.backends.mkldnn.enabled": True,
+    "torch.backends.cudnn.enabled": True,
+    "torch.backends.cudnn.benchmark": False,
+    "torch.backends.cudnn.allow_tf32": True,
+}
+"""Torch's own values of settings that change results."""

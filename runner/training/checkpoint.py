@@ -43,6 +43,7 @@ from runner.system.files import (
     write_text,
 )
 from runner.system.stored_json import check_size
+from runner.system.torch_settings import default_contexts
 from runner.training.checkpoint_files import (
     FORMAT,
     MANIFEST,
@@ -162,11 +163,13 @@ def load(path: Path) -> State:
     Tensors are read into host memory immediately, rings when their rows are requested. Raises the
     errors of ``read_manifest``.
     """
-    node, tensors, files = read_files(path)
-    with reading(path / STATE_FILE):
-        state = unpack(node, tensors, partial(ring_of, files))
-        if not isinstance(state, dict):
-            raise ValueError("should be a mapping")
+    # A context of the caller may create tensors elsewhere.
+    with default_contexts():
+        node, tensors, files = read_files(path)
+        with reading(path / STATE_FILE):
+            state = unpack(node, tensors, partial(ring_of, files))
+            if not isinstance(state, dict):
+                raise ValueError("should be a mapping")
     return state
 
 

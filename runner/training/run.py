@@ -35,7 +35,7 @@ from runner.recipe.provenance import Checkout, source
 from runner.recipe.recipe import Recipe
 from runner.recipe.resumption import Change, refuse_fixed
 from runner.recipe.yaml_nodes import is_lock
-from runner.system import generators
+from runner.system import generators, torch_settings
 from runner.system.errors import ExitCode, PluginError, RunnerError, UsageError
 from runner.system.faults import reach
 from runner.system.processor import ProcessorUse, share_processor
@@ -186,6 +186,7 @@ def run(
             stack.callback(folder.release)
             state, changes = _resumed(recipe, folder, processes)
         announce_checkpoint(processes, state)
+        _report_settings()
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
 
         # The pipeline.
@@ -370,6 +371,20 @@ def _update_start(
     update_lock(recipe, run_dir, registry, step, fingerprint, is_changed, count)
     _record_tuning(pipeline, run_dir)
     reach("resume.loaded")
+
+
+def _report_settings() -> None:
+    """Warns about settings of torch that neither torch nor the recipe has chosen."""
+    settings = torch_settings.unusual()
+    if settings:
+        values = ", ".join(
+            f"{name} is {present} instead of {usual}"
+            for name, (present, usual) in settings.items()
+        )
+        _log.warning(
+            "%s: set by a plugin or the calling program, not by the recipe; results depend on it",
+            values,
+        )
 
 
 def _report_start(pipeline: Assembly) -> None:
