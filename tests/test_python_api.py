@@ -152,7 +152,7 @@ def test_mistakes_are_errors_and_never_the_end_of_the_process():
 
 def test_a_finished_run_is_not_resumed():
     result = small()
-    with pytest.raises(runner.RunnerError, match=f"run {result.run_name} cannot be resumed: it is finished"):
+    with pytest.raises(runner.RunnerError, match=f"it is finished; model.init_from={result.run_name} starts"):
         runner.resume(result)
 
 

@@ -181,7 +181,7 @@ def test_a_finished_run_is_not_resumed_and_run_resume_begins_anew(tmp_path, isol
     first = start(tmp_path, *command).data()
     child = start(tmp_path, "resume", first["run_name"])
     assert child.wait() == 2
-    assert "it is finished" in child.stderr
+    assert "it is finished; model.init_from=" in child.stderr
     assert start(tmp_path, "resume").wait() == 2
     assert start(tmp_path, *command).data()["run_id"] != first["run_id"]
 

@@ -110,11 +110,11 @@ def _selected(run: str, takeover: bool, quiet: bool) -> str:
     if run == "latest":
         return str(_newest_resumable(all_folders, Workspace().runs, takeover).path)
     folder = find(Workspace().runs, run)
-    reason = folder.obstacle(takeover)
-    if reason:
+    refusal = folder.refusal(takeover)
+    if refusal:
         has_lock = (folder.path / LOCK_NAME).exists()
         error = UsageError if has_lock else CheckpointError
-        raise error(f"run {folder.name} cannot be resumed: {reason}")
+        raise error(refusal)
     return str(folder.path)
 
 

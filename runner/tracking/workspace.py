@@ -35,6 +35,7 @@ _CLAIM_SECONDS = 15.0
 _RESERVE_BYTES = 64 * 2**10
 _MAX_RECORD_BYTES = 4 * 2**20
 _LONGEST_NAME = 100
+_FINISHED = "it is finished"
 DIGITS = 8
 """Of MLflow's id, at the end of a name."""
 
@@ -130,11 +131,18 @@ class RunFolder:
         if record is None:
             return "its run.json cannot be read"
         if record.status == "FINISHED":
-            return "it is finished"
+            return _FINISHED
         may_be_gone = self._lives_elsewhere() and (takeover or record.is_stale)
         if self.alive() and not may_be_gone:
             return f"process {record.owner.pid} on {record.owner.host} is training it"
         return "" if (self.path / LOCK_NAME).exists() else "it ended before its lock was written"
+
+    def refusal(self, takeover: bool = False) -> str:
+        """Returns the message about a run that cannot be resumed; empty if it can."""
+        reason = self.obstacle(takeover)
+        if reason == _FINISHED:
+            reason += f"; model.init_from={self.name} starts a new run with its weights"
+        return reason and f"run {self.name} cannot be resumed: {reason}"
 
     def record(self) -> Record | None:
         """Returns the record of the run; None if it cannot be read."""

@@ -43,8 +43,8 @@ def resume(
         RunnerError: The run does not exist, cannot be resumed, or has changed.
     """
     folder = folder_of(run.run_dir if isinstance(run, RunResult) else run)
-    if reason := folder.obstacle():
-        raise UsageError(f"run {folder.name} cannot be resumed: {reason}")
+    if refusal := folder.refusal():
+        raise UsageError(refusal)
     named = Registry(plugins)
 
     def hint(files: Mapping[Path, str]) -> str:
