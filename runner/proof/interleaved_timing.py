@@ -106,6 +106,7 @@ class Timing:
         )
 
 
+@generators.restored()
 def clock(
     baseline: Build,
     changed: Build,
@@ -134,6 +135,8 @@ def clock(
     identical objects faster by several percent for as long as both live, and rounds do not show
     that: believe an effect of that size only if it is the same in several processes, which is what
     ``runner ablate`` starts for the stages of a recipe.
+
+    The random generators of the process are restored afterwards.
 
     Args:
         baseline: Makes the subject without the change.

@@ -1,4 +1,5 @@
 import itertools
+import random
 import sys
 import time
 from collections import Counter
@@ -169,3 +170,16 @@ def test_what_the_change_sets_for_the_process_stays_with_the_change():
     assert seen == {"baseline": {"highest"}, "changed": {"medium"}}
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch.equal(given, torch.tensor([0.5, 1.0]))
+
+
+def test_the_random_numbers_of_the_calling_program_stay(short_blocks):
+    weight = torch.nn.Linear(3, 3)
+
+    def build():
+        return Subject(lambda batch: {"loss": weight(torch.rand(2, 3)).sum().detach()}, {"weight": weight})
+
+    batches = [torch.rand(2, 3) for _ in range(8)]
+    before = torch.get_rng_state(), random.getstate()
+    clock(build, build, batches, rounds=5)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
