@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -42,7 +43,7 @@ from runner.cli.common import emit, say
 from runner.cli.exit import QuickExit
 from runner.cli.help import Verb, Verbs
 from runner.cli.trouble import report, report_usage, show_warnings
-from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
+from runner.system.errors import TRACEBACK, ExitCode, RunnerError, UsageError, print_traceback
 from runner.system.terminal import clean_streams, print_exception
 
 app = typer.Typer(
@@ -129,6 +130,9 @@ def main() -> NoReturn:
     import_module("runner.system.contention")
     clean_streams()
     show_warnings()
+    # A terminal that does not know its width; without the variable, the width is measured or 80.
+    if os.environ.get("COLUMNS", "").strip() == "0":
+        del os.environ["COLUMNS"]
     # Data loaders and others that start Python by themselves must not import from the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
     interrupts = _note_interrupts()
@@ -140,6 +144,7 @@ def main() -> NoReturn:
         # A variable, because child processes need it as well.
         os.environ[TRACEBACK] = "1"
     try:
+        _refuse_missing_folder()
         with processes.membership(words) as record_exit:
             code = app(words, standalone_mode=False)
             record_exit(code or 0)
@@ -157,6 +162,14 @@ def main() -> NoReturn:
         # Only errors of the command line itself have this method and came through no plugin.
         code = report_usage(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)
     sys.exit(code)
+
+
+def _refuse_missing_folder() -> None:
+    """Raises a UsageError if the working directory has been removed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more: change to another one") from None
 
 
 def _note_interrupts() -> list[int]:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -136,6 +137,8 @@ class Store:
                     # Values that the user has set have precedence.
                     os.environ.setdefault(name, value)
                 logging.getLogger("alembic").setLevel(logging.ERROR)
+                # MLflow uses it, and a user's PYTHONWARNINGS=error would end every training.
+                warnings.filterwarnings("ignore", "The ``noload`` loader strategy", DeprecationWarning)
                 from mlflow import MlflowClient
 
                 if is_own:

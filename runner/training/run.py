@@ -186,7 +186,6 @@ def run(
             stack.callback(folder.release)
             state, changes = _resumed(recipe, folder, processes)
         announce_checkpoint(processes, state)
-        _report_settings()
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
 
         # The pipeline.
@@ -293,6 +292,8 @@ def _assembled(
     processes: ProcessGroup | None,
 ) -> tuple[Assembly, str | None]:
     """Returns the pipeline of a run that starts or is resumed, and the fingerprint of its data."""
+    # Before stages change settings.
+    _report_settings()
     with display.phase("building model and data"):
         tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
         resumed = state["pipeline"] if state else None
