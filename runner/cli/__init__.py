@@ -130,7 +130,7 @@ def main() -> NoReturn:
     import_module("runner.system.contention")
     clean_streams()
     show_warnings()
-    # A terminal that does not know its width; without the variable, the width is measured or 80.
+    # Some containers set 0, a width without room for text.
     if os.environ.get("COLUMNS", "").strip() == "0":
         del os.environ["COLUMNS"]
     # Data loaders and others that start Python by themselves must not import from the working directory.
