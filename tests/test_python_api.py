@@ -1,6 +1,7 @@
 """``runner.training`` and ``runner.load_model``: as thin as the command line, and at home in a notebook."""
 
 import ast
+import copy
 import json
 import re
 import signal
@@ -165,6 +166,13 @@ def test_signal_handlers_stay_as_they_are_and_another_thread_may_train():
     assert results[0].status == "FINISHED"
     assert small().metrics["train/loss"] == results[0].metrics["train/loss"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_learner_is_not_copied_because_the_copy_would_have_the_networks_of_the_original():
+    learner = runner.load_model(small())
+    with pytest.raises(TypeError, match=r"a learner \(Classifier\) cannot be copied.* copy modules\(\)"):
+        copy.deepcopy(learner)
+    assert copy.deepcopy(learner.modules())["model"] is not learner.modules()["model"]
 
 
 CONTEXTS = {

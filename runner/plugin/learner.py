@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -176,6 +176,13 @@ class Learner(ABC):
         """
         problem = "has no metrics(batch), which evaluation on held-out batches needs"
         raise TypeError(f"{type(self).__name__} {problem}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Raises a TypeError: the slots of a copy would call the networks of the original."""
+        raise TypeError(
+            f"a learner ({type(self).__name__}) cannot be copied, because its slots call "
+            "these networks: copy modules(), or load the run again"
+        )
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
